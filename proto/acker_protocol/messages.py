@@ -1,0 +1,245 @@
+"""Messages: what both sides say to each other, as plain values.
+
+Decides the vocabulary (design section 2). Knows no protobuf (``wire`` translates), no socket and no clock.
+All columns are numpy arrays that may be read-only views; nobody writes into a message.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import Column
+
+PROTOCOL_VERSION = 1
+
+ACK = 1
+FAIL = 2
+RESET = 4
+
+Kinds = npt.NDArray[np.uint8]
+ReasonIds = npt.NDArray[np.uint32]
+
+NO_IDS: Column = np.empty(0, np.uint64)
+NO_KINDS: Kinds = np.empty(0, np.uint8)
+NO_REASON_IDS: ReasonIds = np.empty(0, np.uint32)
+
+
+class Status(enum.IntEnum):
+    """The server's answer to a message, or to one section of it."""
+
+    APPLIED = 1
+    DUPLICATE = 2
+    CONFLICT = 3
+    STALE = 4
+    NOT_OWNER = 5
+    OVERLOADED = 6
+    UNKNOWN_SOURCE = 7
+    UNKNOWN_BATCH = 8
+    INVALID = 9
+
+
+class Verdict(enum.IntEnum):
+    """How a root ended."""
+
+    ACKED = 1
+    FAILED = 2
+    TIMED_OUT = 3
+    LOST = 4
+
+
+class Settlement(enum.IntEnum):
+    """How a batch ends."""
+
+    DONE = 1
+    ABANDON = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sends a report: (session, sequence) if ``sequenced``, else 128 bits of hash of what a task consumed."""
+
+    high: int
+    low: int
+    sequenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Entries of a report, strictly ascending by ``mix64(root id)``.
+
+    ``root_ids``, ``ack_vals``: uint64[n]. ``kinds``: uint8[n] of ACK | FAIL | RESET bits, or empty for all ACK.
+    ``reason_ids``: uint32, one for each entry with the FAIL bit, in order, an index into ``reasons``.
+    """
+
+    root_ids: Column
+    ack_vals: Column
+    kinds: Kinds = field(default_factory=lambda: NO_KINDS)
+    reason_ids: ReasonIds = field(default_factory=lambda: NO_REASON_IDS)
+    reasons: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.root_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class InitScope:
+    """What makes a report one of inits: the batch they belong to, and what of it is covered (uint64[k, 2], [start, stop))."""
+
+    session: int
+    batch: int
+    covered: Column = field(default_factory=lambda: NO_IDS.reshape(0, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """One message of one report: some of its sections, whole. ``inits`` None: the entries are updates."""
+
+    identity: Identity
+    digest: int
+    entries: Entries
+    inits: InitScope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyReply:
+    """``section_statuses``: uint8 a section in order, empty when every section has ``status``."""
+
+    incarnation: int
+    status: Status
+    section_statuses: Kinds = field(default_factory=lambda: NO_KINDS)
+    retry_delay_ms: int = 0
+    detail: str = ""
+    inits_known: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    protocol_version: int
+    client_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReply:
+    protocol_version: int
+    server_version: str
+    incarnation: int
+    max_message_bytes: int
+    sequence_window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Timeouts of the roots of a batch; 0 is off."""
+
+    message_timeout_ms: int = 0
+    progress_timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to."""
+
+    session: int
+    number: int
+    first: int
+    up_to: int
+    held: bool = True
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatchReply:
+    incarnation: int
+    status: Status
+    retry_delay_ms: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    session: int
+    number: int
+    settlement: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReply:
+    """``cursor``: every outcome of the batch stands at or below it. ``roots``: how many those are, unread ones included."""
+
+    incarnation: int
+    status: Status
+    detail: str = ""
+    cursor: int = 0
+    roots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it."""
+
+    source: str
+    session: int
+    lease_ms: int
+    limits: Limits = Limits()
+    confirmed: int = 0
+    wait_ms: int = 0
+    max_outcomes: int = 1_000_000
+    close: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Outcomes of roots. ``verdicts``: uint8[n]; ``reason_ids``: uint32[n], 0 none, else index into ``reasons`` plus one,
+    or empty for all none."""
+
+    root_ids: Column = field(default_factory=lambda: NO_IDS)
+    verdicts: Kinds = field(default_factory=lambda: NO_KINDS)
+    reason_ids: ReasonIds = field(default_factory=lambda: NO_REASON_IDS)
+    reasons: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.root_ids)
+
+    def reason(self, index: int) -> str:
+        """Reason of the ``index``-th outcome, or the empty string."""
+        reason_id = int(self.reason_ids[index]) if len(self.reason_ids) else 0
+        return self.reasons[reason_id - 1] if reason_id else ""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReply:
+    incarnation: int
+    status: Status
+    detail: str = ""
+    is_new: bool = False
+    generation: int = 0
+    cursor: int = 0
+    outcomes: Outcomes = field(default_factory=Outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply:
+    incarnation: int
+    server_version: str
+    values: dict[str, float]
+
+
+class Transport(Protocol):
+    """The port between a client and one server: the gRPC door implements it, and a shard in memory for tests.
+
+    Methods raise ``acker_client.errors.Unavailable`` when no answer came (nobody knows whether the call was applied) and
+    ``acker_client.errors.Rejected`` when the server answered that the call as such is wrong.
+    """
+
+    def hello(self, hello: Hello, timeout_s: float) -> HelloReply: ...
+    def apply(self, message: Apply, timeout_s: float) -> ApplyReply: ...
+    def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply: ...
+    def settle(self, request: Settle, timeout_s: float) -> SettleReply: ...
+    def watch(self, request: Watch, timeout_s: float) -> WatchReply: ...
+    def stats(self, timeout_s: float) -> StatsReply: ...
+    def close(self) -> None: ...

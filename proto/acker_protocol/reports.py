@@ -1,0 +1,120 @@
+"""Reports: updates folded per root, put in wire order, digested, and packed into messages.
+
+Decides the canonical form of a report (one entry a root, ascending by ``mix64(root id)``), its digest, and where it may be
+cut (between sections, never inside one). Pure numpy; knows neither who sends a report nor how it travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, mix64_column
+from acker_protocol.messages import ACK, FAIL, NO_KINDS, Apply, Entries, Identity, InitScope, Kinds
+
+# gRPC is at its best around 1 MiB a message, and a server refuses what is above its cap.
+MESSAGE_BYTES = 1 << 20
+BYTES_AN_ENTRY = 17
+
+
+def fold(roots: Column, vals: Column) -> Entries:
+    """XOR ``vals`` (uint64[n]) per root and put the roots in wire order: the entries of a report of acks, or of inits."""
+    mixed = mix64_column(roots)
+    order = np.argsort(mixed)
+    mixed, roots, vals = mixed[order], roots[order], vals[order]
+    starts = _starts_of_runs(mixed)
+    if len(starts) == len(roots):
+        return Entries(roots, vals)
+    return Entries(roots[starts], np.bitwise_xor.reduceat(vals, starts))
+
+
+def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[int, str]) -> Entries:
+    """Fold updates of several kinds: vals XOR, kinds OR per root. ``fail_reasons``: root -> reason of its (first) fail."""
+    mixed = mix64_column(roots)
+    order = np.argsort(mixed, kind="stable")
+    starts = _starts_of_runs(mixed[order])
+    if not len(starts):
+        return Entries(roots, vals)
+    folded = roots[order][starts]
+    folded_vals = np.bitwise_xor.reduceat(vals[order], starts)
+    folded_kinds = np.bitwise_or.reduceat(kinds[order], starts)
+    if np.all(folded_kinds == ACK):
+        return Entries(folded, folded_vals)
+    numbers: dict[str, int] = {}
+    failed = folded[(folded_kinds & FAIL) != 0]
+    reason_ids = [numbers.setdefault(fail_reasons.get(int(root), ""), len(numbers)) for root in failed]
+    return Entries(folded, folded_vals, folded_kinds, np.array(reason_ids, np.uint32), tuple(numbers))
+
+
+def digest(entries: Entries) -> int:
+    """Digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons are commentary and do not count."""
+    vals = mix64_column(entries.ack_vals ^ np.uint64(DIGEST_SALT))
+    if len(entries.kinds):
+        vals += entries.kinds
+    else:
+        vals += np.uint64(ACK)
+    return int(np.sum(mix64_column(entries.root_ids ^ vals), dtype=np.uint64)) & MASK
+
+
+def section_starts(root_ids: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Index of the first entry of each section of ``root_ids: uint64[n]`` in wire order; int64[number of sections]."""
+    return _starts_of_runs(mix64_column(root_ids) >> np.uint64(SLOT_SHIFT))
+
+
+def pack(
+    identity: Identity,
+    entries: Entries,
+    inits: InitScope | None = None,
+    *,
+    message_bytes: int = MESSAGE_BYTES,
+    report_digest: int | None = None,
+) -> list[Apply]:
+    """Cut a report into messages of about ``message_bytes`` at section boundaries (a section is never cut).
+
+    What ``inits`` covers rides on the last message only: it is to be sent when the others have been answered.
+    An empty report that covers something is one message without entries; an empty one that covers nothing is none.
+    """
+    total = digest(entries) if report_digest is None else report_digest
+    parts = list(_cut(entries, message_bytes // BYTES_AN_ENTRY))
+    if inits is None:
+        return [Apply(identity, total, part) for part in parts]
+    if not parts and len(inits.covered):
+        parts = [entries]
+    silent = InitScope(inits.session, inits.batch)
+    return [Apply(identity, total, part, silent) for part in parts[:-1]] + [
+        Apply(identity, total, part, inits) for part in parts[-1:]
+    ]
+
+
+def _starts_of_runs(keys: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if not len(keys):
+        return np.empty(0, np.int64)
+    return np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+
+
+def _cut(entries: Entries, entries_max: int) -> Iterator[Entries]:
+    if not len(entries):
+        return
+    if len(entries) <= entries_max:
+        yield entries
+        return
+    bounds = np.append(section_starts(entries.root_ids), len(entries))
+    start = 0
+    while start < len(entries):
+        # The last section boundary within reach, or the end of a section that is larger than a message.
+        index = int(np.searchsorted(bounds, start + entries_max, side="right")) - 1
+        stop = int(bounds[index]) if bounds[index] > start else int(bounds[index + 1])
+        yield _slice(entries, start, stop)
+        start = stop
+
+
+def _slice(entries: Entries, start: int, stop: int) -> Entries:
+    roots, vals = entries.root_ids[start:stop], entries.ack_vals[start:stop]
+    if not len(entries.kinds):
+        return Entries(roots, vals)
+    failed = (entries.kinds & FAIL) != 0
+    first = int(np.count_nonzero(failed[:start]))
+    after = first + int(np.count_nonzero(failed[start:stop]))
+    kinds = entries.kinds[start:stop] if stop > start else NO_KINDS
+    return Entries(roots, vals, kinds, entries.reason_ids[first:after], entries.reasons)

@@ -1,0 +1,255 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STATUS_UNSPECIFIED: _ClassVar[Status]
+    APPLIED: _ClassVar[Status]
+    DUPLICATE: _ClassVar[Status]
+    CONFLICT: _ClassVar[Status]
+    STALE: _ClassVar[Status]
+    NOT_OWNER: _ClassVar[Status]
+    OVERLOADED: _ClassVar[Status]
+    UNKNOWN_SOURCE: _ClassVar[Status]
+    UNKNOWN_BATCH: _ClassVar[Status]
+    INVALID: _ClassVar[Status]
+
+class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    VERDICT_UNSPECIFIED: _ClassVar[Verdict]
+    ACKED: _ClassVar[Verdict]
+    FAILED: _ClassVar[Verdict]
+    TIMED_OUT: _ClassVar[Verdict]
+    LOST: _ClassVar[Verdict]
+
+class Settlement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SETTLEMENT_UNSPECIFIED: _ClassVar[Settlement]
+    DONE: _ClassVar[Settlement]
+    ABANDON: _ClassVar[Settlement]
+STATUS_UNSPECIFIED: Status
+APPLIED: Status
+DUPLICATE: Status
+CONFLICT: Status
+STALE: Status
+NOT_OWNER: Status
+OVERLOADED: Status
+UNKNOWN_SOURCE: Status
+UNKNOWN_BATCH: Status
+INVALID: Status
+VERDICT_UNSPECIFIED: Verdict
+ACKED: Verdict
+FAILED: Verdict
+TIMED_OUT: Verdict
+LOST: Verdict
+SETTLEMENT_UNSPECIFIED: Settlement
+DONE: Settlement
+ABANDON: Settlement
+
+class HelloRequest(_message.Message):
+    __slots__ = ("protocol_version", "client_version")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    client_version: str
+    def __init__(self, protocol_version: _Optional[int] = ..., client_version: _Optional[str] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("protocol_version", "server_version", "incarnation", "max_message_bytes", "sequence_window")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    server_version: str
+    incarnation: int
+    max_message_bytes: int
+    sequence_window: int
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., sequence_window: _Optional[int] = ...) -> None: ...
+
+class Identity(_message.Message):
+    __slots__ = ("high", "low", "sequenced")
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCED_FIELD_NUMBER: _ClassVar[int]
+    high: int
+    low: int
+    sequenced: bool
+    def __init__(self, high: _Optional[int] = ..., low: _Optional[int] = ..., sequenced: bool = ...) -> None: ...
+
+class Inits(_message.Message):
+    __slots__ = ("session", "batch", "covered")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    COVERED_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    batch: int
+    covered: bytes
+    def __init__(self, session: _Optional[int] = ..., batch: _Optional[int] = ..., covered: _Optional[bytes] = ...) -> None: ...
+
+class ApplyRequest(_message.Message):
+    __slots__ = ("identity", "digest", "inits", "root_ids", "ack_vals", "kinds", "reason_ids", "reasons")
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    INITS_FIELD_NUMBER: _ClassVar[int]
+    ROOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    ACK_VALS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_IDS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    identity: Identity
+    digest: int
+    inits: Inits
+    root_ids: bytes
+    ack_vals: bytes
+    kinds: bytes
+    reason_ids: bytes
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., digest: _Optional[int] = ..., inits: _Optional[_Union[Inits, _Mapping]] = ..., root_ids: _Optional[bytes] = ..., ack_vals: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ApplyReply(_message.Message):
+    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    SECTION_STATUSES_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    INITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    section_statuses: bytes
+    retry_delay_ms: int
+    detail: str
+    inits_known: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("message_timeout_ms", "progress_timeout_ms")
+    MESSAGE_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    message_timeout_ms: int
+    progress_timeout_ms: int
+    def __init__(self, message_timeout_ms: _Optional[int] = ..., progress_timeout_ms: _Optional[int] = ...) -> None: ...
+
+class OpenBatchRequest(_message.Message):
+    __slots__ = ("session", "number", "first", "up_to", "held", "limits")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    UP_TO_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    number: int
+    first: int
+    up_to: int
+    held: bool
+    limits: Limits
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., first: _Optional[int] = ..., up_to: _Optional[int] = ..., held: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+
+class OpenBatchReply(_message.Message):
+    __slots__ = ("incarnation", "status", "retry_delay_ms", "detail")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    retry_delay_ms: int
+    detail: str
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class SettleRequest(_message.Message):
+    __slots__ = ("session", "number", "settlement")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    SETTLEMENT_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    number: int
+    settlement: Settlement
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., settlement: _Optional[_Union[Settlement, str]] = ...) -> None: ...
+
+class SettleReply(_message.Message):
+    __slots__ = ("incarnation", "status", "detail", "cursor", "roots")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ROOTS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    detail: str
+    cursor: int
+    roots: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("source", "session", "lease_ms", "limits", "confirmed", "wait_ms", "max_outcomes", "close")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    session: int
+    lease_ms: int
+    limits: Limits
+    confirmed: int
+    wait_ms: int
+    max_outcomes: int
+    close: bool
+    def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ...) -> None: ...
+
+class WatchReply(_message.Message):
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ROOT_IDS_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_IDS_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    detail: str
+    is_new: bool
+    generation: int
+    cursor: int
+    root_ids: bytes
+    verdicts: bytes
+    reason_ids: bytes
+    reasons: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("incarnation", "server_version", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    server_version: str
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, incarnation: _Optional[int] = ..., server_version: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...

@@ -1,0 +1,298 @@
+"""Wire: messages to protobuf and back. The only door to protobuf.
+
+Decides how columns travel (little-endian bytes) and what a malformed message is; decides nothing about what a message
+means. ``decode_*`` raise :class:`Malformed` with a sentence that names the field; they never raise anything else.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol import messages
+from acker_protocol.ids import Column
+from acker_protocol.messages import (
+    ACK,
+    FAIL,
+    RESET,
+    Apply,
+    ApplyReply,
+    Entries,
+    Hello,
+    HelloReply,
+    Identity,
+    InitScope,
+    Limits,
+    OpenBatch,
+    OpenBatchReply,
+    Outcomes,
+    Settle,
+    Settlement,
+    SettleReply,
+    StatsReply,
+    Status,
+    Verdict,
+    Watch,
+    WatchReply,
+)
+from acker_protocol.v1 import acker_pb2 as pb
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("acker_protocol.wire writes columns as they lie in memory and needs a little-endian machine")
+
+
+class Malformed(ValueError):
+    """A message that cannot be read; the text names the field and says what it should hold."""
+
+
+def encode_hello(hello: Hello) -> pb.HelloRequest:
+    return pb.HelloRequest(protocol_version=hello.protocol_version, client_version=hello.client_version)
+
+
+def decode_hello(wire: pb.HelloRequest) -> Hello:
+    return Hello(wire.protocol_version, wire.client_version)
+
+
+def encode_hello_reply(reply: HelloReply) -> pb.HelloReply:
+    return pb.HelloReply(
+        protocol_version=reply.protocol_version,
+        server_version=reply.server_version,
+        incarnation=reply.incarnation,
+        max_message_bytes=reply.max_message_bytes,
+        sequence_window=reply.sequence_window,
+    )
+
+
+def decode_hello_reply(wire: pb.HelloReply) -> HelloReply:
+    return HelloReply(
+        wire.protocol_version, wire.server_version, wire.incarnation, wire.max_message_bytes, wire.sequence_window
+    )
+
+
+def encode_apply(message: Apply) -> pb.ApplyRequest:
+    identity, entries, inits = message.identity, message.entries, message.inits
+    return pb.ApplyRequest(
+        identity=pb.Identity(high=identity.high, low=identity.low, sequenced=identity.sequenced),
+        digest=message.digest,
+        inits=None
+        if inits is None
+        else pb.Inits(session=inits.session, batch=inits.batch, covered=inits.covered.tobytes()),
+        root_ids=entries.root_ids.tobytes(),
+        ack_vals=entries.ack_vals.tobytes(),
+        kinds=entries.kinds.tobytes(),
+        reason_ids=entries.reason_ids.tobytes(),
+        reasons=entries.reasons,
+    )
+
+
+def decode_apply(wire: pb.ApplyRequest) -> Apply:
+    """Checks everything that needs no hashing: lengths, kinds, reasons, ranges. Order and slots are the ledger's to check."""
+    if not wire.HasField("identity"):
+        raise Malformed("identity: missing")
+    identity = Identity(wire.identity.high, wire.identity.low, wire.identity.sequenced)
+    inits = _decode_inits(wire.inits) if wire.HasField("inits") else None
+    return Apply(identity, wire.digest, _decode_entries(wire, inits is not None), inits)
+
+
+def encode_apply_reply(reply: ApplyReply) -> pb.ApplyReply:
+    return pb.ApplyReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        section_statuses=reply.section_statuses.tobytes(),
+        retry_delay_ms=reply.retry_delay_ms,
+        detail=reply.detail,
+        inits_known=reply.inits_known,
+    )
+
+
+def decode_apply_reply(wire: pb.ApplyReply) -> ApplyReply:
+    statuses = np.frombuffer(wire.section_statuses, np.uint8)
+    return ApplyReply(
+        wire.incarnation, _status(wire.status), statuses, wire.retry_delay_ms, wire.detail, wire.inits_known
+    )
+
+
+def encode_open_batch(request: OpenBatch) -> pb.OpenBatchRequest:
+    return pb.OpenBatchRequest(
+        session=request.session,
+        number=request.number,
+        first=request.first,
+        up_to=request.up_to,
+        held=request.held,
+        limits=_encode_limits(request.limits),
+    )
+
+
+def decode_open_batch(wire: pb.OpenBatchRequest) -> OpenBatch:
+    return OpenBatch(wire.session, wire.number, wire.first, wire.up_to, wire.held, _decode_limits(wire.limits))
+
+
+def encode_open_batch_reply(reply: OpenBatchReply) -> pb.OpenBatchReply:
+    return pb.OpenBatchReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        retry_delay_ms=reply.retry_delay_ms,
+        detail=reply.detail,
+    )
+
+
+def decode_open_batch_reply(wire: pb.OpenBatchReply) -> OpenBatchReply:
+    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail)
+
+
+def encode_settle(request: Settle) -> pb.SettleRequest:
+    return pb.SettleRequest(
+        session=request.session,
+        number=request.number,
+        settlement=int(request.settlement),  # type: ignore[arg-type]
+    )
+
+
+def decode_settle(wire: pb.SettleRequest) -> Settle:
+    try:
+        settlement = Settlement(wire.settlement)
+    except ValueError:
+        raise Malformed(f"settlement: {wire.settlement} is neither DONE (1) nor ABANDON (2)") from None
+    return Settle(wire.session, wire.number, settlement)
+
+
+def encode_settle_reply(reply: SettleReply) -> pb.SettleReply:
+    return pb.SettleReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        detail=reply.detail,
+        cursor=reply.cursor,
+        roots=reply.roots,
+    )
+
+
+def decode_settle_reply(wire: pb.SettleReply) -> SettleReply:
+    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots)
+
+
+def encode_watch(request: Watch) -> pb.WatchRequest:
+    return pb.WatchRequest(
+        source=request.source,
+        session=request.session,
+        lease_ms=request.lease_ms,
+        limits=_encode_limits(request.limits),
+        confirmed=request.confirmed,
+        wait_ms=request.wait_ms,
+        max_outcomes=request.max_outcomes,
+        close=request.close,
+    )
+
+
+def decode_watch(wire: pb.WatchRequest) -> Watch:
+    return Watch(
+        wire.source,
+        wire.session,
+        wire.lease_ms,
+        _decode_limits(wire.limits),
+        wire.confirmed,
+        wire.wait_ms,
+        wire.max_outcomes,
+        wire.close,
+    )
+
+
+def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
+    outcomes = reply.outcomes
+    return pb.WatchReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        detail=reply.detail,
+        is_new=reply.is_new,
+        generation=reply.generation,
+        cursor=reply.cursor,
+        root_ids=outcomes.root_ids.tobytes(),
+        verdicts=outcomes.verdicts.tobytes(),
+        reason_ids=outcomes.reason_ids.tobytes(),
+        reasons=outcomes.reasons,
+    )
+
+
+def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
+    outcomes = Outcomes(
+        _ids("root_ids", wire.root_ids),
+        np.frombuffer(wire.verdicts, np.uint8),
+        _reason_ids(wire.reason_ids),
+        tuple(wire.reasons),
+    )
+    if len(outcomes.verdicts) != len(outcomes):
+        raise Malformed(f"verdicts: {len(outcomes.verdicts)} for {len(outcomes)} root ids")
+    if len(outcomes) and not Verdict.ACKED <= outcomes.verdicts.min() <= outcomes.verdicts.max() <= Verdict.LOST:
+        raise Malformed("verdicts: one is not a verdict of this protocol version")
+    return WatchReply(
+        wire.incarnation, _status(wire.status), wire.detail, wire.is_new, wire.generation, wire.cursor, outcomes
+    )
+
+
+def encode_stats_request() -> pb.StatsRequest:
+    return pb.StatsRequest()
+
+
+def encode_stats_reply(reply: StatsReply) -> pb.StatsReply:
+    return pb.StatsReply(incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values)
+
+
+def decode_stats_reply(wire: pb.StatsReply) -> StatsReply:
+    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values))
+
+
+def _encode_limits(limits: Limits) -> pb.Limits:
+    return pb.Limits(message_timeout_ms=limits.message_timeout_ms, progress_timeout_ms=limits.progress_timeout_ms)
+
+
+def _decode_limits(wire: pb.Limits) -> Limits:
+    return Limits(wire.message_timeout_ms, wire.progress_timeout_ms)
+
+
+def _decode_inits(wire: pb.Inits) -> InitScope:
+    bounds = _ids("covered", wire.covered)
+    if len(bounds) % 2:
+        raise Malformed(f"covered: {len(bounds)} bounds do not make [start, stop) pairs")
+    covered = bounds.reshape(-1, 2)
+    if np.any(covered[:, 0] > covered[:, 1]):
+        raise Malformed("covered: a range stops before it starts")
+    return InitScope(wire.session, wire.batch, covered)
+
+
+def _decode_entries(wire: pb.ApplyRequest, are_inits: bool) -> Entries:
+    root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
+    if len(root_ids) != len(ack_vals):
+        raise Malformed(f"ack_vals: {len(ack_vals)} for {len(root_ids)} root ids")
+    kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
+    if are_inits and (len(kinds) or len(reason_ids)):
+        raise Malformed("kinds: a report of inits has neither kinds nor reasons")
+    if len(kinds) not in (0, len(root_ids)):
+        raise Malformed(f"kinds: {len(kinds)} for {len(root_ids)} root ids")
+    if len(kinds) and not 0 < kinds.min() <= kinds.max() <= ACK | FAIL | RESET:
+        raise Malformed("kinds: an entry has no known bit (1 ack, 2 fail, 4 reset) or an unknown one")
+    fails = int(np.count_nonzero(kinds & FAIL))
+    if len(reason_ids) != fails:
+        raise Malformed(f"reason_ids: {len(reason_ids)} for {fails} fails")
+    if fails and int(reason_ids.max()) >= len(wire.reasons):
+        raise Malformed(f"reason_ids: an index is beyond the {len(wire.reasons)} reasons")
+    return Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
+
+
+def _ids(name: str, content: bytes) -> Column:
+    if len(content) % 8:
+        raise Malformed(f"{name}: {len(content)} bytes are not a column of fixed64")
+    return np.frombuffer(content, np.uint64)
+
+
+def _reason_ids(content: bytes) -> npt.NDArray[np.uint32]:
+    if len(content) % 4:
+        raise Malformed(f"reason_ids: {len(content)} bytes are not a column of uint32")
+    return np.frombuffer(content, np.uint32)
+
+
+def _status(value: int) -> messages.Status:
+    try:
+        return Status(value)
+    except ValueError:
+        raise Malformed(f"status: {value} is not of this protocol version") from None
