@@ -1,0 +1,42 @@
+"""Errors: what can go wrong between a client and the acker, by whose move it is.
+
+Every message says what to do. Nothing here decides when to raise. No error of gRPC or protobuf ever leaves the client.
+"""
+
+from __future__ import annotations
+
+
+class AckerError(Exception):
+    """Base of everything that the client raises on purpose."""
+
+
+class Unavailable(AckerError):
+    """No answer came. Nobody knows whether the call was applied; sending the same report again is safe."""
+
+
+class DeadlineExceeded(AckerError):
+    """The budget was spent while the server answered, but with "not yet". Sending the same report again is safe."""
+
+
+class Overloaded(AckerError):
+    """The server had no room for more roots during the whole budget. The source should slow down, or get more room."""
+
+
+class Rejected(AckerError):
+    """The server answered that the call as such is wrong. Sending it again gives the same answer; the caller's move."""
+
+
+class UnknownSource(AckerError):
+    """No such source is open, at the server or on this client."""
+
+
+class UnknownBatch(AckerError):
+    """The batch is not open at the server: settled, never opened, or lost with the server's state. Its roots are replayed."""
+
+
+class Closed(AckerError):
+    """The client was closed in this process."""
+
+
+#: Errors after which the same report may be sent again, unchanged.
+RETRYABLE = (Unavailable, DeadlineExceeded, Overloaded, UnknownSource)
