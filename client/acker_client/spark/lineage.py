@@ -1,0 +1,159 @@
+"""Lineage: which tracked stages the driver has planned, and who consumes the rows of each.
+
+Decides that the rows of a stage have one consumer: its edges are consumed once, so a second consumer would make two
+different reports claim them. The same sink on the same rows again is the same report, and allowed.
+Holds batches weakly: a stage is forgotten with the record of its batch, so a driver that runs for months does not grow.
+Never looks at a Spark plan (``plan`` does) and never talks to a server.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12})$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Whoever takes the rows of a stage. ``repeatable``: a sink, whose second run over the same rows is the same report."""
+
+    kind: str
+    name: str
+    repeatable: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One applied tracked stage: a source's read, an operator, a stock operator.
+
+    ``record`` is the driver's record of the batch, held weakly. ``moving_boundaries``: a second evaluation may cut the rows
+    that reach this stage into other tasks.
+    """
+
+    kind: str
+    name: str
+    tag: str
+    record_ref: weakref.ref[object] | None
+    moving_boundaries: bool = False
+    consumer: Consumer | None = field(default=None, init=False)
+
+    @property
+    def record(self) -> object:
+        """The record of the batch. Raises ``LookupError`` when the batch is settled and forgotten."""
+        record = None if self.record_ref is None else self.record_ref()
+        if record is None:
+            raise LookupError(f"the batch of {self} is settled and forgotten: take the frame from the batch at hand")
+        return record
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+_lock = threading.RLock()
+_nodes: dict[str, Node] = {}
+_tags_of: dict[int, list[str]] = {}
+_joins: set[str] = set()
+
+
+def new_tag() -> str:
+    """Draw the 12 hex digits that name one applied stage."""
+    return secrets.token_hex(6)
+
+
+def function_name(kind: str, name: str, tag: str) -> str:
+    """Name of the function of a tracked stage, by which the guard knows it in a plan."""
+    return f"acker_{kind}_{name}_{tag}"
+
+
+def register(kind: str, name: str, record: object, *, tag: str | None = None, moving_boundaries: bool = False) -> Node:
+    """Remember a stage as long as ``record`` (weakly referenced) lives; returns its node, with a fresh tag unless given."""
+    node = Node(kind, name, tag or new_tag(), weakref.ref(record), moving_boundaries)
+    with _lock:
+        if node.tag in _nodes:
+            raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a stage is registered once")
+        _nodes[node.tag] = node
+        _keep_with(record, node.tag)
+    return node
+
+
+def node_of(function: str) -> Node | None:
+    """The stage whose function has this name; None if it is none of ours, or was forgotten."""
+    match = FUNCTION.match(function)
+    return None if match is None else _nodes.get(match["tag"])
+
+
+def is_ours(function: str) -> bool:
+    """Whether a function's name is that of a tracked stage, known or forgotten."""
+    return FUNCTION.match(function) is not None
+
+
+def forget(record: object) -> None:
+    """Drop the stages of a settled batch now; otherwise they go with ``record``."""
+    _drop(id(record))
+
+
+def consume(nodes: Sequence[Node], consumer: Consumer) -> bool:
+    """Mark the rows of all ``nodes`` as taken by ``consumer``; returns whether it had taken them before.
+
+    All or none are marked. Raises :class:`Consumed` for the first whose rows go elsewhere already.
+    """
+    with _lock:
+        taken = [node for node in nodes if node.consumer is not None]
+        for node in taken:
+            if node.consumer != consumer or not consumer.repeatable:
+                raise Consumed(node, consumer)
+        for node in nodes:
+            node.consumer = consumer
+    return bool(taken)
+
+
+class Consumed(Exception):
+    """The rows of ``node`` go to another consumer already."""
+
+    def __init__(self, node: Node, consumer: Consumer) -> None:
+        super().__init__(f"the rows of {node} go to {node.consumer} already, not to {consumer}")
+        self.node = node
+
+
+def admit_join(record: object) -> str:
+    """Name for the right side of a join of our own: as ``right.alias(name)`` the guard lets a left outer join on it pass.
+
+    The caller answers for it that the right side has at most one row a key, so that left rows stay one to one.
+    """
+    name = f"acker_join_{new_tag()}"
+    with _lock:
+        _joins.add(name)
+        _keep_with(record, name)
+    return name
+
+
+def is_admitted_join(alias: str) -> bool:
+    """Whether ``alias`` names the right side of a join of our own."""
+    return alias in _joins
+
+
+def known() -> Iterable[Node]:
+    """The stages remembered now."""
+    with _lock:
+        return tuple(_nodes.values())
+
+
+def _keep_with(record: object, tag: str) -> None:
+    if id(record) not in _tags_of:
+        weakref.finalize(record, _drop, id(record)).atexit = False
+    _tags_of.setdefault(id(record), []).append(tag)
+
+
+def _drop(record_id: int) -> None:
+    with _lock:
+        for tag in _tags_of.pop(record_id, ()):
+            _nodes.pop(tag, None)
+            _joins.discard(tag)
