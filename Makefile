@@ -1,0 +1,98 @@
+# What there is to do here. Every target sets up what it needs; the second run finds it ready.
+#
+#   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
+#   make test         all tests (ARGS="tests/service -k settle")
+#   make check        format, lint, types, floors and doors, generated code, the README's programs
+#   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
+#   make bench-storm  the same work in Apache Storm, from Maven Central (.build/bench-storm.json)
+#   make proto        generate proto/acker_protocol/v1 anew
+#   make constraints  pin anew what is installed (constraints.txt)
+#   make clean        remove what these made, the virtual environment apart
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench bench-storm proto proto-check constraints clean
+
+ARGS ?=
+VENV := .venv
+READY := $(VENV)/.ready
+GENERATOR := .build/generator
+BIN := $(VENV)/bin
+
+# The first interpreter that is new enough.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+define NO_PYTHON
+acker needs Python 3.11 or newer and found none on PATH; install one, or name it: make PYTHON=/path/to/python3.11
+endef
+define NO_VENV
+$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install python3-venv, or name another: make PYTHON=...
+endef
+
+# Spark runs on the JDK that is here (17 or newer), or on one from PyPI; its workers run on our interpreter.
+WITH_SPARK = JAVA_HOME="$$(.ci/java-home)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" SPARK_LOCAL_IP=127.0.0.1
+
+help:
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo >&2 "$(NO_VENV)"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[service,spark,zookeeper,cli]' --group dev
+	@touch $@
+
+demo: $(READY)
+	@$(WITH_SPARK) $(BIN)/acker demo $(ARGS)
+
+test: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) proto-check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python tests/packaging/programs.py .build/readme
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m benchmarks.run $(ARGS)
+
+bench-storm: $(READY)
+	@$(BIN)/python -m benchmarks.storm $(ARGS)
+
+# The oldest generator whose code runs on every grpcio from pyproject's floor up, in an environment of its own.
+$(GENERATOR)/.ready:
+	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
+	$(PYTHON) -m venv $(GENERATOR)
+	$(GENERATOR)/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.66.2 'setuptools<80'
+	@touch $@
+
+# $(call generate,FOLDER): the module path is mapped, so the code needs no edit to live in acker_protocol.
+define generate
+$(GENERATOR)/bin/python -m grpc_tools.protoc -I acker_protocol/v1=proto/acker/v1 \
+	--python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) acker_protocol/v1/acker.proto
+endef
+
+proto: $(GENERATOR)/.ready
+	$(call generate,proto)
+
+proto-check: $(GENERATOR)/.ready
+	@rm -rf .build/generated && mkdir -p .build/generated
+	@$(call generate,.build/generated)
+	@diff -ru --exclude=__init__.py --exclude=__pycache__ .build/generated/acker_protocol/v1 proto/acker_protocol/v1 \
+		|| { echo >&2 "proto/acker_protocol/v1 is not what acker.proto generates: run make proto and commit it"; exit 1; }
+
+# Every version that a clean environment with all extras gets, and nothing but versions.
+constraints:
+	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
+	rm -rf .build/constraints && $(PYTHON) -m venv .build/constraints
+	.build/constraints/bin/python -m pip install --quiet --upgrade pip
+	.build/constraints/bin/python -m pip install --quiet '.[all]' --group dev --group jdk
+	.build/constraints/bin/python -m pip freeze --all --exclude acker --exclude setuptools > .build/constraints.txt
+	mv .build/constraints.txt constraints.txt
+
+clean:
+	rm -rf .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse out
