@@ -20,7 +20,7 @@ FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Whoever takes the rows of a stage. ``repeatable``: a sink, whose second run over the same rows is the same report."""
+    """Whoever takes the rows of a stage. ``repeatable``: a sink, whose second run is the same report again."""
 
     kind: str
     name: str
@@ -34,8 +34,8 @@ class Consumer:
 class Node:
     """One applied tracked stage: a source's read, an operator, a stock operator.
 
-    ``record`` is the driver's record of the batch, held weakly. ``moving_boundaries``: a second evaluation may cut the rows
-    that reach this stage into other tasks.
+    ``record`` is the driver's record of the batch, held weakly. ``moving_boundaries``: a second evaluation may cut the
+    rows that reach this stage into other tasks.
     """
 
     kind: str
@@ -74,7 +74,7 @@ def function_name(kind: str, name: str, tag: str) -> str:
 
 
 def register(kind: str, name: str, record: object, *, tag: str | None = None, moving_boundaries: bool = False) -> Node:
-    """Remember a stage as long as ``record`` (weakly referenced) lives; returns its node, with a fresh tag unless given."""
+    """Remember a stage as long as ``record`` (weakly referenced) lives; draws a tag unless given. Returns its node."""
     node = Node(kind, name, tag or new_tag(), weakref.ref(record), moving_boundaries)
     with _lock:
         if node.tag in _nodes:
@@ -124,7 +124,7 @@ class Consumed(Exception):
 
 
 def admit_join(record: object) -> str:
-    """Name for the right side of a join of our own: as ``right.alias(name)`` the guard lets a left outer join on it pass.
+    """Name for the right side of a join of our own: on ``right.alias(name)`` the guard lets a left outer join pass.
 
     The caller answers for it that the right side has at most one row a key, so that left rows stay one to one.
     """

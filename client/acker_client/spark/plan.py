@@ -15,9 +15,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from acker_client.errors import AckerError
-from acker_client.spark import lineage
+from acker_client.spark import lineage, refusals
 from acker_client.spark.lineage import Consumer, Node
+from acker_client.spark.refusals import REFUSALS, MovingBoundaries, Refused
+
+__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect"]
 
 THIN = ("_root", "_edge")
 PACKED = ("_anchors",)
@@ -25,14 +27,6 @@ PACKED = ("_anchors",)
 # py4j gives Java objects no type that a checker could use.
 Plan = Any
 Positions = Mapping[str, int]
-
-
-class Refused(AckerError):
-    """The frame cannot be tracked as it stands. The message names the node and what to use instead."""
-
-
-class MovingBoundaries(UserWarning):
-    """A frame whose task boundaries may move was evaluated a second time: safe, but it may cost a replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,92 +53,6 @@ class Upstream:
         return self.node.record
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a node is refused: what it is written as, what it does to rows, what to use instead."""
-
-    written: str
-    harm: str
-    fix: str
-
-
-_DROPS = "drops rows without acking them, so their trees would end unfinished"
-_MULTIPLIES = "may drop a row or hand on several copies of one edge"
-_MERGES = "makes one row of several and loses their anchors"
-
-REFUSALS: dict[str, Refusal] = {
-    "Filter": Refusal(
-        "filter, where, na.drop, sampleBy, IN (subquery)",
-        _DROPS,
-        "use df.transform(acker_client.spark.where(condition)), which acks what it drops",
-    ),
-    "Join": Refusal(
-        "join, crossJoin, semi and anti join",
-        _MULTIPLIES,
-        "use acker_client.spark.join(...), or cogroup(...) where both sides are tracked",
-    ),
-    "LateralJoin": Refusal("lateral subquery", _MULTIPLIES, "use acker_client.spark.join(...) or explode(...)"),
-    "AsOfJoin": Refusal("as-of join", _MULTIPLIES, "use acker_client.spark.join(...) or cogroup(...)"),
-    "NearestByJoin": Refusal("nearest-by join", _MULTIPLIES, "use acker_client.spark.join(...) or cogroup(...)"),
-    "Generate": Refusal(
-        "explode, inline, posexplode, stack, lateral view",
-        "makes copies of one edge, or none",
-        "use df.transform(acker_client.spark.explode(...)), which gives every child an edge of its own",
-    ),
-    "GlobalLimit": Refusal("limit", _DROPS, "use an operator that yields nothing for what it drops, or limit the source"),
-    "LocalLimit": Refusal("limit", _DROPS, "use an operator that yields nothing for what it drops, or limit the source"),
-    "Tail": Refusal("tail", _DROPS, "use an operator that yields nothing for what it drops, or limit the source"),
-    "Offset": Refusal("offset", _DROPS, "use an operator that yields nothing for what it drops, or limit the source"),
-    "Sample": Refusal(
-        "sample, randomSplit, TABLESAMPLE",
-        _DROPS,
-        "use df.transform(acker_client.spark.where(condition)) on a hash of a column, or branch(...) and a where a part",
-    ),
-    "Deduplicate": Refusal(
-        "distinct, dropDuplicates", _DROPS, "use acker_client.spark.group(...) and name the parents of each output"
-    ),
-    "DeduplicateWithinWatermark": Refusal(
-        "dropDuplicatesWithinWatermark", _DROPS, "use acker_client.spark.group(...) and name the parents of each output"
-    ),
-    "Distinct": Refusal(
-        "SELECT DISTINCT", _DROPS, "use acker_client.spark.group(...) and name the parents of each output"
-    ),
-    "Aggregate": Refusal(
-        "groupBy().agg, count, GROUP BY, pivot",
-        _MERGES,
-        "use acker_client.spark.group(...), whose function names the parents of each output",
-    ),
-    "Intersect": Refusal("intersect", _DROPS, "use acker_client.spark.cogroup(...)"),
-    "Except": Refusal("subtract, exceptAll, EXCEPT", _DROPS, "use acker_client.spark.cogroup(...)"),
-    "Expand": Refusal(
-        "unpivot, cube, rollup, grouping sets",
-        "makes copies of one edge",
-        "use an operator that yields the rows, or acker_client.spark.explode(...)",
-    ),
-    "Unpivot": Refusal(
-        "unpivot", "makes copies of one edge", "use an operator that yields the rows, or acker_client.spark.explode(...)"
-    ),
-    "MapInPandas": Refusal("mapInPandas", "runs code that tracks nothing", "use @pandas_operator, or @operator for rows"),
-    "MapInArrow": Refusal(
-        "mapInArrow of your own", "runs code that tracks nothing", "use @arrow_operator, or @operator for rows"
-    ),
-    "FlatMapGroupsInPandas": Refusal("applyInPandas", _MERGES, "use acker_client.spark.group(...)"),
-    "FlatMapGroupsInArrow": Refusal("applyInArrow of your own", _MERGES, "use acker_client.spark.group(...)"),
-    "FlatMapCoGroupsInPandas": Refusal("cogroup().applyInPandas", _MERGES, "use acker_client.spark.cogroup(...)"),
-    "FlatMapCoGroupsInArrow": Refusal("cogroup().applyInArrow", _MERGES, "use acker_client.spark.cogroup(...)"),
-    "ScriptTransformation": Refusal("TRANSFORM ... USING", "runs code that tracks nothing", "use @operator"),
-    "LogicalRDD": Refusal(
-        "df.rdd.toDF, createDataFrame, checkpoint, localCheckpoint",
-        "hides where its rows come from",
-        "use .cache() instead of a checkpoint, an operator instead of df.rdd, and source.batches(spark) for new rows",
-    ),
-    "LocalRelation": Refusal(
-        "createDataFrame, VALUES",
-        "makes rows that no source has emitted",
-        "start from source.batches(spark), and hand tables in as the broadcast side of acker_client.spark.join(...)",
-    ),
-}
-
 # One row in, the same row out, whatever else is computed beside it.
 _ONE_TO_ONE = frozenset({
     "SubqueryAlias", "Repartition", "RepartitionByExpression", "RebalancePartitions", "Sort", "ResolvedHint", "View",
@@ -166,9 +74,9 @@ def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
     try:
         repeated = lineage.consume(upstream.nodes, taker)
     except lineage.Consumed as error:
-        raise Refused(_second_consumer(error.node, taker)) from None
+        raise refusals.second_consumer(taker, error.node) from None
     if repeated and upstream.moving_boundaries:
-        warnings.warn(MovingBoundaries(_moved(taker)), stacklevel=3)
+        warnings.warn(refusals.moving_boundaries(taker), stacklevel=3)
     return Upstream(upstream.nodes, upstream.columns, upstream.moving_boundaries, repeated)
 
 
@@ -186,14 +94,12 @@ class _Walk:
 
     def __init__(self, df: DataFrame, consumer: str) -> None:
         if not hasattr(df, "_jdf"):
-            raise Refused(
-                f"{consumer} needs a classic Spark session: this frame is of Spark Connect, whose plans the guard cannot"
-                " read yet. Build the session with .master(...), not .remote(...)."
-            )
+            raise refusals.connect_frame(consumer)
         self._df = df
         self._consumer = consumer
         self._session = df.sparkSession
-        self._attributes = self._session._jvm.org.apache.spark.sql.catalyst.expressions
+        jvm: Any = self._session._jvm
+        self._attribute_seq = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")
         self._definitions: dict[int, Plan] = {}
         self.nodes: list[Node] = []
         self.moving = False
@@ -202,55 +108,52 @@ class _Walk:
     def run(self) -> None:
         names = self._df.columns
         positions = {column: names.index(column) for column in self.columns}
-        self._down(self._df._jdf.queryExecution().analyzed(), positions, cached=False)
+        self._down(self._df._jdf.queryExecution().analyzed(), positions)
 
-    def _down(self, plan: Plan, positions: Positions, *, cached: bool) -> None:
+    def _down(self, plan: Plan, positions: Positions) -> None:
         """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the stages below."""
         name = plan.getClass().getSimpleName()
         if name in _STAGES:
             self._arrive(name, plan, positions)
         elif name == "Project":
-            self._down(plan.child(), self._through_project(plan, positions), cached=cached)
+            self._down(plan.child(), self._through_project(plan, positions))
         elif name == "Union":
             for child in _each(plan.children()):
-                self._down(child, positions, cached=cached)
+                self._down(child, positions)
         elif name == "WithCTE":
             self._definitions.update((definition.id(), definition.child()) for definition in _each(plan.cteDefs()))
-            self._down(plan.plan(), positions, cached=cached)
+            self._down(plan.plan(), positions)
         elif name == "CTERelationRef":
-            self._down(self._definition(plan), positions, cached=cached)
+            self._down(self._definition(plan), positions)
         elif name == "Join" and _is_ours(plan):
-            self._down(plan.left(), self._through(name, plan, plan.left(), positions), cached=cached)
+            self._down(plan.left(), self._through(plan, plan.left(), positions))
         elif name in _ONE_TO_ONE:
-            self._note_boundaries(name, plan, cached)
-            self._down(plan.child(), self._through(name, plan, plan.child(), positions), cached=cached)
+            self._note_boundaries(name, plan)
+            self._down(plan.child(), self._through(plan, plan.child(), positions))
         else:
-            raise Refused(self._sentence(name, plan))
+            raise self._refusal(name, plan)
 
     def _arrive(self, name: str, plan: Plan, positions: Positions) -> None:
         function = plan.functionExpr().name()
         node = lineage.node_of(function)
         if node is None and lineage.is_ours(function):
-            raise Refused(
-                f"{self._consumer} cannot take this frame: the batch it belongs to is settled and forgotten. Take the frame"
-                " from the batch at hand, and apply operators inside the loop over source.batches(spark)."
-            )
+            raise refusals.settled_batch(self._consumer)
         if node is None:
-            raise Refused(self._sentence(name, plan))
+            raise self._refusal(name, plan)
         for column, position in positions.items():
             if plan.output().apply(position).name() != column:
-                raise Refused(self._altered(column))
+                raise refusals.altered_column(self._consumer, column, self.columns)
         self.nodes.append(node)
 
     def _through_project(self, plan: Plan, positions: Positions) -> dict[str, int]:
-        below = self._attributes.__getattr__("package$AttributeSeq")(plan.child().output())
+        below = self._attribute_seq(plan.child().output())
         return {
             column: self._position(below, _source_of(plan.projectList().apply(position)), column)
             for column, position in positions.items()
         }
 
-    def _through(self, name: str, plan: Plan, child: Plan, positions: Positions) -> dict[str, int]:
-        below = self._attributes.__getattr__("package$AttributeSeq")(child.output())
+    def _through(self, plan: Plan, child: Plan, positions: Positions) -> dict[str, int]:
+        below = self._attribute_seq(child.output())
         return {
             column: self._position(below, plan.output().apply(position), column)
             for column, position in positions.items()
@@ -259,16 +162,16 @@ class _Walk:
     def _position(self, below: Any, attribute: Any | None, column: str) -> int:
         position = -1 if attribute is None else below.indexOf(attribute.exprId())
         if position < 0:
-            raise Refused(self._altered(column))
+            raise refusals.altered_column(self._consumer, column, self.columns)
         return int(position)
 
     def _definition(self, reference: Plan) -> Plan:
         definition = self._definitions.get(reference.cteId())
         if definition is None or reference.recursive():
-            raise Refused(self._sentence("CTERelationRef", reference))
+            raise self._refusal("CTERelationRef", reference)
         return definition
 
-    def _note_boundaries(self, name: str, plan: Plan, cached: bool) -> None:
+    def _note_boundaries(self, name: str, plan: Plan) -> None:
         if not self.moving and _may_move(name, plan) and not self._is_cached(plan):
             self.moving = True
 
@@ -279,30 +182,12 @@ class _Walk:
         above = self._df._jdf.queryExecution().analyzed()
         return any(cache.lookupCachedData(session, plan).isDefined() for plan in _between(above, moving))
 
-    def _altered(self, column: str) -> str:
-        return (
-            f"{self._consumer} cannot take this frame: its column {column} is not the one that the stage before made, so its"
-            " rows could not be tied to their trees. Select it unchanged (df.select(..., "
-            f"{', '.join(repr(name) for name in self.columns)})); for na.fill and na.replace name your own columns with"
-            " subset=[...]."
-        )
-
-    def _sentence(self, name: str, plan: Plan) -> str:
-        refusal = REFUSALS.get(name)
-        if refusal is None and not plan.children().size():
-            return (
-                f"{self._consumer} cannot take this frame: its rows come from {plan.nodeName()}, which no source tracks."
-                " Start from batch.df of source.batches(spark)."
-            )
-        if refusal is None:
-            return (
-                f"{self._consumer} cannot take this frame: {plan.nodeName()} stands between it and the stage before, and is"
-                " not known to keep rows one to one. Do that step in an @operator, or before the rows reach the source."
-            )
-        return (
-            f"{self._consumer} cannot take this frame: {plan.nodeName()} ({refusal.written}) stands between it and the stage"
-            f" before, and {refusal.harm}. Instead, {refusal.fix}."
-        )
+    def _refusal(self, name: str, plan: Plan) -> Refused:
+        if name in REFUSALS:
+            return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
+        if not plan.children().size():
+            return refusals.untracked_leaf(self._consumer, plan.nodeName())
+        return refusals.unknown_node(self._consumer, plan.nodeName())
 
 
 def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
@@ -312,15 +197,8 @@ def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
         if all(count == 1 for count in present):
             return columns
         if any(count > 1 for count in present):
-            raise Refused(
-                f"{consumer} cannot take this frame: it has {' and '.join(columns)} more than once. Keep those of one side"
-                " only, and use acker_client.spark.join(...) or cogroup(...) where rows of two tracked frames meet."
-            )
-    raise Refused(
-        f"{consumer} cannot take this frame: it has lost its tracking columns (_root and _edge, or _anchors). Keep them:"
-        " df.select(..., '_root', '_edge'), df.withColumnsRenamed(...) instead of toDF(...), an operator's keep=; and start"
-        " from batch.df of source.batches(spark)."
-    )
+            raise refusals.doubled_columns(consumer, columns)
+    raise refusals.lost_columns(consumer)
 
 
 def _source_of(expression: Any) -> Any | None:
@@ -374,32 +252,8 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
     seen: set[str] = set()
     for node in nodes:
         if node.tag in seen:
-            raise Refused(
-                f"{consumer} cannot take this frame: the rows of {node} reach it twice (union(df, df), a CTE used twice), so"
-                " each edge would be consumed twice. Use acker_client.spark.branch(df, 2), which gives every copy an edge of"
-                " its own, and union those."
-            )
+            raise refusals.rows_twice(consumer, node)
         seen.add(node.tag)
-
-
-def _second_consumer(node: Node, taker: Consumer) -> str:
-    if node.consumer is not None and node.consumer.name == taker.name and node.consumer.kind == taker.kind:
-        return (
-            f"{taker} is applied twice to the rows of {node}: keep the frame it returned and go on from that. If you need"
-            " the rows twice, make copies first: first, second = acker_client.spark.branch(df, 2)."
-        )
-    return (
-        f"{taker} cannot take the rows of {node}: they go to {node.consumer} already, and each edge is consumed once. Make"
-        " a copy for each consumer first: first, second = acker_client.spark.branch(df, 2)."
-    )
-
-
-def _moved(taker: Consumer) -> str:
-    return (
-        f"{taker} takes a frame a second time whose task boundaries may move between evaluations (orderBy,"
-        " repartitionByRange, or repartition without a number): where they do, its records are replayed. Put .cache()"
-        " behind that step, or give repartition a number."
-    )
 
 
 def _each(sequence: Any) -> Iterator[Any]:
