@@ -1,0 +1,177 @@
+"""Retry: which records are replayed, when, and when one has been tried often enough.
+
+Decides the delays (exponential, full jitter, a cap that cannot overflow), counts *failed* attempts (the record's own
+fault, as far as anybody knows: FAILED, TIMED_OUT, a batch of its own that broke) apart from *interrupted* ones (LOST:
+the server or the job died around it), and hands out due groups before new records are read. Never sleeps, never reads
+a clock, never draws a random number by itself: ``now`` and ``draw`` come in.
+
+Records that failed together stay together: a group has one due time. A group that must be alone (a piece of a batch
+that broke as a whole) is never mixed with others, so that a piece that works proves its records innocent.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.source.tracker import NO_RECORDS, Records
+from acker_client.source.window import Window
+
+Draw = Callable[[], float]
+Counts = npt.NDArray[np.uint16]
+
+COUNT_MAX = np.iinfo(np.uint16).max
+PIECES = 16
+
+# 2.0 ** 64 is far beyond any cap and far from overflow.
+_DOUBLINGS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a record that was not acked is tried again.
+
+    ``max_retries``: a record that failed once more than this goes to the dead letters. ``max_interruptions``: likewise
+    for attempts that were interrupted, which say little about the record. ``initial_s`` and ``cap_s``: the k-th replay
+    waits ``draw() * min(cap_s, initial_s * 2 ** (k - 1))`` seconds, ``draw`` being uniform in [0, 1) (full jitter).
+    """
+
+    max_retries: int = 3
+    max_interruptions: int = 10
+    initial_s: float = 1.0
+    cap_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_retries", "max_interruptions"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < COUNT_MAX:
+                raise ValueError(
+                    f"Retry({name}={value!r}): give a whole number from 0 (never again) to {COUNT_MAX - 1}"
+                )
+        if not 0 <= self.initial_s <= self.cap_s < float("inf"):
+            raise ValueError(
+                f"Retry(initial_s={self.initial_s}, cap_s={self.cap_s}): give seconds with 0 <= initial_s <= cap_s"
+            )
+
+    def delay_s(self, attempts: int, draw: Draw) -> float:
+        """Seconds to wait after the ``attempts``-th attempt went wrong, counted from 1."""
+        return draw() * min(self.cap_s, self.initial_s * 2.0 ** min(max(0, attempts - 1), _DOUBLINGS_MAX))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Group:
+    """Records to replay from ``due_s`` on, ascending. ``depth``: 0 may be mixed with other groups; else it stays
+    alone, and so often its records have been in a batch that broke as a whole."""
+
+    due_s: float
+    order: int
+    records: Records = field(compare=False)
+    depth: int = field(compare=False, default=0)
+
+
+class Schedule:
+    """Attempts of every record in flight, and the groups that wait for their replay."""
+
+    __slots__ = ("_draw", "_failed", "_groups", "_interrupted", "_order", "_waiting", "retry")
+
+    def __init__(self, retry: Retry, draw: Draw) -> None:
+        self.retry = retry
+        self._draw = draw
+        self._failed: Window[np.uint16] = Window(np.uint16)
+        self._interrupted: Window[np.uint16] = Window(np.uint16)
+        self._groups: list[Group] = []
+        self._order = 0
+        self._waiting = 0
+
+    @property
+    def waiting(self) -> int:
+        """Records that wait for their replay."""
+        return self._waiting
+
+    @property
+    def next_due_s(self) -> float | None:
+        return self._groups[0].due_s if self._groups else None
+
+    def failed(self, records: Records) -> Counts:
+        """How often each of ``records`` failed."""
+        return _read(self._failed, records)
+
+    def interrupted(self, records: Records) -> Counts:
+        """How often each of ``records`` was interrupted."""
+        return _read(self._interrupted, records)
+
+    def fail(self, records: Records, now: float, depth: int = 0) -> Records:
+        """Count a failure of each of ``records`` (ascending); schedule what may be tried again, return the others."""
+        return self._count(self._failed, records, self.retry.max_retries, now, depth)
+
+    def interrupt(self, records: Records, now: float) -> Records:
+        """Count an interruption of each of ``records`` (ascending); schedule what may be tried again, return the
+        others."""
+        return self._count(self._interrupted, records, self.retry.max_interruptions, now, 0)
+
+    def isolate(self, records: Records, depth: int, now: float) -> None:
+        """Schedule ``records`` of a batch that broke as a whole: first once more as they are, then in ever smaller
+        pieces, each alone. Nothing is counted against them. ``depth``: of the batch that broke, 0 for an ordinary
+        one."""
+        pieces = 1 if depth == 0 else min(PIECES, len(records))
+        for piece in np.array_split(records, pieces):
+            self._push(piece, now + self.retry.delay_s(depth + 1, self._draw), depth + 1)
+
+    def take(self, now: float, records_max: int) -> Group | None:
+        """The next records whose replay is due, at most ``records_max`` unless they must stay together; None: nothing
+        is.
+
+        Due groups that may be mixed are handed out as one; what does not fit stays scheduled.
+        """
+        if not self._groups or self._groups[0].due_s > now:
+            return None
+        group = self._pop()
+        if group.depth:
+            return group
+        taken, records = [group.records], len(group.records)
+        while records < records_max and self._groups and self._groups[0].due_s <= now and not self._groups[0].depth:
+            taken.append(self._pop().records)
+            records += len(taken[-1])
+        merged = np.sort(np.concatenate(taken))
+        if len(merged) > records_max:
+            self._push(merged[records_max:], group.due_s, 0)
+        return Group(group.due_s, group.order, merged[:records_max])
+
+    def forget(self, below: int) -> None:
+        """Forget the attempts of records under ``below``, which are done."""
+        self._failed.forget(below)
+        self._interrupted.forget(below)
+
+    def _count(self, window: Window[np.uint16], records: Records, limit: int, now: float, depth: int) -> Records:
+        if not len(records):
+            return NO_RECORDS
+        window.extend(int(records[-1]) + 1)
+        index = window.index(records)
+        attempts = window.values[index] + np.uint16(1)
+        window.values[index] = attempts
+        for attempt in np.unique(attempts[attempts <= limit]):
+            due_s = now + self.retry.delay_s(int(attempt), self._draw)
+            self._push(records[attempts == attempt], due_s, depth)
+        return records[attempts > limit]
+
+    def _push(self, records: Records, due_s: float, depth: int) -> None:
+        heapq.heappush(self._groups, Group(due_s, self._order, records, depth))
+        self._order += 1
+        self._waiting += len(records)
+
+    def _pop(self) -> Group:
+        group = heapq.heappop(self._groups)
+        self._waiting -= len(group.records)
+        return group
+
+
+def _read(window: Window[np.uint16], records: Records) -> Counts:
+    """Counts of ``records``; 0 for those that the window does not reach."""
+    counts = np.zeros(len(records), np.uint16)
+    inside = (records >= window.start) & (records < window.stop)
+    counts[inside] = window.values[window.index(records[inside])]
+    return counts

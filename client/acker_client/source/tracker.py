@@ -1,0 +1,182 @@
+"""Tracker: which emission is which record, how each emission ended, and which records are done.
+
+Decides that exactly one outcome counts for each emission, and up to where every emitted record is done. Two windows of
+arrays do it, one indexed by emission number (`unmix64(root id) - base`) and one by record, so that ten million
+outcomes are a few passes over arrays and there is no object per record. Never decides what to do about a failure
+(`retry`), never says what a record number means (the input does), knows no clock and no server.
+
+Records are numbered by their input in the order in which they are read. The numbers ascend and may have gaps: what was
+never emitted (an offset that a log compacted away) holds nothing up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.source.window import Window
+from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
+from acker_protocol.messages import Kinds
+
+Records = npt.NDArray[np.int64]
+
+# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol.
+PENDING = 0
+
+# What a record is.
+ABSENT = 0
+OPEN = 1
+DONE = 2
+
+NO_RECORDS: Records = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
+    int64[m]``, where each stood among those given. ``repeated`` had an outcome before; ``foreign`` are not of this
+    source.
+    """
+
+    records: Records
+    roots: Column
+    verdicts: Kinds
+    indices: Records
+    repeated: int = 0
+    foreign: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """Emissions ``start`` to ``stop`` (numbers), the k-th of them of ``records[k]`` with root id ``roots[k]``."""
+
+    start: int
+    stop: int
+    records: Records
+    roots: Column = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Tracker:
+    """The in-flight window of one source session, whose ``base`` is random and below ``ids.BASE_MAX``."""
+
+    __slots__ = ("_emission_record", "_emission_state", "_pending", "_record_state", "base")
+
+    def __init__(self, base: int) -> None:
+        if not 0 < base < BASE_MAX:
+            raise ValueError(
+                f"base is {base}: draw it between 1 and 2**62, so that base + n is never 0 and never wraps"
+            )
+        self.base = base
+        self._emission_state: Window[np.uint8] = Window(np.uint8)
+        self._emission_record: Window[np.int64] = Window(np.int64)
+        self._record_state: Window[np.uint8] = Window(np.uint8)
+        self._pending = 0
+
+    @property
+    def emitted(self) -> int:
+        """Number of emissions ever made, which is the number of the next one."""
+        return self._emission_state.stop
+
+    @property
+    def pending(self) -> int:
+        """Emissions without an outcome."""
+        return self._pending
+
+    @property
+    def done_below(self) -> int:
+        """Every emitted record below this number is done; this one is not, or was not emitted yet."""
+        return self._record_state.start
+
+    @property
+    def open_records(self) -> int:
+        """Emitted records that are not done."""
+        return int(np.count_nonzero(self._record_state.values == OPEN))
+
+    @property
+    def reach(self) -> int:
+        """One more than the highest record ever emitted."""
+        return self._record_state.stop
+
+    @property
+    def nbytes(self) -> int:
+        return self._emission_state.nbytes + self._emission_record.nbytes + self._record_state.nbytes
+
+    def emit(self, records: Records) -> Emitted:
+        """Emit ``records: int64[k]``, ascending, none of them done or pending: new ones or replays. Returns the
+        emissions."""
+        start, stop = self.emitted, self.emitted + len(records)
+        self._emission_state.extend(stop)
+        self._emission_record.extend(stop)[:] = records
+        self._pending += len(records)
+        if len(records):
+            self._record_state.extend(int(records[-1]) + 1)
+            self._record_state.values[self._record_state.index(records)] = OPEN
+        return Emitted(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
+
+    def apply(self, roots: Column, verdicts: Kinds) -> Applied:
+        """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted."""
+        numbers = numbers_of(self.base, roots)
+        foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
+        numbers -= np.uint64(self._emission_state.start)
+        index = numbers.view(np.int64)
+        where = np.flatnonzero(numbers < np.uint64(len(self._emission_state)))
+        where = where[self._emission_state.values[index[where]] == PENDING]
+        where = self._settle(index[where], verdicts[where], where)
+        applied = self._emission_record.values[index[where]]
+        repeated = len(roots) - len(where) - foreign
+        return Applied(applied, roots[where], verdicts[where], where, repeated, foreign)
+
+    def lose(self, start: int, stop: int, verdict: int) -> Applied:
+        """Give ``verdict`` to every emission of ``start <= number < stop`` that has no outcome."""
+        start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
+        first = start - self._emission_state.start
+        where = first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
+        verdicts = np.full(len(where), verdict, np.uint8)
+        self._settle(where, verdicts, where)
+        numbers = (where + self._emission_state.start).astype(np.uint64)
+        return Applied(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
+
+    def finish(self, records: Records) -> None:
+        """Count ``records`` as done: acked, or safely in the dead letters."""
+        self._record_state.values[self._record_state.index(records)] = DONE
+
+    def compact(self) -> None:
+        """Forget the prefix of records that are done, and the prefix of emissions that have their outcome."""
+        done = _prefix(self._record_state.values != OPEN)
+        self._record_state.forget(self._record_state.start + done)
+        ended = self._emission_state.start + _prefix(self._emission_state.values != PENDING)
+        self._emission_state.forget(ended)
+        self._emission_record.forget(ended)
+
+    def _settle(self, index: Records, verdicts: Kinds, where: Records) -> Records:
+        """Write outcomes to pending emissions at ``index``; of repetitions among them the first. Returns what is left
+        of ``where``."""
+        states = self._emission_state.values
+        before = _pending_between(states, index)
+        states[index] = verdicts
+        told = before - _pending_between(states, index)
+        if told != len(index):
+            _, firsts = np.unique(index, return_index=True)
+            firsts.sort()
+            states[index[firsts]] = verdicts[firsts]
+            where = where[firsts]
+        self._pending -= told
+        return where
+
+
+def _pending_between(states: Kinds, index: Records) -> int:
+    """Pending emissions from the first to the last of ``index``: counting bytes is quicker than sorting the index."""
+    if not len(index):
+        return 0
+    return int(np.count_nonzero(states[int(index.min()) : int(index.max()) + 1] == PENDING))
+
+
+def _prefix(flags: npt.NDArray[np.bool_]) -> int:
+    """How many of ``flags`` are true before the first that is not."""
+    first = int(np.argmin(flags)) if len(flags) else 0
+    return first if len(flags) and not flags[first] else len(flags)

@@ -1,0 +1,74 @@
+"""Window: an array over the numbers ``start`` to ``stop`` that grows at its end and is forgotten at its beginning.
+
+Decides how room is kept (twice what is needed at the most, moved when half of it is forgotten, so that appending and
+forgetting cost a constant per number). Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+Array = np.ndarray[tuple[int], np.dtype[Scalar]]
+
+ROOM_MIN = 1024
+
+
+class Window(Generic[Scalar]):
+    """Values of ``dtype`` for the numbers ``start <= number < stop``."""
+
+    __slots__ = ("_fill", "_first", "_room", "start", "stop")
+
+    def __init__(self, dtype: type[Scalar], *, fill: int = 0, start: int = 0) -> None:
+        self._room: Array[Scalar] = np.full(ROOM_MIN, fill, dtype)
+        self._fill = fill
+        self._first = 0  # where the value of `start` lies in the room
+        self.start = start
+        self.stop = start
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def values(self) -> Array[Scalar]:
+        """The values of ``start`` to ``stop``: a view, to read and to write, until the next `extend` or `forget`."""
+        return self._room[self._first : self._first + len(self)]
+
+    @property
+    def nbytes(self) -> int:
+        return self._room.nbytes
+
+    def extend(self, stop: int) -> Array[Scalar]:
+        """Grow to ``stop`` and return the view of what is new, which holds the fill value."""
+        new = max(0, stop - self.stop)
+        if self._first + len(self) + new > len(self._room):
+            self._move(len(self) + new)
+        self.stop += new
+        fresh = self._room[self._first + len(self) - new : self._first + len(self)]
+        fresh[:] = self._fill
+        return fresh
+
+    def forget(self, below: int) -> None:
+        """Forget the numbers under ``below``, also those to come."""
+        if below >= self.stop:
+            self.start = self.stop = max(below, self.stop)
+            self._first = 0
+            return
+        gone = max(0, below - self.start)
+        self.start += gone
+        self._first += gone
+        if self._first > max(ROOM_MIN, len(self._room) // 2):
+            self._move(len(self))
+
+    def index(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Indices into ``values`` of ``numbers``, which must all lie in the window."""
+        return numbers - self.start
+
+    def _move(self, needed: int) -> None:
+        kept = self.values
+        room: Array[Scalar] = np.empty(max(ROOM_MIN, needed + needed // 2), self._room.dtype)
+        room[: len(kept)] = kept
+        self._room, self._first = room, 0

@@ -1,0 +1,184 @@
+"""The retry schedule beside a twin with one object per record, and the policy at its edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from acker_client.source.retry import PIECES, Retry, Schedule
+
+
+def columns(records: set[int] | list[int]) -> np.ndarray:
+    return np.array(sorted(records), np.int64)
+
+
+@dataclass
+class Attempt:
+    failed: int = 0
+    interrupted: int = 0
+    due_s: float | None = None  # None: in flight
+
+
+@dataclass
+class Twin:
+    """One object per record; draw is 1, so that a delay is its bound."""
+
+    retry: Retry
+    records: dict[int, Attempt] = field(default_factory=dict)
+
+    def count(self, what: str, records: set[int], now: float) -> set[int]:
+        limit = self.retry.max_retries if what == "failed" else self.retry.max_interruptions
+        spent = set()
+        for record in records:
+            attempt = self.records.setdefault(record, Attempt())
+            count = getattr(attempt, what) + 1
+            setattr(attempt, what, count)
+            if count > limit:
+                spent.add(record)
+            else:
+                attempt.due_s = now + min(self.retry.cap_s, self.retry.initial_s * 2 ** (count - 1))
+        return spent
+
+    def due(self, now: float) -> set[int]:
+        return {r for r, attempt in self.records.items() if attempt.due_s is not None and attempt.due_s <= now}
+
+
+class ScheduleBesideItsTwin(RuleBasedStateMachine):
+    @initialize(retries=st.integers(0, 3), interruptions=st.integers(0, 3))
+    def begin(self, retries: int, interruptions: int) -> None:
+        retry = Retry(max_retries=retries, max_interruptions=interruptions, initial_s=1, cap_s=3)
+        self.schedule, self.twin = Schedule(retry, draw=lambda: 1.0), Twin(retry)
+        self.now, self.flying = 0.0, set(range(12))
+
+    @rule(data=st.data(), what=st.sampled_from(["failed", "interrupted"]))
+    def count(self, data: st.DataObject, what: str) -> None:
+        if not self.flying:
+            return
+        records = data.draw(st.sets(st.sampled_from(sorted(self.flying))))
+        self.flying -= records
+        count = self.schedule.fail if what == "failed" else self.schedule.interrupt
+        assert set(count(columns(records), self.now).tolist()) == self.twin.count(what, records, self.now)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]), records_max=st.integers(1, 12))
+    def take(self, seconds: float, records_max: int) -> None:
+        self.now += seconds
+        due = self.twin.due(self.now)
+        group = self.schedule.take(self.now, records_max)
+        taken = set() if group is None else set(group.records.tolist())
+        assert taken <= due
+        assert len(taken) == min(len(due), records_max)
+        assert group is None or group.records.tolist() == sorted(taken)
+        for record in taken:
+            self.twin.records[record].due_s = None
+        self.flying |= taken
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "twin"):
+            return
+        waiting = [attempt.due_s for attempt in self.twin.records.values() if attempt.due_s is not None]
+        assert self.schedule.waiting == len(waiting)
+        due_s = self.schedule.next_due_s
+        assert (due_s is None) == (not waiting)
+        assert due_s is None or due_s <= min(waiting)
+        everybody = columns(list(range(12)))
+        known = [self.twin.records.get(record, Attempt()) for record in range(12)]
+        assert self.schedule.failed(everybody).tolist() == [attempt.failed for attempt in known]
+        assert self.schedule.interrupted(everybody).tolist() == [attempt.interrupted for attempt in known]
+
+
+TestScheduleBesideItsTwin = ScheduleBesideItsTwin.TestCase
+TestScheduleBesideItsTwin.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+
+
+@given(
+    attempts=st.integers(0, 2**40),
+    draw=st.floats(0, 1, exclude_max=True),
+    initial_s=st.floats(0, 1e6),
+    more_s=st.floats(0, 1e9),
+)
+def test_a_delay_never_overflows_never_is_negative_and_never_exceeds_its_cap(
+    attempts: int, draw: float, initial_s: float, more_s: float
+) -> None:
+    retry = Retry(initial_s=initial_s, cap_s=initial_s + more_s)
+    assert 0 <= retry.delay_s(attempts, lambda: draw) <= retry.cap_s
+
+
+def test_delays_double_up_to_the_cap() -> None:
+    retry = Retry(initial_s=1, cap_s=10)
+    assert [retry.delay_s(attempt, lambda: 1.0) for attempt in (1, 2, 3, 4, 5, 57, 10_000)] == [1, 2, 4, 8, 10, 10, 10]
+
+
+def test_max_retries_zero_never_tries_again() -> None:
+    schedule = Schedule(Retry(max_retries=0), draw=lambda: 0.5)
+    assert schedule.fail(columns([3, 4]), now=0).tolist() == [3, 4]
+    assert (schedule.waiting, schedule.next_due_s) == (0, None)
+
+
+def test_interruptions_do_not_spend_the_retries_of_a_record() -> None:
+    schedule = Schedule(Retry(max_retries=1, max_interruptions=5, initial_s=0, cap_s=0), draw=lambda: 0.5)
+    for _ in range(5):
+        assert not len(schedule.interrupt(columns([7]), now=0))
+        assert schedule.take(0, 10) is not None
+    assert not len(schedule.fail(columns([7]), now=0))
+    assert schedule.fail(columns([7]), now=0).tolist() == [7]
+
+
+def test_a_batch_that_broke_is_replayed_whole_then_in_pieces_down_to_single_records() -> None:
+    schedule = Schedule(Retry(initial_s=1, cap_s=1), draw=lambda: 1.0)
+    schedule.isolate(columns(list(range(1000))), depth=0, now=0)
+    whole = schedule.take(1, 10)
+    assert whole is not None
+    assert (len(whole.records), whole.depth) == (1000, 1)
+    schedule.isolate(whole.records, whole.depth, now=1)
+    pieces = [schedule.take(2, 10_000) for _ in range(PIECES)]
+    assert [len(piece.records) for piece in pieces if piece] == [63] * 8 + [62] * 8
+    last = pieces[-1]
+    assert last is not None
+    assert last.depth == 2
+    assert schedule.take(2, 10_000) is None
+    schedule.isolate(last.records, last.depth, now=2)
+    smaller = [schedule.take(3, 10_000) for _ in range(PIECES)]
+    assert np.concatenate([piece.records for piece in smaller if piece]).tolist() == last.records.tolist()
+
+
+def test_records_that_must_be_alone_are_never_mixed_with_others() -> None:
+    schedule = Schedule(Retry(initial_s=1, cap_s=1), draw=lambda: 1.0)
+    schedule.fail(columns([1]), now=0)
+    schedule.fail(columns([2]), now=0, depth=3)
+    schedule.fail(columns([3]), now=0)
+    groups = [schedule.take(5, 100) for _ in range(3)]
+    assert sorted((group.records.tolist(), group.depth) for group in groups if group) == [([1], 0), ([2], 3), ([3], 0)]
+
+
+def test_attempts_of_records_that_are_done_are_forgotten() -> None:
+    schedule = Schedule(Retry(), draw=lambda: 1.0)
+    schedule.fail(columns([5, 9]), now=0)
+    schedule.forget(6)
+    assert schedule.failed(columns([5, 9, 10])).tolist() == [0, 1, 0]
+    schedule.forget(10_000_000)
+    schedule.fail(columns([10_000_007]), now=0)
+    assert schedule.failed(columns([9, 10_000_007])).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"max_retries": -1}, "max_retries"),
+        ({"max_retries": 2.5}, "max_retries"),
+        ({"max_retries": True}, "max_retries"),
+        ({"max_interruptions": 70_000}, "max_interruptions"),
+        ({"initial_s": -1}, "initial_s"),
+        ({"initial_s": 5, "cap_s": 1}, "cap_s"),
+        ({"cap_s": float("inf")}, "cap_s"),
+        ({"cap_s": float("nan")}, "cap_s"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_by_name(options: dict[str, float], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        Retry(**options)  # type: ignore[arg-type]

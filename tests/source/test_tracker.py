@@ -1,0 +1,205 @@
+"""The tracker beside a twin that keeps an object per emission, and what it promises about work and memory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from acker_client.source.tracker import Tracker
+from acker_protocol.ids import BASE_MAX, root_id
+from acker_protocol.messages import Verdict
+
+ACKED, FAILED, TIMED_OUT, LOST = (int(verdict) for verdict in Verdict)
+
+
+def roots_of(base: int, numbers: list[int]) -> np.ndarray:
+    return np.array([root_id(base, number) for number in numbers], np.uint64)
+
+
+@dataclass
+class Twin:
+    """The same rules, one dict entry an emission and one a record."""
+
+    base: int
+    emissions: list[int] = field(default_factory=list)
+    outcome: dict[int, int] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+    def apply(self, roots: list[int], verdicts: list[int]) -> tuple[list[tuple[int, int, int]], int, int]:
+        numbers = {root_id(self.base, number): number for number in range(len(self.emissions))}
+        applied, repeated, foreign = [], 0, 0
+        for index, (root, verdict) in enumerate(zip(roots, verdicts, strict=True)):
+            if root not in numbers:
+                foreign += 1
+            elif numbers[root] in self.outcome:
+                repeated += 1
+            else:
+                self.outcome[numbers[root]] = verdict
+                applied.append((self.emissions[numbers[root]], verdict, index))
+        return applied, repeated, foreign
+
+    def done_below(self, reach: int) -> int:
+        still_open = set(self.emissions) - self.done
+        return min(still_open, default=reach)
+
+
+class TrackerBesideItsTwin(RuleBasedStateMachine):
+    @initialize(base=st.integers(1, BASE_MAX - 1))
+    def begin(self, base: int) -> None:
+        self.tracker, self.twin = Tracker(base), Twin(base)
+        self.next_record, self.failed = 0, set[int]()
+
+    @rule(gaps=st.lists(st.integers(0, 5), max_size=8))
+    def emit_new_records_with_gaps(self, gaps: list[int]) -> None:
+        records = []
+        for gap in gaps:
+            records.append(self.next_record + gap)
+            self.next_record += gap + 1
+        self._emit(records)
+
+    @precondition(lambda self: self.failed)
+    @rule(data=st.data())
+    def replay(self, data: st.DataObject) -> None:
+        records = sorted(data.draw(st.sets(st.sampled_from(sorted(self.failed)), min_size=1)))
+        self.failed -= set(records)
+        self._emit(records)
+
+    def _emit(self, records: list[int]) -> None:
+        emitted = self.tracker.emit(np.array(records, np.int64))
+        assert (emitted.start, emitted.stop) == (len(self.twin.emissions), len(self.twin.emissions) + len(records))
+        self.twin.emissions += records
+        assert emitted.roots.tolist() == [root_id(self.twin.base, n) for n in range(emitted.start, emitted.stop)]
+
+    @rule(data=st.data(), foreign=st.lists(st.integers(0, 2**64 - 1), max_size=2))
+    def apply(self, data: st.DataObject, foreign: list[int]) -> None:
+        numbers = data.draw(st.lists(st.integers(0, len(self.twin.emissions)), max_size=12))
+        roots = [root_id(self.twin.base, number) for number in numbers] + foreign
+        verdicts = data.draw(st.lists(st.integers(1, 4), min_size=len(roots), max_size=len(roots)))
+        got = self.tracker.apply(np.array(roots, np.uint64), np.array(verdicts, np.uint8))
+        expected, repeated, strangers = self.twin.apply(roots, verdicts)
+        assert list(zip(got.records.tolist(), got.verdicts.tolist(), got.indices.tolist(), strict=True)) == expected
+        assert got.roots.tolist() == [roots[index] for _, _, index in expected]
+        assert (got.repeated, got.foreign) == (repeated, strangers)
+        self._record(expected)
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        start = data.draw(st.integers(0, len(self.twin.emissions)))
+        stop = data.draw(st.integers(start, len(self.twin.emissions) + 3))
+        got = self.tracker.lose(start, stop, LOST)
+        numbers = range(start, min(stop, len(self.twin.emissions)))
+        expected, _, _ = self.twin.apply([root_id(self.twin.base, n) for n in numbers], [LOST] * len(numbers))
+        assert got.records.tolist() == [record for record, _, _ in expected]
+        self._record(expected)
+
+    def _record(self, outcomes: list[tuple[int, int, int]]) -> None:
+        acked = [record for record, verdict, _ in outcomes if verdict == ACKED]
+        self.tracker.finish(np.array(acked, np.int64))
+        self.twin.done |= set(acked)
+        self.failed |= {record for record, verdict, _ in outcomes if verdict != ACKED}
+
+    @rule()
+    def compact(self) -> None:
+        self.tracker.compact()
+        assert self.tracker.done_below == self.twin.done_below(self.tracker.reach)
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "tracker"):
+            return
+        assert self.tracker.emitted == len(self.twin.emissions)
+        assert self.tracker.pending == len(self.twin.emissions) - len(self.twin.outcome)
+        assert self.tracker.open_records == len(set(self.twin.emissions) - self.twin.done)
+
+
+TestTrackerBesideItsTwin = TrackerBesideItsTwin.TestCase
+TestTrackerBesideItsTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@given(st.permutations(range(40)))
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_outcomes_does_not_matter(order: list[int]) -> None:
+    tracker = Tracker(7)
+    tracker.emit(np.arange(40))
+    roots = roots_of(7, order)
+    applied = tracker.apply(roots, np.full(40, ACKED, np.uint8))
+    tracker.finish(applied.records)
+    tracker.compact()
+    assert sorted(applied.records.tolist()) == list(range(40))
+    assert (tracker.done_below, tracker.pending) == (40, 0)
+
+
+def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins() -> None:
+    tracker = Tracker(99)
+    tracker.emit(np.array([0, 1]))
+    roots = roots_of(99, [1, 1, 0, 1])
+    applied = tracker.apply(roots, np.array([FAILED, ACKED, ACKED, LOST], np.uint8))
+    assert applied.records.tolist() == [1, 0]
+    assert applied.verdicts.tolist() == [FAILED, ACKED]
+    assert applied.repeated == 2
+
+
+def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stranger() -> None:
+    tracker = Tracker(99)
+    tracker.emit(np.arange(3))
+    tracker.finish(tracker.apply(roots_of(99, [0, 1, 2]), np.full(3, ACKED, np.uint8)).records)
+    tracker.compact()
+    late = tracker.apply(roots_of(99, [1, 2]), np.full(2, FAILED, np.uint8))
+    assert (len(late.records), late.repeated, late.foreign) == (0, 2, 0)
+
+
+def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
+    tracker = Tracker(5)
+    tracker.emit(np.array([10, 40, 41]))
+    tracker.finish(tracker.apply(roots_of(5, [0, 1]), np.full(2, ACKED, np.uint8)).records)
+    tracker.compact()
+    assert tracker.done_below == 41
+
+
+def test_what_is_done_and_ended_is_forgotten_so_memory_follows_what_is_in_flight() -> None:
+    tracker = Tracker(5)
+    sizes = []
+    for step in range(200):
+        emitted = tracker.emit(np.arange(step * 1000, (step + 1) * 1000))
+        tracker.finish(tracker.apply(emitted.roots, np.full(1000, ACKED, np.uint8)).records)
+        tracker.compact()
+        sizes.append(tracker.nbytes)
+    assert max(sizes) == max(sizes[:10])
+
+
+def test_work_for_an_outcome_does_not_grow_with_the_number_of_outcomes() -> None:
+    """Whatever comes in one call is a fixed number of passes: no Python code runs per outcome."""
+    lines = {outcomes: _lines_run(outcomes) for outcomes in (10_000, 100_000)}
+    assert lines[10_000] == lines[100_000]
+
+
+def _lines_run(outcomes: int) -> int:
+    tracker = Tracker(3)
+    emitted = tracker.emit(np.arange(outcomes))
+    verdicts = np.full(outcomes, ACKED, np.uint8)
+    lines = 0
+
+    def count(frame: object, event: str, argument: object) -> object:
+        nonlocal lines
+        lines += 1
+        return count
+
+    sys.settrace(count)
+    try:
+        tracker.finish(tracker.apply(emitted.roots, verdicts).records)
+        tracker.compact()
+    finally:
+        sys.settrace(None)
+    return lines
+
+
+@pytest.mark.parametrize("base", [0, BASE_MAX, -4])
+def test_a_base_that_could_wrap_or_give_root_zero_is_refused(base: int) -> None:
+    with pytest.raises(ValueError, match="between 1 and 2"):
+        Tracker(base)
