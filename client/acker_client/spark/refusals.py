@@ -127,15 +127,16 @@ def lost_columns(consumer: str) -> Refused:
     return _refused(
         consumer,
         "it has lost its tracking columns (_root and _edge, or _anchors). Keep them, as df.select(..., '_root',"
-        " '_edge'); use df.withColumnsRenamed(...) instead of toDF(...); and start from batch.df of source.batches(spark).",
+        " '_edge'); use df.withColumnsRenamed(...) instead of toDF(...); and start from batch.df of"
+        " source.batches(spark).",
     )
 
 
 def doubled_columns(consumer: str, columns: Sequence[str]) -> Refused:
     return _refused(
         consumer,
-        f"it has {' and '.join(columns)} more than once. Keep those of one side only, and use acker_client.spark.join(...)"
-        " or cogroup(...) where rows of two tracked frames meet.",
+        f"it has {' and '.join(columns)} more than once. Keep those of one side only, and use"
+        " acker_client.spark.join(...) or cogroup(...) where rows of two tracked frames meet.",
     )
 
 

