@@ -7,9 +7,11 @@ means. ``decode_*`` raise :class:`Malformed` with a sentence that names the fiel
 from __future__ import annotations
 
 import sys
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError, Message
 
 from acker_protocol import messages
 from acker_protocol.ids import Column
@@ -45,6 +47,17 @@ if sys.byteorder != "little":  # pragma: no cover
 
 class Malformed(ValueError):
     """A message that cannot be read; the text names the field and says what it should hold."""
+
+
+_Wire = TypeVar("_Wire", bound=Message)
+
+
+def parse(kind: type[_Wire], content: bytes) -> _Wire:
+    """Bytes as a protobuf message of ``kind``. Raises :class:`Malformed`."""
+    try:
+        return kind.FromString(content)
+    except DecodeError:
+        raise Malformed(f"{kind.__name__}: {len(content)} bytes that are not such a message") from None
 
 
 def encode_hello(hello: Hello) -> pb.HelloRequest:

@@ -1,0 +1,171 @@
+"""Shared shard: one shard for many threads.
+
+Decides who may touch the shard (one thread at a time, under one lock), which settlements share a sweep, and how long a
+watch waits. Knows neither gRPC nor protobuf; what a message means is the shard's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.messages import (
+    Apply,
+    ApplyReply,
+    OpenBatch,
+    OpenBatchReply,
+    Settle,
+    SettleReply,
+    Status,
+    Watch,
+    WatchReply,
+)
+from acker_service.shard import Shard
+from acker_service.stats import ShardStats
+
+# A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
+WAIT_MAX_S = 30.0
+# 13 bytes each: an answer stays below the 4 MiB that a gRPC client takes unless told otherwise.
+OUTCOMES_MAX = 250_000
+# An answer with so many does not linger for more.
+OUTCOMES_ENOUGH = 32_768
+
+OnEnd = Callable[[Callable[[], None]], object]
+
+
+class SharedShard:
+    """The calls of :class:`~acker_service.shard.Shard` for any number of threads; watches wait here."""
+
+    def __init__(self, shard: Shard, *, clock: Callable[[], float], max_watches: int, linger_s: float) -> None:
+        self.shard = shard
+        self._clock = clock
+        self._max_watches = max_watches
+        self._linger_s = linger_s
+        self._lock = threading.Lock()
+        self._waiting: list[_Waiting] = []
+        self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
+        self._is_closing = threading.Event()
+
+    def apply(self, message: Apply) -> ApplyReply:
+        with self._lock:
+            reply = self.shard.apply(message, self._clock())
+            self._wake()
+        return reply
+
+    def open_batch(self, request: OpenBatch) -> OpenBatchReply:
+        with self._lock:
+            return self.shard.open_batch(request, self._clock())
+
+    def settle(self, request: Settle) -> SettleReply:
+        """Settle; whatever else waits to be settled when this call gets the lock is settled in the same sweep."""
+        mine: Future[SettleReply] = Future()
+        self._settling.append((request, mine))
+        with self._lock:
+            if not mine.done():
+                self._settle_together()
+        return mine.result()
+
+    def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
+        """Answer a watch: at once when there is enough to tell, else when there is something and it lingered a little.
+
+        ``on_end`` takes what to call when the caller has gone away, so that nobody waits for nothing.
+        """
+        request = dataclasses.replace(request, max_outcomes=min(request.max_outcomes, OUTCOMES_MAX))
+        with self._lock:
+            if request.close:
+                self._dismiss(request.session)
+            reply = self.shard.watch(request, self._clock())
+            if not self._should_wait(request, reply):
+                return reply
+            waiting = _Waiting(request.session, request.confirmed)
+            if len(reply.outcomes):
+                waiting.woken.set()
+            self._waiting.append(waiting)
+        try:
+            on_end(waiting.dismiss)
+            waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S))
+            if waiting.woken.is_set() and not waiting.is_dismissed:
+                self._is_closing.wait(self._linger_s)
+        finally:
+            with self._lock:
+                self._waiting.remove(waiting)
+        with self._lock:
+            return reply if waiting.is_dismissed else self.shard.watch(request, self._clock())
+
+    def tick(self) -> None:
+        with self._lock:
+            self.shard.tick(self._clock())
+            self._wake()
+
+    @property
+    def stats(self) -> ShardStats:
+        with self._lock:
+            return self.shard.stats
+
+    @property
+    def watches(self) -> int:
+        """How many watches wait now."""
+        return len(self._waiting)
+
+    def dump(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The whole state, as :meth:`Shard.dump` gives it."""
+        with self._lock:
+            return self.shard.dump(self._clock())
+
+    def stop_waiting(self) -> None:
+        """Answer every watch now, and from now on every watch at once."""
+        with self._lock:
+            self._is_closing.set()
+            for waiting in self._waiting:
+                waiting.woken.set()
+
+    def _settle_together(self) -> None:
+        together = [self._settling.popleft() for _ in range(len(self._settling))]
+        try:
+            replies = self.shard.settle([request for request, _ in together], self._clock())
+        except Exception as error:
+            for _, future in together:
+                future.set_exception(error)
+            return
+        for (_, future), reply in zip(together, replies, strict=True):
+            future.set_result(reply)
+        self._wake()
+
+    def _should_wait(self, request: Watch, reply: WatchReply) -> bool:
+        if request.close or not request.wait_ms or reply.is_new or reply.status != Status.APPLIED:
+            return False
+        if len(reply.outcomes) >= min(OUTCOMES_ENOUGH, request.max_outcomes):
+            return False
+        return not self._is_closing.is_set() and len(self._waiting) < self._max_watches
+
+    def _wake(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.woken.is_set() and self.shard.has_outcomes(waiting.session, waiting.confirmed):
+                waiting.woken.set()
+
+    def _dismiss(self, session: int) -> None:
+        """Send the waiting watches of a session home before it is closed: asking again would open it again."""
+        for waiting in self._waiting:
+            if waiting.session == session:
+                waiting.dismiss()
+
+
+class _Waiting:
+    __slots__ = ("confirmed", "is_dismissed", "session", "woken")
+
+    def __init__(self, session: int, confirmed: int) -> None:
+        self.session = session
+        self.confirmed = confirmed
+        self.woken = threading.Event()
+        self.is_dismissed = False
+
+    def dismiss(self) -> None:
+        """Stop waiting and answer what was known at the start; the shard is not asked again."""
+        self.is_dismissed = True
+        self.woken.set()

@@ -1,0 +1,145 @@
+"""Fixtures: real servers, in this process or in one of their own, on free loopback ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START_S = 60.0
+ROOT = Path(__file__).resolve().parent.parent
+PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[..., Any]]:
+    """Start a server in this process: ``start_server(max_pending=10)`` takes any option of the server's Config.
+
+    Gives an ``acker_service.server.Server``: ``.address`` ("127.0.0.1:port"), ``.http_address``, ``.shard`` and
+    ``.stop()``, which may be called more than once.
+    """
+    # Not at the top: what tests a base install must be able to collect this file without the service's packages.
+    from acker_service.config import Config
+    from acker_service.server import Server
+
+    servers: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        server = Server(Config(**{"port": 0, "http_port": None, "grace_s": 1.0, **options}))
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop(grace_s=0.0)
+
+
+@pytest.fixture
+def server(start_server: Callable[..., Any]) -> Any:
+    """A running server in this process, with its defaults."""
+    return start_server()
+
+
+class ServerProcess:
+    """``python -m acker_service serve`` as a process of its own. ``address`` stays the same over restarts."""
+
+    def __init__(self, folder: Path, *flags: str, port: int = 0) -> None:
+        self._folder = folder
+        self._ready = folder / "ready.json"
+        self.flags = flags
+        self.port = port
+        self.http_address: str | None = None
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server has logged, all its runs together."""
+        return (self._folder / "server.log").read_text()
+
+    def start(self) -> None:
+        """Start, and return when it serves."""
+        self._ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "acker_service", "serve", f"--port={self.port}", "--http-port=0"]
+        command += ["--ready-file", str(self._ready), "--log-format=json", *self.flags]
+        environment = {key: text for key, text in os.environ.items() if not key.startswith("ACKER_")}
+        environment["PYTHONPATH"] = os.pathsep.join([*PATHS, *filter(None, [environment.get("PYTHONPATH")])])
+        with open(self._folder / "server.log", "ab") as log:
+            self._process = subprocess.Popen(command, stderr=log, env=environment)
+        ready = self._await_ready()
+        self.port = int(ready["address"].rpartition(":")[2])
+        self.http_address = ready["http_address"]
+
+    def terminate(self) -> int:
+        """SIGTERM: drain, write the state; gives the exit status."""
+        self._process.terminate()
+        return self._process.wait(START_S)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait(START_S)
+
+    def pause(self) -> None:
+        """SIGSTOP: it answers nothing until :meth:`resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def restart(self, *flags: str, kill: bool = False) -> None:
+        """Stop (or kill) and start again on the same port; ``flags``, where given, take the place of those before."""
+        if kill:
+            self.kill()
+        else:
+            self.terminate()
+        self.flags = flags or self.flags
+        self.start()
+
+    def close(self) -> None:
+        """End it if it still runs."""
+        if self._process.poll() is None:
+            self.resume()
+            self.kill()
+
+    def _await_ready(self) -> dict[str, Any]:
+        deadline = time.monotonic() + START_S
+        while not self._ready.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise AssertionError(f"the server did not start:\n{self.log}")
+            time.sleep(0.01)
+        ready: dict[str, Any] = json.loads(self._ready.read_text())
+        return ready
+
+
+@pytest.fixture
+def server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """Start a server as a process: ``server_process("--max-pending=10")`` takes flags; see :class:`ServerProcess`."""
+    processes: list[ServerProcess] = []
+
+    def start(*flags: str, port: int = 0) -> ServerProcess:
+        process = ServerProcess(tmp_path_factory.mktemp("server"), *flags, port=port)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.close()
