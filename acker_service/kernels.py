@@ -1,0 +1,620 @@
+"""Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
+
+Decides how a cell looks and how a sub-table is probed; decides nothing about which message may be applied (``shard``) and
+never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section and says so.
+
+A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an empty
+cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a report, which
+ascend by key, walk memory forward. Probing is linear, deletion shifts back: there are no grave stones to clean.
+
+Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
+Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
+
+The *directory* is int64[1024, 4], a row per slot: address of the cells, capacity, count, tick at which the next entry of
+the sub-table may expire. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
+from acker_protocol.messages import ACK, FAIL, RESET, Settlement, Verdict
+
+CELL_BYTES = 24
+TICKS_A_SECOND = 32
+TICK_BITS = 23
+INDEX_BITS = 14
+INDEXES = 1 << INDEX_BITS
+NEVER = 1 << 60
+
+# Columns of the directory.
+ADDRESS, CAPACITY, COUNT, DUE = range(4)
+
+# What a kernel counts, as positions in its int64 array of counters.
+OUTCOMES, VARIETY, CREATED, FINISHED, ORPHANS, KNOWN, CONFLICTS, DROPPED, TOMBSTONES, FAILS, APPLIED = range(11)
+COUNTERS = 16
+
+# Why `check` refuses a report.
+FINE, UNSORTED, ZERO, BEYOND = range(4)
+
+# How `sweep` ends the roots of a batch index.
+KEEP, FINISH, ABANDON, DROP = range(4)
+
+# Reasons that the server itself gives, as `sweep` numbers them (0: none).
+REASONS = ("message_timeout", "progress_timeout", "unfinished", "abandoned", "unread")
+BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
+
+INIT_FLAG = 1 << INDEX_BITS
+FAILED_FLAG = INIT_FLAG << 1
+HELD_FLAG = INIT_FLAG << 2
+START_SHIFT = INDEX_BITS + 4
+PROGRESS_SHIFT = START_SHIFT + TICK_BITS
+TICK_MASK = (1 << TICK_BITS) - 1
+
+_INDEX_MASK = np.uint64(INDEXES - 1)
+_INIT = np.uint64(INIT_FLAG)
+_FAILED = np.uint64(FAILED_FLAG)
+_HELD = np.uint64(HELD_FLAG)
+_TICK_MASK = np.uint64(TICK_MASK)
+_START_SHIFT = np.uint64(START_SHIFT)
+_PROGRESS_SHIFT = np.uint64(PROGRESS_SHIFT)
+_NOT_START = np.uint64(~(TICK_MASK << START_SHIFT) & ((1 << 64) - 1))
+_NOT_PROGRESS = np.uint64(~(TICK_MASK << PROGRESS_SHIFT) & ((1 << 64) - 1))
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_U6, _U10, _U16, _U27, _U30, _U31, _U32 = (np.uint64(n) for n in (6, 10, 16, 27, 30, 31, 32))
+_U54, _U60, _U62, _U63 = (np.uint64(n) for n in (54, 60, 62, 63))
+_M1, _M2 = np.uint64(MULTIPLIER_1), np.uint64(MULTIPLIER_2)
+_I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2, -1, 1 << 64))
+_ACK, _FAIL, _RESET = np.uint8(ACK), np.uint8(FAIL), np.uint8(RESET)
+_ACKED, _FAILED_VERDICT = np.uint64(Verdict.ACKED), np.uint64(Verdict.FAILED)
+_TIMED_OUT, _LOST = np.uint64(Verdict.TIMED_OUT), np.uint64(Verdict.LOST)
+
+# How far ahead of the entry at hand its successors' cells are fetched into the cache.
+_AHEAD = 12
+
+_U64S = types.Array(types.uint64, 1, "C")
+_U64S_IN = types.Array(types.uint64, 1, "C", readonly=True)
+_U32S_IN = types.Array(types.uint32, 1, "C", readonly=True)
+_U8S_IN = types.Array(types.uint8, 1, "C", readonly=True)
+_U16S = types.Array(types.uint16, 1, "C")
+_U8S = types.Array(types.uint8, 1, "C")
+_I64S = types.Array(types.int64, 1, "C")
+_I32S = types.Array(types.int32, 1, "C")
+_DIRECTORY = types.Array(types.int64, 2, "C")
+_LIMITS = types.Array(types.int64, 2, "C")
+
+
+@intrinsic
+def _pointer(_context: Any, address: Any) -> Any:
+    """An address (int64) as a void pointer."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic
+def _prefetch(_context: Any, address: Any) -> Any:
+    """Ask for the cache line at an address (int64); never faults."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        line = builder.inttoptr(arguments[0], cgutils.voidptr_t)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, *[ir.IntType(32)] * 3])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [line, *(ir.IntType(32)(n) for n in (1, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+@njit(nogil=True, inline="always")
+def _mix(value):  # type: ignore[no-untyped-def]
+    value = (value ^ (value >> _U30)) * _M1
+    value = (value ^ (value >> _U27)) * _M2
+    return value ^ (value >> _U31)
+
+
+@njit(nogil=True)
+def _unmix(value):  # type: ignore[no-untyped-def]
+    value = (value ^ (value >> _U31) ^ (value >> _U62)) * _I2
+    value = (value ^ (value >> _U27) ^ (value >> _U54)) * _I1
+    return value ^ (value >> _U30) ^ (value >> _U60)
+
+
+@njit(nogil=True)
+def _home(key, capacity):  # type: ignore[no-untyped-def]
+    """Home cell of a key: 32 bits of it below the slot's ten, scaled to the capacity."""
+    return np.int64((((key << _U10) >> _U32) * np.uint64(capacity)) >> _U32)
+
+
+@njit(nogil=True)
+def _find(cells, capacity, key):  # type: ignore[no-untyped-def]
+    """Index of the key's cell, or of the empty cell where it belongs."""
+    cell = _home(key, capacity)
+    while True:
+        found = cells[3 * cell]
+        if found == key or found == _ZERO:
+            return cell
+        cell += 1
+        if cell == capacity:
+            cell = 0
+
+
+@njit(nogil=True)
+def _erase(cells, capacity, hole):  # type: ignore[no-untyped-def]
+    """Empty a cell and shift back those behind it that may move nearer to their home."""
+    cell = hole
+    while True:
+        cell += 1
+        if cell == capacity:
+            cell = 0
+        key = cells[3 * cell]
+        if key == _ZERO:
+            break
+        home = _home(key, capacity)
+        # The cell may move into the hole unless its home lies, cyclically, behind the hole.
+        if (hole < cell and (home <= hole or home > cell)) or (hole > cell and home <= hole and home > cell):
+            cells[3 * hole] = key
+            cells[3 * hole + 1] = cells[3 * cell + 1]
+            cells[3 * hole + 2] = cells[3 * cell + 2]
+            hole = cell
+    cells[3 * hole] = _ZERO
+
+
+@njit(nogil=True)
+def _cells(directory, slot):  # type: ignore[no-untyped-def]
+    return carray(_pointer(directory[slot, ADDRESS]), (3 * directory[slot, CAPACITY],), np.uint64)
+
+
+@njit(nogil=True)
+def _fetch(directory, key):  # type: ignore[no-untyped-def]
+    """Start loading the cells around a key's home."""
+    slot = np.int64(key >> _U54)
+    line = directory[slot, ADDRESS] + CELL_BYTES * _home(key, directory[slot, CAPACITY])
+    _prefetch(line)
+    _prefetch(line + 64)
+
+
+@njit(nogil=True)
+def _tell(out_roots, out_info, counters, key, index, verdict, reason):  # type: ignore[no-untyped-def]
+    """Write one outcome: the root, and (batch index, verdict at bit 16, reason at bit 32)."""
+    at = counters[OUTCOMES]
+    info = index | (verdict << _U16) | (reason << _U32)
+    out_roots[at] = _unmix(key)
+    out_info[at] = info
+    counters[VARIETY] |= np.int64(info ^ out_info[0])
+    counters[OUTCOMES] = at + 1
+
+
+@njit(
+    types.int64(
+        _U64S_IN, _U64S, _I32S, _U16S, _U64S, types.uint64, types.uint64, types.boolean, _I64S,
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):  # type: ignore[no-untyped-def]
+    """Check a report before anything of it is applied; find its sections.
+
+    Writes ``keys[:n]`` (mix64 of the roots), ``starts[:k + 1]`` (where sections start, and n), ``slots[:k]``,
+    ``bits`` (uint64[16]: the slots as a map) and ``sections[0] = k``. If ``numbered``, each root must be number 0 to
+    ``up_to - 1`` counted from ``first``. Returns FINE, UNSORTED, ZERO or BEYOND.
+    """
+    bits[:] = _ZERO
+    sections[0] = 0
+    n, k, last = len(roots), 0, _ZERO
+    slot = -1
+    for i in range(n):
+        root = roots[i]
+        key = _mix(root)
+        if key <= last:
+            return ZERO if key == _ZERO else UNSORTED
+        last = key
+        keys[i] = key
+        if numbered and _unmix(root) - first >= up_to:
+            return BEYOND
+        if np.int64(key >> _U54) != slot:
+            slot = np.int64(key >> _U54)
+            slots[k] = slot
+            starts[k] = i
+            bits[slot >> 6] |= _ONE << np.uint64(slot & 63)
+            k += 1
+    starts[k] = n
+    sections[0] = k
+    return FINE
+
+
+@njit(nogil=True)
+def _is_fresh(fresh, slot):  # type: ignore[no-untyped-def]
+    return (fresh[slot >> 6] >> np.uint64(slot & 63)) & _ONE != _ZERO
+
+
+@njit(nogil=True)
+def _has_room(directory, slot, entries):  # type: ignore[no-untyped-def]
+    """Would a sub-table, with that many entries more, still be at most 7/8 full?"""
+    return 8 * (directory[slot, COUNT] + entries) <= 7 * directory[slot, CAPACITY]
+
+
+@njit(nogil=True)
+def _hasten(directory, slot, tick):  # type: ignore[no-untyped-def]
+    """Note that something in the sub-table may expire at ``tick``."""
+    if tick < directory[slot, DUE]:
+        directory[slot, DUE] = tick
+
+
+@njit(nogil=True)
+def _start(cells, cell, stamps):  # type: ignore[no-untyped-def]
+    """Start both clocks of an entry. ``stamps``: the tick at both places of a meta."""
+    flags = _INDEX_MASK | _INIT | _FAILED | _HELD
+    cells[3 * cell + 2] = (cells[3 * cell + 2] & flags) | stamps
+
+
+@njit(nogil=True)
+def _stamps(tick):  # type: ignore[no-untyped-def]
+    now = np.uint64(tick) & _TICK_MASK
+    return (now << _START_SHIFT) | (now << _PROGRESS_SHIFT)
+
+
+@njit(
+    types.int64(
+        _U64S_IN, _U64S_IN, _I32S, _U16S, _U64S_IN, types.int64, types.int64, _DIRECTORY, _I64S, types.uint64,
+        types.boolean, types.int64, _U64S, types.uint64, types.int64, _U64S, _U64S, _I64S,
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def apply_inits(  # type: ignore[no-untyped-def]
+    keys, vals, starts, slots, fresh, section, sections, directory, pending, index,
+    held, lifetime, seen, first, tick, out_roots, out_info, counters,
+):  # fmt: skip
+    """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
+
+    ``seen``: uint64 map of the batch's numbers that were initialised before (empty: not a numbered batch).
+    Returns ``sections``, or the section for which there is first to be made room.
+    """
+    stamps = _stamps(tick)
+    meta = index | _INIT | (_HELD if held else _ZERO) | stamps
+    for at in range(section, sections):
+        slot = np.int64(slots[at])
+        if not _is_fresh(fresh, slot):
+            continue
+        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
+        if not _has_room(directory, slot, end - begin):
+            return at
+        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        count = directory[slot, COUNT]
+        for i in range(begin, end):
+            if i + _AHEAD < len(keys):
+                _fetch(directory, keys[i + _AHEAD])
+            key = keys[i]
+            if len(seen):
+                number = _unmix(key) - first
+                if (seen[number >> _U6] >> (number & _U63)) & _ONE != _ZERO:
+                    counters[KNOWN] += 1
+                    continue
+            cell = _find(cells, capacity, key)
+            val, old = vals[i], _ZERO
+            if cells[3 * cell] != _ZERO:
+                old = cells[3 * cell + 2]
+                if old & _INIT != _ZERO:
+                    counters[KNOWN] += 1
+                    counters[CONFLICTS] += old & _INDEX_MASK != index
+                    continue
+                counters[ORPHANS] -= 1
+            if len(seen):
+                seen[number >> _U6] |= _ONE << (number & _U63)
+            counters[CREATED] += 1
+            if old & _FAILED != _ZERO:
+                _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, cells[3 * cell + 1])
+                _erase(cells, capacity, cell)
+                count -= 1
+                continue
+            if cells[3 * cell] != _ZERO:
+                val ^= cells[3 * cell + 1]
+            if val == _ZERO and not held:
+                _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+                if cells[3 * cell] != _ZERO:
+                    _erase(cells, capacity, cell)
+                    count -= 1
+                continue
+            if cells[3 * cell] == _ZERO:
+                cells[3 * cell] = key
+                count += 1
+            cells[3 * cell + 1] = val
+            cells[3 * cell + 2] = meta
+            pending[index] += 1
+        directory[slot, COUNT] = count
+        _hasten(directory, slot, tick + lifetime)
+        counters[APPLIED] += end - begin
+    return sections
+
+
+@njit(
+    types.int64(
+        _U64S_IN, _U64S_IN, _U8S_IN, _U32S_IN, _I32S, _U16S, _U64S_IN, types.int64, types.int64, _DIRECTORY, _I64S,
+        types.int64, types.int64, types.int64, _U64S, _U64S, _I32S, _I64S,
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def apply_updates(  # type: ignore[no-untyped-def]
+    keys, vals, kinds, reasons, starts, slots, fresh, section, sections, directory, pending,
+    lifetime, orphan_room, tick, out_roots, out_info, tombstones, counters,
+):  # fmt: skip
+    """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` that are in ``fresh``.
+
+    ``kinds`` empty: all ACK. An outcome's reason is the entry's of ``reasons``, plus one. At most ``orphan_room`` entries
+    are created in all; ``lifetime`` is theirs, in ticks. A tombstone's ack val is left at the entry's of ``reasons`` and
+    its position in the report is written to ``tombstones``: the ledger puts its own reason id in the place.
+    Returns ``sections``, or the section for which there is first to be made room.
+    """
+    stamps = _stamps(tick)
+    progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
+    for at in range(section, sections):
+        slot = np.int64(slots[at])
+        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
+        if not _is_fresh(fresh, slot):
+            for i in range(begin, end if len(kinds) else begin):
+                counters[FAILS] += kinds[i] & _FAIL != 0
+            continue
+        if not _has_room(directory, slot, end - begin):
+            return at
+        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        count = directory[slot, COUNT]
+        kind, reason, created = _ACK, _ZERO, False
+        for i in range(begin, end):
+            if i + _AHEAD < len(keys):
+                _fetch(directory, keys[i + _AHEAD])
+            key = keys[i]
+            if len(kinds):
+                kind = kinds[i]
+                if kind & _FAIL != 0:
+                    reason = np.uint64(reasons[counters[FAILS]])
+                    counters[FAILS] += 1
+            cell = _find(cells, capacity, key)
+            if cells[3 * cell] == _ZERO:
+                if kind & (_ACK | _FAIL) == 0:
+                    continue
+                if counters[ORPHANS] >= orphan_room:
+                    counters[DROPPED] += 1
+                    continue
+                cells[3 * cell] = key
+                cells[3 * cell + 1] = _ZERO
+                cells[3 * cell + 2] = stamps
+                counters[ORPHANS] += 1
+                count += 1
+                created = True
+            meta = cells[3 * cell + 2]
+            if kind & _ACK != 0 and meta & _FAILED == _ZERO:
+                val = cells[3 * cell + 1]
+                if val == _ZERO and meta & _HELD != _ZERO:
+                    # While it was zero it did not age; from now on it does again.
+                    _hasten(directory, slot, tick)
+                val ^= vals[i]
+                if val == _ZERO and meta & (_INIT | _HELD) == _INIT and kind & _FAIL == 0:
+                    index = meta & _INDEX_MASK
+                    _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+                    pending[index] -= 1
+                    _erase(cells, capacity, cell)
+                    count -= 1
+                    continue
+                cells[3 * cell + 1] = val
+                meta = (meta & _NOT_PROGRESS) | progress
+            if kind & _FAIL != 0:
+                if meta & _INIT != _ZERO:
+                    index = meta & _INDEX_MASK
+                    _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, reason + _ONE)
+                    pending[index] -= 1
+                    _erase(cells, capacity, cell)
+                    count -= 1
+                    continue
+                if meta & _FAILED == _ZERO:
+                    cells[3 * cell + 1] = reason
+                    meta = (meta & _NOT_PROGRESS) | progress | _FAILED
+                    tombstones[counters[TOMBSTONES]] = i
+                    counters[TOMBSTONES] += 1
+            if kind & _RESET != 0:
+                meta = (meta & _NOT_PROGRESS & _NOT_START) | stamps
+            cells[3 * cell + 2] = meta
+        directory[slot, COUNT] = count
+        if created:
+            _hasten(directory, slot, tick + lifetime)
+        counters[APPLIED] += end - begin
+    return sections
+
+
+@njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
+def move(cells, capacity, wider, room):  # type: ignore[no-untyped-def]
+    """Move all entries of a sub-table into ``wider``: empty cells for ``room`` entries, more than there are entries."""
+    for cell in range(capacity):
+        key = cells[3 * cell]
+        if key != _ZERO:
+            to = _find(wider, room, key)
+            wider[3 * to] = key
+            wider[3 * to + 1] = cells[3 * cell + 1]
+            wider[3 * to + 2] = cells[3 * cell + 2]
+
+
+@njit(nogil=True)
+def _age(tick, stamp):  # type: ignore[no-untyped-def]
+    """Ticks since the low 23 bits of ``stamp``."""
+    return np.int64((np.uint64(tick) - stamp) & _TICK_MASK)
+
+
+@njit(nogil=True)
+def _overdue(val, meta, tick, limits, orphan_ticks):  # type: ignore[no-untyped-def]
+    """(Ticks until an entry expires, not above 0 if it is due; which limit it reaches first)."""
+    progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
+    if meta & _INIT == _ZERO:
+        return orphan_ticks - progress_age, 0
+    if meta & _HELD != _ZERO and val == _ZERO:
+        return np.int64(NEVER), 0
+    index = meta & _INDEX_MASK
+    left = limits[index, 0] - _age(tick, meta >> _START_SHIFT)
+    progress_left = limits[index, 1] - progress_age
+    if left <= 0 or left <= progress_left:
+        return left, BY_MESSAGE_TIMEOUT
+    return progress_left, BY_PROGRESS_TIMEOUT
+
+
+@njit(
+    types.int64(
+        types.int64, types.int64, types.int64, _DIRECTORY, _LIMITS, _I64S, types.int64, types.int64, _U64S, _U64S,
+        _I64S,
+    ),
+    nogil=True,
+    cache=True,
+)  # fmt: skip
+def expire(  # type: ignore[no-untyped-def]
+    slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
+):  # fmt: skip
+    """Expire what is due in ``slots`` slots from ``slot`` on (round and round), looking at about ``budget`` cells.
+
+    ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in which
+    nothing can be due, and stops before a slot whose outcomes might not fit. Returns how many slots it went through.
+    """
+    for walked in range(slots):
+        at = (slot + walked) % len(directory)
+        if directory[at, DUE] > tick:
+            continue
+        if budget <= 0 or counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):
+            return walked
+        cells, capacity = _cells(directory, at), directory[at, CAPACITY]
+        budget -= capacity
+        soonest, cell = np.int64(NEVER), 0
+        while cell < capacity:
+            key = cells[3 * cell]
+            if key == _ZERO:
+                cell += 1
+                continue
+            meta = cells[3 * cell + 2]
+            left, reason = _overdue(cells[3 * cell + 1], meta, tick, limits, orphan_ticks)
+            if left > 0:
+                soonest = min(soonest, left)
+                cell += 1
+                continue
+            if meta & _INIT == _ZERO:
+                counters[ORPHANS] -= 1
+            else:
+                index = meta & _INDEX_MASK
+                _tell(out_roots, out_info, counters, key, index, _TIMED_OUT, np.uint64(reason))
+                pending[index] -= 1
+            _erase(cells, capacity, cell)
+            directory[at, COUNT] -= 1
+        directory[at, DUE] = tick + soonest
+    return slots
+
+
+@njit(
+    types.int64(types.int64, _DIRECTORY, _U8S_IN, _I64S, _U64S, _U64S, _I64S),
+    nogil=True,
+    cache=True,
+)
+def settle(slot, directory, actions, pending, out_roots, out_info, counters):  # type: ignore[no-untyped-def]
+    """End all roots of the batch indexes to which ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP) says so.
+
+    Starts at ``slot``; returns 1024, or the slot at which to go on when the outcomes so far have been taken away.
+    """
+    for at in range(slot, len(directory)):
+        if counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):
+            return at
+        cells, capacity = _cells(directory, at), directory[at, CAPACITY]
+        cell = 0
+        while cell < capacity:
+            meta = cells[3 * cell + 2]
+            index = meta & _INDEX_MASK
+            if cells[3 * cell] == _ZERO or meta & _INIT == _ZERO or actions[index] == KEEP:
+                cell += 1
+                continue
+            key = cells[3 * cell]
+            if actions[index] == ABANDON:
+                _tell(out_roots, out_info, counters, key, index, _LOST, np.uint64(BY_ABANDONED))
+            elif actions[index] == FINISH and cells[3 * cell + 1] == _ZERO:
+                _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+            elif actions[index] == FINISH:
+                _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, np.uint64(BY_UNFINISHED))
+            pending[index] -= 1
+            counters[FINISHED] += 1
+            _erase(cells, capacity, cell)
+            directory[at, COUNT] -= 1
+    return len(directory)
+
+
+@njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY), nogil=True, cache=True)
+def label(keys, vals, directory):  # type: ignore[no-untyped-def]
+    """Write the ack vals of entries that are there: the reasons of new tombstones."""
+    for i in range(len(keys)):
+        slot = np.int64(keys[i] >> _U54)
+        cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
+        cell = _find(cells, capacity, keys[i])
+        if cells[3 * cell] == keys[i]:
+            cells[3 * cell + 1] = vals[i]
+
+
+@njit(types.void(_DIRECTORY, _U8S), nogil=True, cache=True)
+def mark(directory, used):  # type: ignore[no-untyped-def]
+    """Set ``used[reason id]`` for every tombstone."""
+    for slot in range(len(directory)):
+        cells = _cells(directory, slot)
+        for cell in range(directory[slot, CAPACITY]):
+            if cells[3 * cell] != _ZERO and cells[3 * cell + 2] & _FAILED != _ZERO:
+                used[cells[3 * cell + 1]] = 1
+
+
+@njit(types.int64(_DIRECTORY, types.int64, _U64S, _U64S, _U64S, _I64S), nogil=True, cache=True)
+def copy_out(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untyped-def]
+    """Copy all entries: key, val, flags (low 18 bits of meta) and both ages in ticks (int64[2n]); returns how many."""
+    at = 0
+    for slot in range(len(directory)):
+        cells = _cells(directory, slot)
+        for cell in range(directory[slot, CAPACITY]):
+            if cells[3 * cell] == _ZERO:
+                continue
+            meta = cells[3 * cell + 2]
+            keys[at] = cells[3 * cell]
+            vals[at] = cells[3 * cell + 1]
+            flags[at] = meta & ((_ONE << _START_SHIFT) - _ONE)
+            ages[2 * at] = _age(tick, meta >> _START_SHIFT)
+            ages[2 * at + 1] = _age(tick, meta >> _PROGRESS_SHIFT)
+            at += 1
+    return at
+
+
+@njit(types.boolean(_DIRECTORY, types.int64, _U64S_IN, _U64S_IN, _U64S_IN, _I64S), nogil=True, cache=True)
+def copy_in(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untyped-def]
+    """Insert what :func:`copy_out` gave into empty sub-tables that have room; False if a key comes twice."""
+    for i in range(len(keys)):
+        slot = np.int64(keys[i] >> _U54)
+        cells = _cells(directory, slot)
+        cell = _find(cells, directory[slot, CAPACITY], keys[i])
+        if cells[3 * cell] != _ZERO:
+            return False
+        start = np.uint64(tick - ages[2 * i]) & _TICK_MASK
+        progress = np.uint64(tick - ages[2 * i + 1]) & _TICK_MASK
+        cells[3 * cell] = keys[i]
+        cells[3 * cell + 1] = vals[i]
+        cells[3 * cell + 2] = flags[i] | (start << _START_SHIFT) | (progress << _PROGRESS_SHIFT)
+        directory[slot, COUNT] += 1
+        directory[slot, DUE] = 0
+    return True
+
+
+@njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
+def cover(bits, start, stop):  # type: ignore[no-untyped-def]
+    """Set bits ``start`` to ``stop - 1`` of a uint64 map."""
+    at = start
+    while at < stop:
+        if at & _U63 == _ZERO and at + np.uint64(64) <= stop:
+            bits[at >> _U6] = ~_ZERO
+            at += np.uint64(64)
+        else:
+            bits[at >> _U6] |= _ONE << (at & _U63)
+            at += _ONE
