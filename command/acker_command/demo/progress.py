@@ -1,0 +1,101 @@
+"""Progress: how a run looks while it runs, on standard error. Decides nothing and counts nothing: it shows a tally.
+
+On a terminal a live panel (rich); otherwise a plain line every few seconds. Strikes are told in a line of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from acker_command.demo.tally import Tally
+
+PLAIN_INTERVAL_S = 5.0
+LIVE_PER_S = 5
+BAR_WIDTH = 48
+
+
+class Progress(AbstractContextManager["Progress"]):
+    """A view of ``tally``; runs from ``with`` until its end."""
+
+    def __init__(self, tally: Tally, console: Console | None = None) -> None:
+        self._tally = tally
+        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._stage = "starting"
+        self._since = time.monotonic()
+        self._over = threading.Event()
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            live = Live(
+                get_renderable=self._panel, console=self._console, refresh_per_second=LIVE_PER_S, transient=True
+            )
+            self._exits.enter_context(live)
+        else:
+            lines = threading.Thread(target=self._print_lines, name="progress", daemon=True)
+            lines.start()
+            self._exits.callback(lines.join)
+            self._exits.callback(self._over.set)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exits.close()
+
+    def say(self, stage: str) -> None:
+        """What is being done now."""
+        self._stage = stage
+        self._tell("  ", stage, "dim")
+
+    def strike(self, what: str) -> None:
+        """A fault has fallen."""
+        self._tell("⚡", what, "yellow")
+
+    def _tell(self, mark: str, text: str, style: str) -> None:
+        self._console.print(Text(f"{time.monotonic() - self._since:6.1f} s  {mark} {text}", style))
+
+    def _print_lines(self) -> None:
+        while not self._over.wait(PLAIN_INTERVAL_S):
+            self._tell("  ", line(self._tally), "")
+
+    def _panel(self) -> RenderableType:
+        tally = self._tally
+        bar = ProgressBar(total=max(tally.records, 1), completed=tally.answered, width=BAR_WIDTH)
+        grid = Table.grid(padding=(0, 3))
+        for _ in figures(tally):
+            grid.add_column(justify="right")
+        grid.add_row(*(Text(name, "dim") for name, _ in figures(tally)))
+        grid.add_row(*(Text(value, "bold") for _, value in figures(tally)))
+        head = Table.grid(padding=(0, 2))
+        head.add_row(bar, Text(f"{time.monotonic() - self._since:.0f} s  {self._stage}"))
+        return Group(Text(), head, grid)
+
+
+def figures(tally: Tally) -> list[tuple[str, str]]:
+    """What a view shows, in order: (name, value)."""
+    return [
+        ("records", f"{tally.records:,}"),
+        ("pending", f"{tally.pending:,}"),
+        ("acked", f"{tally.acked:,}"),
+        ("failed", f"{tally.failed:,}"),
+        ("replayed", f"{tally.replayed:,}"),
+        ("dead letters", f"{tally.dead_lettered:,}"),
+        ("records/s", f"{tally.records_per_s:,.0f}"),
+    ]
+
+
+def line(tally: Tally) -> str:
+    """The same as one plain line."""
+    return ", ".join(f"{name} {value}" for name, value in figures(tally))

@@ -1,0 +1,176 @@
+"""Result: what a run has shown, whether that is enough, and how it is told to people and to programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from acker_command.demo.faults import Strike
+from acker_command.demo.tally import Tally
+from acker_command.demo.verify import Conclusion, TopWord
+
+BAR_WIDTH = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that has to hold. ``found`` says what is the case."""
+
+    promise: str
+    holds: bool
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """``planned``: the strikes that batches were armed with; ``struck``: those that fell."""
+
+    tally: Tally
+    conclusion: Conclusion
+    checkpoint_at_end: bool
+    planned: tuple[Strike, ...]
+    struck: tuple[Strike, ...]
+    restart_interrupted: int
+    batches: int
+
+    @property
+    def passed(self) -> bool:
+        return all(check.holds for check in self.checks())
+
+    def checks(self) -> list[Check]:
+        """What the exit status rests on."""
+        tally, found = self.tally, self.conclusion
+        checks = [
+            Check(
+                "every record is acked or dead-lettered",
+                tally.acked + tally.dead_lettered == tally.records,
+                f"{tally.acked:,} + {tally.dead_lettered:,} of {tally.records:,}",
+            ),
+            _none("none lost: each record has its answer", found.unanswered, "without"),
+            _none("and only one", found.answered_twice, "with more"),
+            _none("none falsely acked: committed whole at its ACK", found.false_acks, "false"),
+            _none("counts of words over acked roots are the input's", found.wrong_counts, "words differ"),
+            _none("only poison and unreadable lines are dead letters", found.dead_without_cause, "others"),
+            _none("and all of them are", found.spared, "acked"),
+            Check(
+                "the checkpoint is at the end of the input",
+                self.checkpoint_at_end,
+                "at the end" if self.checkpoint_at_end else "behind it",
+            ),
+        ]
+        if self.planned:
+            fell = f"{len(self.struck)} of {len(self.planned)}"
+            checks.append(Check("every fault that was planned has fallen", self.struck == self.planned, fell))
+        if Strike.SERVER_RESTARTED in self.struck:
+            checks.append(_none("the restart with its state interrupted no record", self.restart_interrupted, "did"))
+        return checks
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The one object that ``--json`` prints."""
+    tally, found = result.tally, result.conclusion
+    return {
+        "passed": result.passed,
+        "records": tally.records,
+        "acked": tally.acked,
+        "failed": tally.failed,
+        "timed_out": tally.timed_out,
+        "interrupted": tally.interrupted,
+        "replayed": tally.replayed,
+        "dead_lettered": tally.dead_lettered,
+        "lost": found.unanswered,
+        "false_acks": found.false_acks,
+        "answered_twice": found.answered_twice,
+        "wrong_counts": found.wrong_counts,
+        "checkpoint_at_end": result.checkpoint_at_end,
+        "records_per_s": round(tally.records_per_s, 1),
+        "seconds": round(tally.seconds, 2),
+        "batches": result.batches,
+        "faults": {strike.name.lower(): strike in result.struck for strike in result.planned},
+        "top_words": {top.word: top.count for top in found.top},
+        "broken": [check.promise for check in result.checks() if not check.holds],
+    }
+
+
+def as_table(result: Result) -> RenderableType:
+    """What a run ends with: the numbers, the words, the faults, the promises."""
+    parts: list[RenderableType] = [Text(), _beside(_numbers(result), _words(result.conclusion.top))]
+    if result.planned:
+        parts += [Text(), _strikes(result)]
+    return Group(*parts, Text(), _promises(result.checks(), result.conclusion.examples))
+
+
+def _none(promise: str, count: int, what: str) -> Check:
+    return Check(promise, count == 0, f"{count:,} {what}")
+
+
+def _beside(*tables: Table) -> Table:
+    grid = Table.grid(padding=(0, 6))
+    grid.add_row(*tables)
+    return grid
+
+
+def _numbers(result: Result) -> Table:
+    tally = result.tally
+    table = _table("records", "")
+    rows = [
+        ("lines of the input", f"{tally.records:,}"),
+        ("acked", f"{tally.acked:,}"),
+        ("dead letters", f"{tally.dead_lettered:,}"),
+        ("lost", f"{result.conclusion.unanswered:,}"),
+        ("falsely acked", f"{result.conclusion.false_acks:,}"),
+        ("", ""),
+        ("replayed", f"{tally.replayed:,}"),
+        ("  after FAILED", f"{tally.failed:,}"),
+        ("  after TIMED_OUT", f"{tally.timed_out:,}"),
+        ("  after LOST", f"{tally.interrupted:,}"),
+        ("", ""),
+        ("batches", f"{result.batches:,}"),
+        ("seconds", f"{tally.seconds:,.1f}"),
+        ("records/s", f"{tally.records_per_s:,.0f}"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _words(words: Sequence[TopWord]) -> Table:
+    table = _table("word", "", "", "times")
+    most = max((top.count for top in words), default=1)
+    for top in words:
+        bar = "█" * max(1, round(BAR_WIDTH * top.count / most))
+        table.add_row(top.word, Text(top.category, "dim"), Text(bar, "cyan"), f"{top.count:,}")
+    return table
+
+
+def _strikes(result: Result) -> Table:
+    table = _table("what was broken on purpose", "")
+    table.columns[1].justify = "left"
+    raised = result.tally.failed - (result.tally.dead_lettered if result.tally.failed else 0)
+    table.add_row(f"records raise: {raised:,} got through on a replay, the poison ones never", _mark(True))
+    for strike in result.planned:
+        table.add_row(strike.value, _mark(strike in result.struck))
+    return table
+
+
+def _promises(checks: Sequence[Check], examples: Sequence[str]) -> RenderableType:
+    table = _table("what has to hold", "", "")
+    for check in checks:
+        table.add_row(check.promise, _mark(check.holds), Text(check.found, "dim" if check.holds else "bold red"))
+    return Group(table, *(Text(f"falsely acked: {example}", "red") for example in examples))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="right" if index and index == len(names) - 1 else "left", no_wrap=True)
+    return table
+
+
+def _mark(holds: bool) -> Text:
+    return Text("✓", "green") if holds else Text("✗", "bold red")
