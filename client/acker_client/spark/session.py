@@ -1,8 +1,8 @@
 """Session: what a driver needs around its SparkSession, and one clear error where it lacks it.
 
 Decides where the acker's address comes from (``spark.acker.servers``, else ``ACKER_SERVERS``), which Java and Python
-Spark is given, and which versions are too old or too new. Never opens a channel: the session comes first, the channel second,
-since PySpark forks to start its JVM, and a fork beside the threads of gRPC may hang.
+Spark is given, and which versions are too old or too new. Never opens a channel: the session comes first, the channel
+second, since PySpark forks to start its JVM, and a fork beside the threads of gRPC may hang.
 """
 
 from __future__ import annotations

@@ -1,0 +1,191 @@
+"""Check: whether every executor has what tracked stages need, told before the first job instead of by its failure.
+
+Decides what is asked of an executor and what to do about each lack. Runs one small Spark job; emits and acks nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from acker_client.settings import Settings
+from acker_client.spark.session import SessionError, settings_of
+
+PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
+# What two sides of one job must have alike; numba may be missing, the rest may differ in a patch.
+_NEEDED = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf")
+_TASKS_A_CORE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """What one executor said of itself. ``versions``: package -> version, missing ones left out."""
+
+    host: str
+    directory: str
+    python: str
+    versions: dict[str, str]
+    server: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Answers of all executors that ran a task, and what is wrong, each with what to do. Prints as a table."""
+
+    executors: tuple[Executor, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        head = ("host", "python", *PACKAGES, "server")
+        rows = [head, *(_row(executor) for executor in self.executors)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        verdict = [f"! {problem}" for problem in self.problems] or ["everything is in place"]
+        return "\n".join([*lines, *verdict])
+
+
+def check(spark: SparkSession, settings: Settings | None = None) -> Report:
+    """Run a small task on the executors: packages, versions, server reachable from there. Prints the table, returns it.
+
+    Raises :class:`~acker_client.spark.session.SessionError` when the job itself cannot run, with what to do.
+    """
+    settings = settings or settings_of(spark)
+    tasks = max(spark.sparkContext.defaultParallelism * _TASKS_A_CORE, 2)
+    try:
+        rows = spark.range(0, tasks, 1, tasks).mapInArrow(_question(settings), "answer string").collect()
+    except PySparkException as error:
+        raise SessionError(_what_to_do(str(error))) from error
+    answers = {row.answer: _executor(row.answer) for row in rows}
+    found: dict[tuple[str, str], Executor] = {(one.host, one.directory): one for one in answers.values()}
+    executors = tuple(found[key] for key in sorted(found))
+    report = Report(executors, tuple(_problems(executors, _here(), settings, _executors_known(spark))))
+    print(report)
+    return report
+
+
+def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """What runs in a task. Pickled by value and importing inside, so that it can still say which package is missing."""
+    packages, plain = PACKAGES, dataclasses.asdict(settings)
+
+    def acker_check(batches: Iterator[Any]) -> Iterator[Any]:
+        import importlib.metadata
+        import json
+        import platform
+        import socket
+
+        import pyarrow
+        from pyspark import SparkFiles
+
+        for _ in batches:
+            pass
+        versions = {}
+        for name in packages:
+            try:
+                versions[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        server = problem = ""
+        try:
+            from acker_client.settings import Settings
+            from acker_client.spark.check import reach
+
+            server = reach(Settings(**plain))
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        answer = {
+            "host": socket.gethostname(),
+            "directory": SparkFiles.getRootDirectory(),
+            "python": platform.python_version(),
+            "versions": versions,
+            "server": server,
+            "problem": problem,
+        }
+        yield pyarrow.RecordBatch.from_pydict({"answer": [json.dumps(answer, sort_keys=True)]})
+
+    return acker_check
+
+
+def reach(settings: Settings) -> str:
+    """Greet the server from this process; returns its version. Raises what the client raises."""
+    from acker_client.client import of_process
+
+    return of_process(settings).hello().server_version
+
+
+def _executor(answer: str) -> Executor:
+    return Executor(**json.loads(answer))
+
+
+def _here() -> dict[str, str]:
+    from importlib import metadata
+
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _executors_known(spark: SparkSession) -> int:
+    """Executors that Spark knows now; the driver counts as one only in a local session."""
+    context = spark.sparkContext
+    known = int(context._jsc.sc().getExecutorMemoryStatus().size())  # type: ignore[union-attr]
+    return known if str(context.master).startswith("local") and "cluster" not in str(context.master) else known - 1
+
+
+def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: Settings, known: int) -> Iterator[str]:
+    for one in executors:
+        for name in _NEEDED:
+            theirs, ours = one.versions.get(name), driver.get(name)
+            if theirs is None and ours is not None:
+                yield f"{one.host} lacks {name}: install 'acker[spark]' there, or ship it with --archives"
+            elif theirs != ours and _release(theirs) != _release(ours):
+                yield f"{one.host} has {name} {theirs}, the driver {ours}: install the same version on both"
+        if one.problem.startswith("ModuleNotFoundError"):
+            yield f"{one.host} lacks a package ({one.problem}): install 'acker[spark]' there, or ship it with --archives"
+        elif one.problem:
+            servers = ", ".join(settings.servers)
+            yield (
+                f"{one.host} cannot reach the acker at {servers} ({one.problem}): name an address that executors can reach"
+                " in spark.acker.servers, and let `acker serve --host` listen on more than loopback"
+            )
+    if len(executors) < known:
+        yield f"only {len(executors)} of {known} executors ran a task: the rest was busy; check again when it is idle"
+
+
+def _release(version: str | None) -> list[str]:
+    return (version or "").split(".")[:2]
+
+
+def _row(executor: Executor) -> tuple[str, ...]:
+    versions = (executor.versions.get(name, "-") for name in PACKAGES)
+    return (executor.host, executor.python, *versions, executor.server or "unreachable")
+
+
+def _what_to_do(error: str) -> str:
+    """The part of Spark's error that names the cause, and what to do about it."""
+    causes = {
+        "PYTHON_VERSION_MISMATCH": "workers run another Python than the driver: set PYSPARK_PYTHON to the same version",
+        "No module named": "a package is missing on the executors: install 'acker[spark]' there",
+        "Cannot run program": "workers cannot start Python: set PYSPARK_PYTHON to an interpreter that exists there",
+        "PACKAGE_NOT_INSTALLED": "a package is missing or too old on the executors: install 'acker[spark]' there",
+    }
+    lines = error.splitlines()
+    for sign, fix in causes.items():
+        cause = next((line.strip() for line in lines if sign in line), None)
+        if cause:
+            return f"the check could not run: {fix} ({cause})"
+    return f"the check could not run: {' '.join(lines[:2])}"

@@ -1,0 +1,43 @@
+"""Stages for tests of the guard: plain mapInArrow stages that bear the name of a tracked one and touch nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from acker_client.spark import lineage
+
+THIN = "id long, word string, _root bigint, _edge bigint"
+PACKED = "id long, word string, _anchors binary"
+
+
+@dataclass(eq=False)
+class Record:
+    """Stands for the driver's record of a batch."""
+
+    number: int = 1
+
+
+def stage(spark: SparkSession, name: str, record: Record, *, moving_boundaries: bool = False) -> DataFrame:
+    """Two rows with thin anchors that look as if operator ``name`` had made them."""
+    base = spark.range(2).selectExpr("id", "'w' AS word", "id + 10 AS _root", "id + 20 AS _edge")
+    return _tracked(base, name, THIN, record, moving_boundaries)
+
+
+def packed_stage(spark: SparkSession, name: str, record: Record) -> DataFrame:
+    """Two rows with packed anchors."""
+    base = spark.range(2).selectExpr("id", "'w' AS word", "CAST('0123456789abcdef' AS binary) AS _anchors")
+    return _tracked(base, name, PACKED, record, False)
+
+
+def _tracked(base: DataFrame, name: str, schema: str, record: Record, moving: bool) -> DataFrame:
+    node = lineage.register("operator", name, record, moving_boundaries=moving)
+
+    def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+
+    hand_on.__name__ = lineage.function_name(node.kind, node.name, node.tag)
+    return base.mapInArrow(hand_on, schema)

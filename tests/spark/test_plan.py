@@ -1,0 +1,218 @@
+"""What may stand between two tracked stages: the guard lets it pass and finds the stage below."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from stages import Record, packed_stage, stage
+
+from acker_client.spark import lineage, plan
+from acker_client.spark.plan import MovingBoundaries, Refused
+
+Step = Callable[[DataFrame], DataFrame]
+
+
+def sql(text: str) -> Step:
+    """A step written in SQL over the view ``tracked``."""
+
+    def run(df: DataFrame) -> DataFrame:
+        df.createOrReplaceTempView("tracked")
+        return df.sparkSession.sql(text)
+
+    return run
+
+
+def by_id() -> Window:
+    return Window.partitionBy("id").orderBy("word")
+
+
+ONE_TO_ONE: dict[str, Step] = {
+    "nothing": lambda df: df,
+    "select": lambda df: df.select("word", "_root", "_edge"),
+    "select in another order": lambda df: df.select("_edge", "_root", "word"),
+    "withColumn": lambda df: df.withColumn("twice", F.col("id") * 2).withColumn("dice", F.rand()),
+    "withColumnsRenamed": lambda df: df.withColumnsRenamed({"word": "token"}),
+    "drop": lambda df: df.drop("word"),
+    "alias": lambda df: df.alias("a").select("a.id", "a._root", "a._edge"),
+    "cast to the same type": lambda df: df.withColumn("_root", F.col("_root").cast("bigint")),
+    "to a schema": lambda df: df.to(df.schema),
+    "metadata": lambda df: df.withMetadata("_root", {"comment": "tracking"}),
+    "python udf": lambda df: df.withColumn("u", F.udf(str, "string")("id")),
+    "coalesce": lambda df: df.coalesce(1),
+    "repartition by number": lambda df: df.repartition(3),
+    "repartition by number and column": lambda df: df.repartition(3, "id"),
+    "sortWithinPartitions": lambda df: df.sortWithinPartitions("id"),
+    "cache": lambda df: df.cache(),
+    "hint": lambda df: df.hint("broadcast"),
+    "observe": lambda df: df.observe("seen", F.count("*")),
+    "withWatermark": lambda df: df.withColumn("at", F.current_timestamp()).withWatermark("at", "1 second"),
+    "window function": lambda df: df.withColumn("rank", F.row_number().over(by_id())),
+    "na.fill of own columns": lambda df: df.na.fill("", subset=["word"]),
+    "zipWithIndex": lambda df: df.zipWithIndex(),
+    "pandas on Spark": lambda df: df.pandas_api(index_col="id").to_spark(index_col="id"),
+    "temp view": sql("SELECT *, id + 1 AS next FROM tracked"),
+    "scalar subquery beside it": sql("SELECT *, (SELECT max(id) FROM range(3)) AS top FROM tracked"),
+    "CTE": sql("WITH a AS (SELECT * FROM tracked), b AS (SELECT * FROM a) SELECT * FROM b"),
+    "pipe syntax": sql("FROM tracked |> EXTEND id + 1 AS next |> SET id = 3"),
+}
+
+MOVING: dict[str, Step] = {
+    "orderBy": lambda df: df.orderBy("id"),
+    "repartitionByRange": lambda df: df.repartitionByRange(3, "id"),
+    "repartition without a number": lambda df: df.repartition("id"),
+    "rebalance": lambda df: df.hint("rebalance"),
+}
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record()
+
+
+@pytest.mark.parametrize("step", ONE_TO_ONE)
+def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, record: Record, step: str) -> None:
+    upstream = plan.inspect(ONE_TO_ONE[step](stage(spark, "words", record)), "operator 'next'")
+
+    assert [node.name for node in upstream.nodes] == ["words"]
+    assert upstream.columns == ("_root", "_edge")
+    assert upstream.record is record
+    assert not upstream.moving_boundaries
+
+
+@pytest.mark.parametrize("step", MOVING)
+def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, record: Record, step: str) -> None:
+    df = MOVING[step](stage(spark, "words", record))
+
+    assert plan.inspect(df, "operator 'next'").moving_boundaries
+    assert not plan.inspect(df.cache().select("*"), "operator 'next'").moving_boundaries
+    df.unpersist()
+
+
+def test_moving_boundaries_are_told_of_everything_above(spark: SparkSession, record: Record) -> None:
+    above = stage(spark, "above", record, moving_boundaries=True)
+    still = stage(spark, "still", record)
+
+    assert plan.inspect(above.union(still), "sink 'save'").moving_boundaries
+
+
+def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, record: Record) -> None:
+    df = packed_stage(spark, "groups", record)
+
+    assert plan.inspect(df.select("id", "_anchors"), "sink 'save'").columns == ("_anchors",)
+    with pytest.raises(Refused, match="column _anchors is not the one"):
+        plan.inspect(df.withColumn("_anchors", F.col("word").cast("binary")), "sink 'save'")
+
+
+def test_a_union_of_different_frames_has_a_stage_for_each(spark: SparkSession, record: Record) -> None:
+    first, second = stage(spark, "first", record), stage(spark, "second", record)
+    mixed = first.unionByName(second.select("_edge", "_root", "word", "id").coalesce(1))
+
+    assert [node.name for node in plan.inspect(mixed, "sink 'save'").nodes] == ["first", "second"]
+
+
+def test_a_union_by_position_that_mixes_the_tracking_columns_is_refused(spark: SparkSession, record: Record) -> None:
+    first, second = stage(spark, "first", record), stage(spark, "second", record)
+
+    with pytest.raises(Refused, match="column _root is not the one"):
+        plan.inspect(first.union(second.select("id", "word", "_edge", "_root")), "sink 'save'")
+
+
+def test_our_own_join_passes_and_only_as_it_was_planned(spark: SparkSession, record: Record) -> None:
+    table = spark.range(3).alias(lineage.admit_join(record))
+    df = stage(spark, "words", record)
+
+    assert plan.inspect(df.join(table, "id", "left"), "operator 'next'").node.name == "words"
+    with pytest.raises(Refused, match=r"Join .*acker_client\.spark\.join"):
+        plan.inspect(df.join(table, "id", "inner"), "operator 'next'")
+
+
+def test_rows_have_one_consumer(spark: SparkSession, record: Record) -> None:
+    df = stage(spark, "words", record)
+    plan.guard(df, "count")
+
+    with pytest.raises(Refused, match=r"go to operator 'count' already.*branch\(df, 2\)"):
+        plan.guard(df.select("*"), "other")
+    with pytest.raises(Refused, match=r"operator 'count' is applied twice.*branch\(df, 2\)"):
+        plan.guard(df, "count")
+    with pytest.raises(Refused, match="go to operator 'count' already"):
+        plan.guard(df, "save", kind="sink")
+
+
+def test_a_refused_consumer_marks_nothing(spark: SparkSession, record: Record) -> None:
+    first, second = stage(spark, "first", record), stage(spark, "second", record)
+    plan.guard(second, "other")
+
+    with pytest.raises(Refused, match="go to operator 'other' already"):
+        plan.guard(first.union(second), "count")
+    with pytest.raises(Refused, match="Filter"):
+        plan.guard(first.where("id > 0"), "count")
+    assert plan.guard(first, "count").node.name == "first"
+
+
+def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, record: Record) -> None:
+    df = stage(spark, "words", record)
+
+    assert not plan.guard(df, "save", kind="sink").repeated
+    assert plan.guard(df, "save", kind="sink").repeated
+    with pytest.raises(Refused, match="sink 'other' cannot take"):
+        plan.guard(df, "other", kind="sink")
+
+
+def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSession, record: Record) -> None:
+    df = stage(spark, "words", record).orderBy("id")
+    plan.guard(df, "save", kind="sink")
+
+    with pytest.warns(MovingBoundaries, match=r"sink 'save' takes a frame a second time.*\.cache\(\)"):
+        plan.guard(df, "save", kind="sink")
+
+    cached = stage(spark, "words", record).orderBy("id").cache()
+    plan.guard(cached, "save", kind="sink")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.guard(cached, "save", kind="sink")
+    cached.unpersist()
+
+
+def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> None:
+    record = Record()
+    df = stage(spark, "words", record)
+    node = plan.inspect(df, "sink 'save'").node
+    del record
+    gc.collect()
+
+    assert node not in lineage.known()
+    with pytest.raises(LookupError, match="settled and forgotten"):
+        _ = node.record
+    with pytest.raises(Refused, match="the batch that it belongs to is settled and forgotten"):
+        plan.inspect(df, "sink 'save'")
+
+
+def test_forgetting_a_record_drops_its_stages_only() -> None:
+    first, second = Record(1), Record(2)
+    gone, kept = lineage.register("operator", "a", first), lineage.register("operator", "b", second)
+    lineage.forget(first)
+
+    assert gone not in lineage.known()
+    assert lineage.node_of(lineage.function_name("operator", "b", kept.tag)) is kept
+
+
+def test_a_stage_is_registered_once() -> None:
+    record = Record()
+    node = lineage.register("operator", "a", record)
+
+    with pytest.raises(ValueError, match="a stage is registered once"):
+        lineage.register("operator", "b", record, tag=node.tag)
+
+
+def test_function_names_are_ours_whatever_the_operator_is_called() -> None:
+    record = Record()
+    for name in ("split_words", "größe", "a b\nc", "acker_x_0123456789ab", ""):
+        node = lineage.register("operator", name, record)
+        assert lineage.node_of(lineage.function_name(node.kind, name, node.tag)) is node
+    assert lineage.node_of("split_words") is None
+    assert not lineage.is_ours("acker_words")

@@ -1,0 +1,180 @@
+"""What may not stand between two tracked stages: refused on the spot, naming the node and what to use instead."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from stages import Record, stage
+from test_plan import Step, sql
+
+from acker_client.spark import plan
+from acker_client.spark.plan import Refused
+
+SAME = "id long, word string, _root bigint, _edge bigint"
+
+REFUSED: dict[str, tuple[Step, str, str]] = {
+    "filter": (lambda df: df.filter("id > 0"), "Filter", "where(condition)"),
+    "where": (lambda df: df.where(F.col("id") > 0), "Filter", "where(condition)"),
+    "where above a select": (lambda df: df.where("id > 0").select("*"), "Filter", "where(condition)"),
+    "na.drop": (lambda df: df.na.drop(), "Filter", "where(condition)"),
+    "sampleBy": (lambda df: df.sampleBy("id", {0: 0.5}), "Filter", "where(condition)"),
+    "IN (subquery)": (sql("SELECT * FROM tracked WHERE id IN (SELECT id FROM range(1))"), "Filter", "where(condition)"),
+    "join": (lambda df: df.join(df.sparkSession.range(3), "id"), "Join", "acker_client.spark.join(...)"),
+    "left join": (lambda df: df.join(df.sparkSession.range(3), "id", "left"), "Join", "acker_client.spark.join(...)"),
+    "semi join": (lambda df: df.join(df.sparkSession.range(3), "id", "semi"), "Join", "cogroup(...)"),
+    "self-join": (
+        lambda df: df.alias("a").join(df.alias("b"), "id").select("a.id", "a._root", "a._edge"),
+        "Join",
+        "acker_client.spark.join(...)",
+    ),
+    "crossJoin": (lambda df: df.crossJoin(df.sparkSession.range(2).toDF("k")), "Join", "acker_client.spark.join(...)"),
+    "lateral subquery": (
+        sql("SELECT * FROM tracked, LATERAL (SELECT max(id) AS m FROM range(9) r WHERE r.id <= tracked.id)"),
+        "LateralJoin",
+        "acker_client.spark.join(...)",
+    ),
+    "explode": (lambda df: df.select("*", F.explode(F.array("id", "id"))), "Generate", "explode(...)"),
+    "inline": (lambda df: df.selectExpr("*", "inline(array(struct(id AS x)))"), "Generate", "explode(...)"),
+    "lateral view": (sql("SELECT * FROM tracked LATERAL VIEW explode(array(1, 2)) AS x"), "Generate", "explode(...)"),
+    "limit": (lambda df: df.limit(3), "GlobalLimit", "yields nothing"),
+    "offset": (lambda df: df.offset(3), "Offset", "yields nothing"),
+    "sample": (lambda df: df.sample(0.5), "Sample", "where(condition)"),
+    "randomSplit": (lambda df: df.randomSplit([1.0, 1.0], 1)[0], "Sample", "branch(...)"),
+    "distinct": (lambda df: df.distinct(), "Deduplicate", "group(...)"),
+    "dropDuplicates": (lambda df: df.dropDuplicates(["id"]), "Deduplicate", "group(...)"),
+    "SELECT DISTINCT": (sql("SELECT DISTINCT * FROM tracked"), "Distinct", "group(...)"),
+    "groupBy().agg": (
+        lambda df: df.groupBy("id").agg(F.max("_root").alias("_root"), F.max("_edge").alias("_edge")),
+        "Aggregate",
+        "group(...)",
+    ),
+    "intersect": (lambda df: df.intersect(df), "Intersect", "cogroup(...)"),
+    "subtract": (lambda df: df.subtract(df), "Except", "cogroup(...)"),
+    "exceptAll": (lambda df: df.exceptAll(df), "Except All", "cogroup(...)"),
+    "unpivot": (lambda df: df.unpivot(["_root", "_edge"], ["id"], "what", "value"), "Expand", "explode(...)"),
+    "cube": (lambda df: df.cube("_root", "_edge").count(), "Aggregate", "group(...)"),
+    "mapInPandas": (lambda df: df.mapInPandas(lambda frames: frames, SAME), "MapInPandas", "@pandas_operator"),
+    "mapInArrow": (lambda df: df.mapInArrow(lambda batches: batches, SAME), "MapInArrow", "@arrow_operator"),
+    "applyInPandas": (
+        lambda df: df.groupBy("id").applyInPandas(lambda frame: frame, SAME),
+        "FlatMapGroupsInPandas",
+        "group(...)",
+    ),
+    "applyInArrow": (
+        lambda df: df.groupBy("id").applyInArrow(lambda table: table, SAME),
+        "FlatMapGroupsInArrow",
+        "group(...)",
+    ),
+    "cogroup().applyInPandas": (
+        lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInPandas(lambda left, right: left, SAME),
+        "FlatMapCoGroupsInPandas",
+        "cogroup(...)",
+    ),
+    "cogroup().applyInArrow": (
+        lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInArrow(lambda left, right: left, SAME),
+        "FlatMapCoGroupsInArrow",
+        "cogroup(...)",
+    ),
+    "TRANSFORM": (
+        sql("SELECT TRANSFORM(id, _root, _edge) USING 'cat' AS (id bigint, _root bigint, _edge bigint) FROM tracked"),
+        "ScriptTransformation",
+        "@operator",
+    ),
+    "df.rdd.toDF": (lambda df: df.rdd.toDF(SAME), "LogicalRDD", ".cache()"),
+    "localCheckpoint": (lambda df: df.localCheckpoint(eager=False), "LogicalRDD", ".cache()"),
+    "createDataFrame": (
+        lambda df: df.sparkSession.createDataFrame([(1, 2)], "_root bigint, _edge bigint"),
+        "LogicalRDD",
+        "source.batches(spark)",
+    ),
+    "VALUES": (sql("SELECT * FROM VALUES (1L, 2L) AS t(_root, _edge)"), "LocalRelation", "batch.df"),
+    "rows of no source": (lambda df: df.sparkSession.range(3).selectExpr("id _root", "id _edge"), "Range", "batch.df"),
+    "union with one of these": (lambda df: df.union(df.where("id > 0")), "Filter", "where(condition)"),
+    "recursive CTE": (
+        sql("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r WHERE n < 3) SELECT * FROM tracked, r"),
+        "Join",
+        "acker_client.spark.join(...)",
+    ),
+}
+
+ALTERED: dict[str, Step] = {
+    "na.fill of everything": lambda df: df.na.fill(0),
+    "computed": lambda df: df.withColumn("_edge", F.col("_edge") + 0),
+    "swapped": lambda df: df.selectExpr("id", "_edge AS _root", "_root AS _edge"),
+    "another column in its place": lambda df: df.drop("_edge").withColumnRenamed("id", "_edge"),
+    "another type": lambda df: df.withColumn("_root", F.col("_root").cast("string")),
+    "a literal": lambda df: df.withColumn("_root", F.lit(1)),
+    "a window function": lambda df: df.selectExpr("id", "_root", "lead(_edge) OVER (ORDER BY id) AS _edge"),
+}
+
+LOST: dict[str, Step] = {
+    "select without them": lambda df: df.select("id", "word"),
+    "select without one": lambda df: df.select("id", "_root"),
+    "toDF": lambda df: df.toDF("a", "b", "c", "d"),
+    "drop": lambda df: df.drop("_root", "_edge"),
+}
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record()
+
+
+@pytest.mark.parametrize("step", REFUSED)
+def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(spark: SparkSession, record: Record, step: str) -> None:
+    build, node, fix = REFUSED[step]
+    df = build(stage(spark, "words", record))
+
+    with pytest.raises(Refused) as refused:
+        plan.guard(df, "next")
+    message = str(refused.value)
+    assert message.startswith("operator 'next' cannot take this frame: ")
+    assert node in message
+    assert fix in message
+
+
+@pytest.mark.parametrize("step", ALTERED)
+def test_altered_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
+    with pytest.raises(Refused, match=r"is not the one that the stage before made.*subset="):
+        plan.guard(ALTERED[step](stage(spark, "words", record)), "next")
+
+
+@pytest.mark.parametrize("step", LOST)
+def test_lost_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
+    with pytest.raises(Refused, match=r"lost its tracking columns.*df\.select\(\.\.\., '_root', '_edge'\)"):
+        plan.guard(LOST[step](stage(spark, "words", record)), "next")
+
+
+def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Record) -> None:
+    df = stage(spark, "words", record)
+
+    with pytest.raises(Refused, match="_root and _edge more than once"):
+        plan.guard(df.select("*", "_root"), "next")
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        lambda df: df.union(df),
+        lambda df: df.union(df.select("*")),
+        lambda df: df.union(df.withColumn("word", F.lit("x"))).coalesce(1),
+        sql("WITH c AS (SELECT * FROM tracked) SELECT * FROM c UNION ALL SELECT * FROM c"),
+    ],
+)
+def test_a_union_of_a_frame_with_itself_is_refused(spark: SparkSession, record: Record, twice: Step) -> None:
+    with pytest.raises(Refused, match=r"the rows of operator 'words' reach it twice.*branch\(df, 2\)"):
+        plan.guard(twice(stage(spark, "words", record)), "next")
+
+
+def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, record: Record) -> None:
+    df = stage(spark, "words", record)
+    known = plan._ONE_TO_ONE
+    try:
+        plan._ONE_TO_ONE = known - {"Repartition"}
+        with pytest.raises(
+            Refused, match="Repartition stands between it and the stage before, and is not known to keep"
+        ):
+            plan.guard(df.coalesce(1), "next")
+    finally:
+        plan._ONE_TO_ONE = known

