@@ -32,7 +32,8 @@ $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu install python
 endef
 
 # Spark runs on the JDK that is here (17 or newer), or on one from PyPI; its workers run on our interpreter.
-WITH_SPARK = JAVA_HOME="$$(.ci/java-home)" PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" SPARK_LOCAL_IP=127.0.0.1
+WITH_SPARK = JAVA_HOME="$$(.ci/java-home)"; \
+	export JAVA_HOME PYSPARK_PYTHON="$(CURDIR)/$(BIN)/python" SPARK_LOCAL_IP=127.0.0.1;
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile

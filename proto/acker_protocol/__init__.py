@@ -1,1 +1,4 @@
-"""What both sides must agree on: ids, reports, messages and the wire. Import the modules; this package re-exports nothing."""
+"""What both sides must agree on: ids, reports, messages and the wire.
+
+Import the modules; this package re-exports nothing.
+"""

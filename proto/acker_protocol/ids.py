@@ -119,7 +119,7 @@ def identity_term(root: int, edge: int) -> int:
 
 
 def identity_of(operator_name: str, consumed_sum: int) -> tuple[int, int]:
-    """(high, low) of the identity of the report of a task that ran ``operator_name`` over what sums to ``consumed_sum``."""
+    """(high, low) of the report of a task that ran ``operator_name`` and consumed what sums to ``consumed_sum``."""
     content = operator_name.encode() + b"\0" + (consumed_sum % (1 << 128)).to_bytes(16, "little")
     hashed = hashlib.blake2b(content, digest_size=16).digest()
     return int.from_bytes(hashed[8:], "little"), int.from_bytes(hashed[:8], "little")

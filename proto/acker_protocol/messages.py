@@ -88,7 +88,10 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class InitScope:
-    """What makes a report one of inits: the batch they belong to, and what of it is covered (uint64[k, 2], [start, stop))."""
+    """What makes a report one of inits: the batch they belong to, and what of it is ``covered``.
+
+    ``covered``: uint64[k, 2], ranges [start, stop) of the batch's numbers.
+    """
 
     session: int
     batch: int
@@ -169,7 +172,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SettleReply:
-    """``cursor``: every outcome of the batch stands at or below it. ``roots``: how many those are, unread ones included."""
+    """``cursor``: every outcome of the batch stands at or below it. ``roots``: how many those are, unread included."""
 
     incarnation: int
     status: Status
@@ -194,8 +197,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Outcomes of roots. ``verdicts``: uint8[n]; ``reason_ids``: uint32[n], 0 none, else index into ``reasons`` plus one,
-    or empty for all none."""
+    """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n].
+
+    ``reason_ids``: uint32[n], 0 none, else index into ``reasons`` plus one; or empty for all none.
+    """
 
     root_ids: Column = field(default_factory=lambda: NO_IDS)
     verdicts: Kinds = field(default_factory=lambda: NO_KINDS)
@@ -232,8 +237,8 @@ class StatsReply:
 class Transport(Protocol):
     """The port between a client and one server: the gRPC door implements it, and a shard in memory for tests.
 
-    Methods raise ``acker_client.errors.Unavailable`` when no answer came (nobody knows whether the call was applied) and
-    ``acker_client.errors.Rejected`` when the server answered that the call as such is wrong.
+    Methods raise ``acker_client.errors.Unavailable`` when no answer came (nobody knows whether the call was applied),
+    and ``acker_client.errors.Rejected`` when the server answered that the call as such is wrong.
     """
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply: ...

@@ -1,7 +1,7 @@
 """Reports: updates folded per root, put in wire order, digested, and packed into messages.
 
-Decides the canonical form of a report (one entry a root, ascending by ``mix64(root id)``), its digest, and where it may be
-cut (between sections, never inside one). Pure numpy; knows neither who sends a report nor how it travels.
+Decides the canonical form of a report (one entry a root, ascending by ``mix64(root id)``), its digest, and where it may
+be cut (between sections, never inside one). Pure numpy; knows neither who sends a report nor how it travels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BYTES_AN_ENTRY = 17
 
 
 def fold(roots: Column, vals: Column) -> Entries:
-    """XOR ``vals`` (uint64[n]) per root and put the roots in wire order: the entries of a report of acks, or of inits."""
+    """XOR ``vals`` (uint64[n]) per root, the roots in wire order: the entries of a report of acks, or of inits."""
     mixed = mix64_column(roots)
     order = np.argsort(mixed)
     mixed, roots, vals = mixed[order], roots[order], vals[order]
@@ -30,7 +30,7 @@ def fold(roots: Column, vals: Column) -> Entries:
 
 
 def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[int, str]) -> Entries:
-    """Fold updates of several kinds: vals XOR, kinds OR per root. ``fail_reasons``: root -> reason of its (first) fail."""
+    """Fold updates of several kinds: vals XOR, kinds OR per root. ``fail_reasons``: root -> its first fail's reason."""
     mixed = mix64_column(roots)
     order = np.argsort(mixed, kind="stable")
     starts = _starts_of_runs(mixed[order])
@@ -48,7 +48,7 @@ def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[i
 
 
 def digest(entries: Entries) -> int:
-    """Digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons are commentary and do not count."""
+    """Digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons are commentary, not counted."""
     vals = mix64_column(entries.ack_vals ^ np.uint64(DIGEST_SALT))
     if len(entries.kinds):
         vals += entries.kinds

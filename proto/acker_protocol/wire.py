@@ -101,7 +101,7 @@ def encode_apply(message: Apply) -> pb.ApplyRequest:
 
 
 def decode_apply(wire: pb.ApplyRequest) -> Apply:
-    """Checks everything that needs no hashing: lengths, kinds, reasons, ranges. Order and slots are the ledger's to check."""
+    """Checks all that needs no hashing: lengths, kinds, reasons, ranges. Order and slots are the ledger's to check."""
     if not wire.HasField("identity"):
         raise Malformed("identity: missing")
     identity = Identity(wire.identity.high, wire.identity.low, wire.identity.sequenced)
@@ -238,6 +238,10 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
         raise Malformed(f"verdicts: {len(outcomes.verdicts)} for {len(outcomes)} root ids")
     if len(outcomes) and not Verdict.ACKED <= outcomes.verdicts.min() <= outcomes.verdicts.max() <= Verdict.LOST:
         raise Malformed("verdicts: one is not a verdict of this protocol version")
+    if len(outcomes.reason_ids) not in (0, len(outcomes)):
+        raise Malformed(f"reason_ids: {len(outcomes.reason_ids)} for {len(outcomes)} root ids")
+    if len(outcomes.reason_ids) and int(outcomes.reason_ids.max()) > len(outcomes.reasons):
+        raise Malformed(f"reason_ids: an index is beyond the {len(outcomes.reasons)} reasons")
     return WatchReply(
         wire.incarnation, _status(wire.status), wire.detail, wire.is_new, wire.generation, wire.cursor, outcomes
     )

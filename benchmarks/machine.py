@@ -1,0 +1,37 @@
+"""The machine that a figure was measured on: without it the figure means nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+PACKAGES = ("acker", "numpy", "numba", "grpcio", "protobuf", "pyspark", "pyarrow", "pandas")
+
+
+def describe() -> dict[str, str | int | float]:
+    """Processor, cores, memory, system, Python and the versions of what the figures depend on."""
+    described: dict[str, str | int | float] = {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "python": sys.version.split()[0],
+    }
+    return described | {name: _version(name) for name in PACKAGES}
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,50 @@
+"""Numbers of the .proto never change their meaning: a client of this version meets servers of the next."""
+
+from __future__ import annotations
+
+import pytest
+
+from acker_protocol import messages
+from acker_protocol.v1 import acker_pb2 as pb
+
+FIELDS = {
+    "HelloRequest": "protocol_version client_version",
+    "HelloReply": "protocol_version server_version incarnation max_message_bytes sequence_window",
+    "Identity": "high low sequenced",
+    "Inits": "session batch covered",
+    "ApplyRequest": "identity digest inits root_ids ack_vals kinds reason_ids reasons",
+    "ApplyReply": "incarnation status section_statuses retry_delay_ms detail inits_known",
+    "Limits": "message_timeout_ms progress_timeout_ms",
+    "OpenBatchRequest": "session number first up_to held limits",
+    "OpenBatchReply": "incarnation status retry_delay_ms detail",
+    "SettleRequest": "session number settlement",
+    "SettleReply": "incarnation status detail cursor roots",
+    "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close",
+    "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons",
+    "StatsRequest": "",
+    "StatsReply": "incarnation server_version values",
+}
+METHODS = "Hello Apply OpenBatch Settle Watch Stats"
+
+
+@pytest.mark.parametrize("message", FIELDS)
+def test_a_field_keeps_its_number(message):
+    held = {field.number: field.name for field in pb.DESCRIPTOR.message_types_by_name[message].fields}
+    promised = dict(enumerate(FIELDS[message].split(), 1))
+    assert held | promised == held
+
+
+def test_every_message_has_its_promise():
+    assert set(pb.DESCRIPTOR.message_types_by_name) == set(FIELDS)
+
+
+@pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement])
+def test_words_and_wire_agree_on_the_numbers(enum):
+    wired = pb.DESCRIPTOR.enum_types_by_name[enum.__name__].values_by_name
+    assert {name: value.number for name, value in wired.items() if value.number} == {word.name: word for word in enum}
+
+
+def test_the_service_keeps_its_name_and_methods():
+    service = pb.DESCRIPTOR.services_by_name["Acker"]
+    assert service.full_name == "acker.v1.Acker"
+    assert [method.name for method in service.methods][: len(METHODS.split())] == METHODS.split()

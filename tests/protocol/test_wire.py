@@ -1,0 +1,235 @@
+"""The wire: what is encoded is decoded the same, and what is malformed is named and never worse than Malformed."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+from drawn_reports import acks, updates
+from drawn_reports import ids as column
+from hypothesis import given
+from hypothesis import strategies as st
+from test_reports import as_twin, folded
+
+from acker_protocol import messages, reports, wire
+from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
+from acker_protocol.v1 import acker_pb2 as pb
+
+uint64 = st.integers(0, 2**64 - 1)
+uint32 = st.integers(0, 2**32 - 1)
+sentences = st.text(max_size=20)
+identities = st.builds(Identity, uint64, uint64, st.booleans())
+limits = st.builds(Limits, uint32, uint32)
+statuses = st.sampled_from(Status)
+some_bytes = st.binary(max_size=40)
+
+# encode, decode, protobuf class, messages: those whose fields compare by value.
+PLAIN = {
+    "hello": (wire.encode_hello, wire.decode_hello, pb.HelloRequest, st.builds(messages.Hello, uint32, sentences)),
+    "hello_reply": (
+        wire.encode_hello_reply,
+        wire.decode_hello_reply,
+        pb.HelloReply,
+        st.builds(messages.HelloReply, uint32, sentences, uint64, uint64, uint32),
+    ),
+    "open_batch": (
+        wire.encode_open_batch,
+        wire.decode_open_batch,
+        pb.OpenBatchRequest,
+        st.builds(messages.OpenBatch, uint64, uint64, uint64, uint64, st.booleans(), limits),
+    ),
+    "open_batch_reply": (
+        wire.encode_open_batch_reply,
+        wire.decode_open_batch_reply,
+        pb.OpenBatchReply,
+        st.builds(messages.OpenBatchReply, uint64, statuses, uint32, sentences),
+    ),
+    "settle": (
+        wire.encode_settle,
+        wire.decode_settle,
+        pb.SettleRequest,
+        st.builds(messages.Settle, uint64, uint64, st.sampled_from(Settlement)),
+    ),
+    "settle_reply": (
+        wire.encode_settle_reply,
+        wire.decode_settle_reply,
+        pb.SettleReply,
+        st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64),
+    ),
+    "watch": (
+        wire.encode_watch,
+        wire.decode_watch,
+        pb.WatchRequest,
+        st.builds(messages.Watch, sentences, uint64, uint32, limits, uint64, uint32, uint32, st.booleans()),
+    ),
+    "stats_reply": (
+        wire.encode_stats_reply,
+        wire.decode_stats_reply,
+        pb.StatsReply,
+        st.builds(
+            messages.StatsReply, uint64, sentences, st.dictionaries(sentences, st.floats(allow_nan=False), max_size=5)
+        ),
+    ),
+}
+DECODERS = {kind: decode for _, decode, kind, _ in PLAIN.values()} | {
+    pb.ApplyRequest: wire.decode_apply,
+    pb.ApplyReply: wire.decode_apply_reply,
+    pb.WatchReply: wire.decode_watch_reply,
+}
+
+
+def travelled(encoded):
+    return type(encoded).FromString(encoded.SerializeToString())
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@given(st.data())
+def test_a_plain_message_arrives_as_it_was_sent(name, data):
+    encode, decode, kind, strategy = PLAIN[name]
+    sent = data.draw(strategy)
+    encoded = encode(sent)
+    assert isinstance(encoded, kind)
+    assert decode(travelled(encoded)) == sent
+
+
+@given(identities, updates, uint64)
+def test_a_report_of_updates_arrives_as_it_was_sent(identity, given_updates, digest):
+    entries = folded(given_updates)
+    arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(identity, digest, entries))))
+    assert (arrived.identity, arrived.digest, arrived.inits) == (identity, digest, None)
+    assert as_twin(arrived.entries) == as_twin(entries)
+
+
+@given(acks, uint64, uint64, st.lists(st.tuples(uint64, uint64).map(sorted), max_size=4))
+def test_a_report_of_inits_arrives_as_it_was_sent(given_acks, session, batch, covered):
+    entries = reports.fold(column([root for root, _ in given_acks]), column([val for _, val in given_acks]))
+    scope = InitScope(session, batch, np.array(covered, np.uint64).reshape(-1, 2))
+    arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(Identity(1, 2), 3, entries, scope))))
+    assert arrived.inits is not None
+    assert (arrived.inits.session, arrived.inits.batch) == (session, batch)
+    assert arrived.inits.covered.tolist() == [list(pair) for pair in covered]
+    assert as_twin(arrived.entries) == as_twin(entries)
+
+
+@given(uint64, statuses, st.lists(st.sampled_from([1, 2, 3, 4]), max_size=9), uint32, sentences, uint64)
+def test_an_answer_to_a_report_arrives_as_it_was_sent(incarnation, status, sections, delay_ms, detail, known):
+    sent = messages.ApplyReply(incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known)
+    arrived = wire.decode_apply_reply(travelled(wire.encode_apply_reply(sent)))
+    assert arrived.section_statuses.tolist() == sections
+    assert (arrived.incarnation, arrived.status, arrived.retry_delay_ms) == (incarnation, status, delay_ms)
+    assert (arrived.detail, arrived.inits_known) == (detail, known)
+
+
+@given(
+    st.lists(st.tuples(uint64, st.sampled_from(Verdict), st.sampled_from(["", "unread", "unfinished"])), max_size=20)
+)
+def test_outcomes_arrive_as_they_were_told(told):
+    reasons = ("unread", "unfinished")
+    reason_ids = [reasons.index(reason) + 1 if reason else 0 for _, _, reason in told]
+    outcomes = Outcomes(
+        column([root for root, _, _ in told]),
+        np.array([verdict for _, verdict, _ in told], np.uint8),
+        np.array(reason_ids if any(reason_ids) else [], np.uint32),
+        reasons,
+    )
+    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes)
+    arrived = wire.decode_watch_reply(travelled(wire.encode_watch_reply(sent)))
+    assert (arrived.incarnation, arrived.is_new, arrived.generation, arrived.cursor) == (9, True, 5, 77)
+    heard = [
+        (root, Verdict(verdict), arrived.outcomes.reason(index))
+        for index, (root, verdict) in enumerate(
+            zip(arrived.outcomes.root_ids.tolist(), arrived.outcomes.verdicts.tolist(), strict=True)
+        )
+    ]
+    assert heard == told
+
+
+def report(**fields) -> pb.ApplyRequest:
+    two = column([1, 2]).tobytes()
+    return pb.ApplyRequest(**{"identity": pb.Identity(high=1), "root_ids": two, "ack_vals": two} | fields)
+
+
+INITS = pb.Inits(session=1, batch=1)
+ONE = (1).to_bytes(4, "little")
+MALFORMED_REPORTS = {
+    "identity: missing": pb.ApplyRequest(),
+    "root_ids: 15 bytes": report(root_ids=b"x" * 15),
+    "ack_vals: 1 for 2 root ids": report(ack_vals=b"x" * 8),
+    "ack_vals: 9 bytes": report(ack_vals=b"x" * 9),
+    "kinds: 1 for 2 root ids": report(kinds=b"\1"),
+    "kinds: an entry has no known bit": report(kinds=b"\1\0"),
+    "or an unknown one": report(kinds=b"\1\10"),
+    "reason_ids: 0 for 1 fails": report(kinds=bytes([ACK, FAIL])),
+    "reason_ids: 3 bytes": report(reason_ids=b"xxx"),
+    "reason_ids: an index is beyond the 1 reasons": report(kinds=bytes([ACK, FAIL]), reason_ids=ONE, reasons=["a"]),
+    "reason_ids: 1 for 0 fails": report(reason_ids=ONE, reasons=["a", "b"]),
+    "a report of inits has neither kinds": report(inits=INITS, kinds=bytes([ACK, ACK])),
+    "covered: 3 bounds": report(inits=pb.Inits(covered=b"x" * 24)),
+    "covered: 9 bytes": report(inits=pb.Inits(covered=b"x" * 9)),
+    "covered: a range stops before it starts": report(inits=pb.Inits(covered=column([2, 1]).tobytes())),
+}
+
+
+@pytest.mark.parametrize("sentence", MALFORMED_REPORTS)
+def test_a_malformed_report_is_refused_by_name(sentence):
+    with pytest.raises(wire.Malformed, match=sentence):
+        wire.decode_apply(MALFORMED_REPORTS[sentence])
+
+
+def outcomes(**fields) -> pb.WatchReply:
+    return pb.WatchReply(**{"status": 1, "root_ids": b"x" * 16, "verdicts": b"\1\2"} | fields)
+
+
+MALFORMED_OUTCOMES = {
+    "status: 0": outcomes(status=0),
+    "status: 99": outcomes(status=99),
+    "root_ids: 7 bytes": outcomes(root_ids=b"x" * 7),
+    "verdicts: 1 for 2 root ids": outcomes(verdicts=b"\1"),
+    "verdicts: one is not a verdict": outcomes(verdicts=b"\1\5"),
+    "reason_ids: 1 for 2 root ids": outcomes(reason_ids=ONE, reasons=["a"]),
+    "reason_ids: an index is beyond the 0 reasons": outcomes(reason_ids=ONE + ONE),
+}
+
+
+@pytest.mark.parametrize("sentence", MALFORMED_OUTCOMES)
+def test_malformed_outcomes_are_refused_by_name(sentence):
+    with pytest.raises(wire.Malformed, match=sentence):
+        wire.decode_watch_reply(MALFORMED_OUTCOMES[sentence])
+
+
+def test_a_settlement_that_is_none_is_refused_by_name():
+    with pytest.raises(wire.Malformed, match="settlement: 0 is neither DONE"):
+        wire.decode_settle(pb.SettleRequest())
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@given(some_bytes)
+def test_bytes_of_any_kind_are_read_or_malformed(kind, content):
+    with contextlib.suppress(wire.Malformed):
+        DECODERS[kind](wire.parse(kind, content))
+
+
+@given(
+    identity=st.none() | st.builds(pb.Identity),
+    inits=st.none() | st.builds(lambda covered: pb.Inits(covered=covered), some_bytes),
+    columns=st.lists(some_bytes | st.sampled_from([b"", b"x" * 8, b"x" * 16, bytes([ACK, FAIL]), ONE]), min_size=4),
+    reasons=st.lists(sentences, max_size=2),
+)
+def test_columns_of_any_length_are_read_or_malformed(identity, inits, columns, reasons):
+    root_ids, ack_vals, kinds, reason_ids = columns[:4]
+    wired = pb.ApplyRequest(
+        identity=identity,
+        inits=inits,
+        root_ids=root_ids,
+        ack_vals=ack_vals,
+        kinds=kinds,
+        reason_ids=reason_ids,
+        reasons=reasons,
+    )
+    try:
+        entries = wire.decode_apply(wired).entries
+    except wire.Malformed:
+        return
+    assert len(entries.root_ids) == len(entries.ack_vals)
+    assert len(as_twin(entries)) <= len(entries)
