@@ -141,8 +141,8 @@ def _here() -> dict[str, str]:
 
 def _executors_known(spark: SparkSession) -> int:
     """Executors that Spark knows now; the driver counts as one only in a local session."""
-    context = spark.sparkContext
-    known = int(context._jsc.sc().getExecutorMemoryStatus().size())  # type: ignore[union-attr]
+    context: Any = spark.sparkContext
+    known = int(context._jsc.sc().getExecutorMemoryStatus().size())
     return known if str(context.master).startswith("local") and "cluster" not in str(context.master) else known - 1
 
 
@@ -155,12 +155,12 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
             elif theirs != ours and _release(theirs) != _release(ours):
                 yield f"{one.host} has {name} {theirs}, the driver {ours}: install the same version on both"
         if one.problem.startswith("ModuleNotFoundError"):
-            yield f"{one.host} lacks a package ({one.problem}): install 'acker[spark]' there, or ship it with --archives"
+            yield f"{one.host} lacks a package ({one.problem}): install 'acker[spark]' there"
         elif one.problem:
             servers = ", ".join(settings.servers)
             yield (
-                f"{one.host} cannot reach the acker at {servers} ({one.problem}): name an address that executors can reach"
-                " in spark.acker.servers, and let `acker serve --host` listen on more than loopback"
+                f"{one.host} cannot reach the acker at {servers} ({one.problem}): name an address that executors can"
+                " reach in spark.acker.servers, and let `acker serve --host` listen on more than loopback"
             )
     if len(executors) < known:
         yield f"only {len(executors)} of {known} executors ran a task: the rest was busy; check again when it is idle"
