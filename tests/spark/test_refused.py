@@ -172,7 +172,7 @@ def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, re
     known = plan._ONE_TO_ONE
     try:
         plan._ONE_TO_ONE = known - {"Repartition"}
-        with pytest.raises(Refused, match="Repartition stands between .* and is not known to keep rows one to one"):
+        with pytest.raises(Refused, match=r"Repartition stands between .* and is not known to keep rows one to one"):
             plan.guard(df.coalesce(1), "next")
     finally:
         plan._ONE_TO_ONE = known
