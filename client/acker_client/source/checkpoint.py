@@ -1,0 +1,131 @@
+"""Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
+
+Decides the format (version, source, kind of input, the input's own progress, a digest over it) and which file is
+refused. Never decides what progress is: the input does. One process at a time holds a checkpoint, by a lock on a file
+beside it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from acker_client.source.errors import CheckpointError
+
+FORMAT = "acker-checkpoint"
+VERSION = 1
+
+Progress = dict[str, Any]
+
+
+class Checkpoint:
+    """The checkpoint file of one source. ``kind`` names the kind of input that its progress is of."""
+
+    __slots__ = ("_lock", "kind", "path", "source")
+
+    def __init__(self, path: Path, *, source: str, kind: str) -> None:
+        self.path = path
+        self.source = source
+        self.kind = kind
+        self._lock: IO[bytes] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock, or raise :class:`CheckpointError`: two sources on one checkpoint would undo each other's."""
+        try:
+            lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {self.path}: its directory cannot be written ({error.strerror}); create it or name another"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise CheckpointError(
+                f"checkpoint {self.path} is in use by another running source: stop that one, or give this one its own"
+            ) from None
+        self._lock = lock
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def load(self) -> Progress | None:
+        """The progress that was saved last, or None if there is none. Raises :class:`CheckpointError`."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {self.path} cannot be read: {error.strerror}") from None
+        saved = self._parse(content)
+        self._check(saved)
+        progress: Progress = saved["progress"]
+        return progress
+
+    def save(self, progress: Progress) -> None:
+        """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole."""
+        saved = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": self.source,
+            "input": self.kind,
+            "progress": progress,
+            "digest": _digest(progress),
+        }
+        draft = self.path.with_name(self.path.name + ".new")
+        with open(draft, "wb") as file:
+            file.write(json.dumps(saved, indent=1).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self.path)
+        sync_directory(self.path)
+
+    def _parse(self, content: bytes) -> dict[str, Any]:
+        try:
+            saved = json.loads(content)
+        except ValueError:
+            saved = None
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{self.path} is not a checkpoint of the acker, or is damaged: name another file, or remove it to read"
+                " the input from its beginning"
+            )
+        return saved
+
+    def _check(self, saved: dict[str, Any]) -> None:
+        if saved.get("version") != VERSION:
+            raise CheckpointError(
+                f"checkpoint {self.path} has version {saved.get('version')!r}, and this acker reads version {VERSION}"
+            )
+        if saved.get("digest") != _digest(saved.get("progress")):
+            raise CheckpointError(
+                f"checkpoint {self.path} is damaged (its digest does not fit): restore it, or remove it to read the"
+                f" input"
+                " from its beginning"
+            )
+        for what, expected in (("source", self.source), ("input", self.kind)):
+            if saved.get(what) != expected:
+                raise CheckpointError(
+                    f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source a"
+                    " checkpoint of its own"
+                )
+
+
+def sync_directory(path: Path) -> None:
+    """Make a created or renamed file durable, not only what is in it."""
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _digest(progress: object) -> str:
+    content = json.dumps(progress, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -1,0 +1,115 @@
+"""Dead letters: what was tried often enough, as JSON lines, durable before it counts as done.
+
+Decides the format of a letter. Never decides which record is one (``retry``), nor whether there are too many
+(``flight``). A source that dies right after writing may write the same letters again: a letter is there at least once.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from acker_client.source.checkpoint import sync_directory
+from acker_client.source.errors import SourceError
+
+# A line longer than this is cut in its letter; "bytes" says how long it was, and path and byte where it is.
+VALUE_BYTES_MAX = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One record that spent its retries: why, how often it was tried, when (Unix seconds), from where, and itself.
+
+    ``value`` None: the input could not give it once more.
+    """
+
+    source: str
+    reason: str
+    failed: int
+    interrupted: int
+    first_s: float
+    last_s: float
+    path: str
+    line: int
+    byte: int
+    value: bytes | None
+
+    def to_json(self) -> str:
+        """One line of JSON. ``value`` is the text; what is not UTF-8 stands as ``value_base64``."""
+        letter: dict[str, Any] = {
+            "source": self.source,
+            "reason": self.reason,
+            "attempts": {"failed": self.failed, "interrupted": self.interrupted},
+            "first": _iso(self.first_s),
+            "last": _iso(self.last_s),
+            "path": self.path,
+            "line": self.line,
+            "byte": self.byte,
+        }
+        return json.dumps(letter | _value(self.value), ensure_ascii=False)
+
+
+class DeadLetters:
+    """The file of dead letters, appended to. Open from the first letter on."""
+
+    __slots__ = ("_file", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
+        written."""
+        lines = "".join(letter.to_json() + "\n" for letter in letters)
+        try:
+            file = self._opened()
+            file.write(lines.encode(errors="surrogatepass"))
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise SourceError(
+                f"dead letters cannot be written to {self.path} ({error.strerror}): make room or name another file; the"
+                " records stay undone and are read again at the next start"
+            ) from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = open(self.path, "ab+")  # noqa: SIM115 (it stays open)
+            sync_directory(self.path)
+            self._end_torn_line(self._file)
+        return self._file
+
+    @staticmethod
+    def _end_torn_line(file: IO[bytes]) -> None:
+        """A crash in the middle of a letter must not spoil the next one, too."""
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+
+
+def _value(value: bytes | None) -> dict[str, Any]:
+    if value is None:
+        return {"value": None}
+    head = value[:VALUE_BYTES_MAX]
+    cut = {"bytes": len(value)} if len(value) > len(head) else {}
+    try:
+        return {"value": head.decode(), **cut}
+    except UnicodeDecodeError:
+        return {"value_base64": base64.b64encode(head).decode(), **cut}
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

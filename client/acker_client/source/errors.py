@@ -1,0 +1,25 @@
+"""Errors of a source, each with what to do about it."""
+
+from __future__ import annotations
+
+from acker_client.errors import AckerError
+
+
+class SourceError(AckerError):
+    """A source cannot go on, or cannot start. Nothing is lost: what is not done is read again at the next start."""
+
+
+class CheckpointError(SourceError):
+    """The checkpoint does not fit: damaged, of another source, or the input changed under it."""
+
+
+class InputChanged(SourceError):
+    """A file is no longer what it was when its lines were counted."""
+
+
+class TooManyDeadLetters(SourceError):
+    """A larger share of records than ``max_dead_share`` spent its retries."""
+
+
+class Broken(SourceError):
+    """Batch after batch broke as a whole, and none got through in between."""
