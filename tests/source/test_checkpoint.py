@@ -1,0 +1,114 @@
+"""The checkpoint file: whole or not at all, and refused when it does not fit."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from acker_client.source.checkpoint import Checkpoint
+from acker_client.source.errors import CheckpointError
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path / "orders.ckpt", source="orders", kind="files")
+
+
+def test_what_was_saved_last_is_loaded(checkpoint: Checkpoint) -> None:
+    assert checkpoint.load() is None
+    checkpoint.save({"files": [{"path": "ä", "lines": 3}]})
+    checkpoint.save({"files": [{"path": "ä", "lines": 4}]})
+    assert checkpoint.load() == {"files": [{"path": "ä", "lines": 4}]}
+
+
+class Crash(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace", "fsync of the directory"])
+def test_a_crash_at_any_point_of_a_save_leaves_the_old_or_the_new_checkpoint_whole(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    checkpoint.save({"at": 1})
+    with monkeypatch.context() as patch:
+        _crash_at(step, patch)
+        with pytest.raises(Crash):
+            checkpoint.save({"at": 2})
+    assert checkpoint.load() == ({"at": 2} if step == "fsync of the directory" else {"at": 1})
+    checkpoint.save({"at": 3})
+    assert checkpoint.load() == {"at": 3}
+
+
+def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
+    syncs = 0
+    fsync = os.fsync
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    def crash_in_second(descriptor: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs == 2:
+            raise Crash
+        fsync(descriptor)
+
+    if step == "write":
+        patch.setattr(json, "dumps", _torn(json.dumps))
+    elif step == "fsync":
+        patch.setattr(os, "fsync", crash)
+    elif step == "replace":
+        patch.setattr(os, "replace", crash)
+    else:
+        patch.setattr(os, "fsync", crash_in_second)
+
+
+def _torn(dumps: Callable[..., str]) -> Callable[..., str]:
+    def dump(value: object, **options: object) -> str:
+        if "indent" in options:
+            raise Crash
+        return dumps(value, **options)
+
+    return dump
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda text: text[: len(text) // 2], "is not a checkpoint of the acker, or is damaged"),
+        (lambda text: "", "is not a checkpoint"),
+        (lambda text: "[1]", "is not a checkpoint"),
+        (lambda text: "\xff\x00", "is not a checkpoint"),
+        (lambda text: text.replace('"at": 1', '"at": 2'), "digest does not fit"),
+        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, and this acker reads version 1"),
+        (lambda text: text.replace('"orders"', '"clicks"'), "of source 'clicks', not of 'orders'"),
+        (lambda text: text.replace('"files"', '"kafka"'), "of input 'kafka', not of 'files'"),
+    ],
+)
+def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(
+    checkpoint: Checkpoint, damage: Callable[[str], str], says: str
+) -> None:
+    checkpoint.save({"at": 1})
+    checkpoint.path.write_text(damage(checkpoint.path.read_text()))
+    with pytest.raises(CheckpointError, match=says) as refused:
+        checkpoint.load()
+    assert str(checkpoint.path) in str(refused.value)
+
+
+def test_two_sources_cannot_hold_one_checkpoint(checkpoint: Checkpoint) -> None:
+    other = Checkpoint(checkpoint.path, source="orders", kind="files")
+    checkpoint.acquire()
+    with pytest.raises(CheckpointError, match="in use by another running source"):
+        other.acquire()
+    checkpoint.release()
+    other.acquire()
+    other.release()
+
+
+def test_a_checkpoint_in_a_missing_directory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="its directory cannot be written"):
+        Checkpoint(tmp_path / "missing" / "x.ckpt", source="a", kind="files").acquire()

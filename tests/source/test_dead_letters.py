@@ -1,0 +1,71 @@
+"""The dead letters: one JSON line each, on disk when ``write`` returns."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_client.source.dead_letters import VALUE_BYTES_MAX, DeadLetter, DeadLetters
+from acker_client.source.errors import SourceError
+
+
+def letter(value: bytes | None = b"x", reason: str = "ValueError: no") -> DeadLetter:
+    return DeadLetter("orders", reason, 4, 1, 1_700_000_000.5, 1_700_000_060.0, "a.jsonl", 7, 1234, value)
+
+
+def test_a_letter_says_why_how_often_when_from_where_and_what() -> None:
+    assert json.loads(letter().to_json()) == {
+        "source": "orders",
+        "reason": "ValueError: no",
+        "attempts": {"failed": 4, "interrupted": 1},
+        "first": "2023-11-14T22:13:20.500+00:00",
+        "last": "2023-11-14T22:14:20.000+00:00",
+        "path": "a.jsonl",
+        "line": 7,
+        "byte": 1234,
+        "value": "x",
+    }
+
+
+@given(st.binary(max_size=200), st.text(max_size=50))
+def test_any_value_and_any_reason_come_back_from_one_line(value: bytes, reason: str) -> None:
+    line = letter(value, reason).to_json()
+    read = json.loads(line)
+    assert "\n" not in line
+    assert read["reason"] == reason
+    assert (read["value"].encode() if "value" in read else base64.b64decode(read["value_base64"])) == value
+
+
+def test_a_huge_value_is_cut_and_says_how_long_it_was() -> None:
+    read = json.loads(letter(b"a" * (VALUE_BYTES_MAX + 5)).to_json())
+    assert (len(read["value"]), read["bytes"]) == (VALUE_BYTES_MAX, VALUE_BYTES_MAX + 5)
+
+
+def test_letters_are_synced_before_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
+    letters = DeadLetters(tmp_path / "dead.jsonl")
+    letters.write([letter(), letter(None)])
+    letters.close()
+    assert synced[-1] == (tmp_path / "dead.jsonl").stat().st_size
+    assert [json.loads(line)["value"] for line in (tmp_path / "dead.jsonl").open()] == ["x", None]
+
+
+def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    path = tmp_path / "dead.jsonl"
+    path.write_text(letter().to_json() + "\n" + letter().to_json()[:20])
+    letters = DeadLetters(path)
+    letters.write([letter(b"whole")])
+    letters.close()
+    assert json.loads(path.read_text().splitlines()[-1])["value"] == "whole"
+
+
+def test_a_file_that_cannot_be_written_says_so_and_that_nothing_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="stay undone and are read again"):
+        DeadLetters(tmp_path / "missing" / "dead.jsonl").write([letter()])

@@ -1,0 +1,226 @@
+"""Slices of files beside a twin that reads them with ``readline``."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acker_client.source.errors import InputChanged
+from acker_client.source.files import FileInput
+from acker_client.source.json_lines import JsonParser
+from acker_client.source.lines import BOM, LineSlice, Part, TextParser, find_lines
+
+PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]
+contents = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.binary(max_size=60)
+
+
+def twin(content: bytes) -> list[tuple[int, bytes]]:
+    """(byte, value) of each line, as readline tells them."""
+    lines, at = [], 0
+    for line in io.BytesIO(content):
+        value = line
+        if line.endswith(b"\n"):
+            value = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+        if at == 0 and value.startswith(BOM):
+            value = value[len(BOM) :]
+        lines.append((at, value))
+        at += len(line)
+    return lines
+
+
+def rows_of(slices: list[LineSlice]) -> list[tuple[int, dict[str, Any], str | None]]:
+    """(number, row, why it is unreadable) of all rows, in order."""
+    rows = []
+    for piece in slices:
+        numbers = []
+        for records in piece.read():
+            assert records.columns.validate(full=True) is None
+            numbers += records.numbers.tolist()
+            for row, (number, columns) in enumerate(
+                zip(records.numbers.tolist(), records.columns.to_pylist(), strict=True)
+            ):
+                rows.append((number, columns, records.unreadable.get(row)))
+        assert numbers == list(range(piece.start, piece.stop))
+    return rows
+
+
+def planned(source: FileInput, records_max: int, partitions: int = 2) -> np.ndarray:
+    source.start(None)
+    planned = [np.empty(0, np.int64)]
+    while len(records := source.plan(records_max, partitions)):
+        planned.append(records)
+    return np.concatenate(planned)
+
+
+@given(st.lists(contents, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_slices_give_what_readline_gives_whatever_the_bytes_and_the_boundaries(
+    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], block_bytes: int, records_max: int, partitions: int
+) -> None:
+    folder = tmp_path_factory.mktemp("files")
+    expected = []
+    for index, content in enumerate(files):
+        path = folder / f"{index}.txt"
+        path.write_bytes(content)
+        expected += [(str(path), line + 1, byte, value) for line, (byte, value) in enumerate(twin(content))]
+    source = FileInput(f"{folder}/*.txt", TextParser(), block_bytes=block_bytes)
+    records = planned(source, records_max, partitions)
+    assert len(records) == len(expected)
+    rows = rows_of(source.slices(records, partitions))
+    assert [number for number, _, _ in rows] == list(range(len(expected)))
+    for (_, row, reason), (path, line, byte, value) in zip(rows, expected, strict=True):
+        assert (row["path"], row["line"]) == (path, line)
+        assert row["value"] == _decoded(value)
+        assert (reason is None) == (row["value"] is not None)
+        assert reason is None or reason.startswith(f"{path}:{line} (byte {byte}): not valid UTF-8 at byte ")
+    origins = source.locate(records)
+    assert [origins.paths[i] for i in origins.path_ids] == [path for path, _, _, _ in expected]
+    assert origins.lines.tolist() == [line for _, line, _, _ in expected]
+    originals = source.originals(records)
+    assert [(o.path, o.line, o.byte, o.value) for o in originals] == expected
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+@given(contents, st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_choice_of_records_is_read_again_alone(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "one.txt"
+    path.write_bytes(content)
+    source = FileInput(path, TextParser(), block_bytes=16)
+    records = planned(source, 5)
+    lines = twin(content)
+    chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(lines)))))) if lines else []
+    rows = rows_of(source.slices(np.array(chosen, np.int64), 2))
+    assert [(row["line"], row["value"]) for _, row, _ in rows] == [(k + 1, _decoded(lines[k][1])) for k in chosen]
+    assert [o.value for o in source.originals(np.array(chosen, np.int64))] == [lines[k][1] for k in chosen]
+    assert len(records) == len(lines)
+
+
+@given(contents)
+def test_find_lines_is_readline(raw: bytes) -> None:
+    starts, ends = find_lines(raw, at_beginning=True)
+    assert [raw[start:end] for start, end in zip(starts, ends, strict=True)] == [value for _, value in twin(raw)]
+
+
+def test_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"a" * 100 + b"\n" + b"b" * 100)
+    source = FileInput(path, TextParser(), block_bytes=16)
+    rows = rows_of(source.slices(planned(source, 10), 2))
+    assert [len(row["value"]) for _, row, _ in rows] == [100, 100]
+
+
+def test_a_line_too_long_for_memory_fails_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acker_client.source.lines.LINE_BYTES_MAX", 50)
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"a" * 100 + b"\nshort\n")
+    for parser in (TextParser(), JsonParser(pa.schema([("value", pa.string())]))):
+        source = FileInput(path, parser, block_bytes=16)
+        (_, first, reason), (_, second, _) = rows_of(source.slices(planned(source, 10), 2))
+        assert first["value"] is None
+        assert reason is not None
+        assert "the line is longer than" in reason
+        assert second["value"] == ("short" if isinstance(parser, TextParser) else None)
+
+
+def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_path: Path) -> None:
+    for index in range(100):
+        (tmp_path / f"{index:03}.txt").write_text("one\ntwo\n")
+    source = FileInput(f"{tmp_path}/*", TextParser())
+    slices = source.slices(planned(source, 1000), 4)
+    assert [piece.stop - piece.start for piece in slices] == [50, 50, 50, 50]
+    assert [len(list(piece.read())) for piece in slices] == [1, 1, 1, 1]
+
+
+def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x\ny\n")
+    source = FileInput(path, TextParser())
+    content = pickle.dumps(source.slices(planned(source, 10), 1))
+    program = (
+        "import pickle, sys; slices = pickle.load(sys.stdin.buffer);"
+        "print([r.columns.num_rows for s in slices for r in s.read()], 'pyspark' in sys.modules, 'grpc' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], input=content, capture_output=True, check=True)
+    assert run.stdout.decode().strip() == "[2] False False"
+
+
+@pytest.mark.parametrize("now", [b"", b"one\n", b"one two\n", b"one\ntwo\nthree\n"])
+def test_a_file_that_changed_since_it_was_counted_is_an_error_never_other_records(tmp_path: Path, now: bytes) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"one\ntwo\n")
+    part = Part(str(path), "a.txt", 0, 8, 1, 2)
+    path.write_bytes(now)
+    if now.startswith(b"one\ntwo\n"):
+        assert len(rows_of([LineSlice(0, 2, (part,), TextParser())])) == 2  # appended to: fine
+        return
+    with pytest.raises(InputChanged, match=r"a\.txt: bytes 0 to 8 had 2 lines"):
+        rows_of([LineSlice(0, 2, (part,), TextParser())])
+
+
+ORDER = pa.schema([("sku", pa.string()), ("qty", pa.int32()), ("tags", pa.list_(pa.string()))])
+JSON_LINES = [
+    b'{"sku": "a", "qty": 1, "tags": ["x"]}',
+    b'  {"qty": 2, "sku": "\\u00e9", "more": {"deep": [1]}}  ',
+    b"{}",
+    b'{"sku": null}',
+    b'{"sku": "a", "qty": "many"}',
+    b'{"sku": "a"',
+    b'{"sku": "a"}{"sku": "b"}',
+    b'{"sku": "a"} {"sku": "b"}',
+    b'{"sku": {',
+    b"}}",
+    b'"text"',
+    b"[1]",
+    b"nonsense",
+    b"",
+    b"   ",
+    b'{"sku": "\xff"}',
+    b'{"qty": 99999999999}',
+]
+
+
+def json_row(line: bytes) -> dict[str, Any] | None:
+    """What one line gives on its own, by Python's parser; None: unreadable."""
+    try:
+        found = json.loads(line.decode())
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("qty", 0), int) or abs(found.get("qty", 0)) > 2**31:
+        return None
+    return {name: found.get(name) for name in ORDER.names}
+
+
+@given(st.lists(st.sampled_from(JSON_LINES), max_size=12), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_malformed_json_line_fails_alone_and_its_neighbours_are_as_without_it(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], crlf: bool
+) -> None:
+    path = tmp_path_factory.mktemp("json") / "orders.jsonl"
+    path.write_bytes((b"\r\n" if crlf else b"\n").join([*lines, b""]))
+    source = FileInput(path, JsonParser(ORDER))
+    rows = rows_of(source.slices(planned(source, 100), 1))
+    for line, (number, row, reason) in zip(lines, rows, strict=True):
+        expected = json_row(line)
+        assert (reason is None) == (expected is not None), (line, reason)
+        assert row == (expected or dict.fromkeys(ORDER.names))
+        assert reason is None or reason.startswith(f"{path}:{number + 1} (byte ")
