@@ -1,17 +1,17 @@
 """The thin client of the acker: emit, ack, fail and wait for outcomes. Needs grpcio, protobuf and numpy, nothing else.
 
-Importing this imports neither grpc nor Spark; grpc is loaded when the first channel is made, inside the process that uses it.
+Importing this imports neither grpc nor Spark; grpc is loaded when the first channel is made, inside the process that
+uses it.
 """
 
 from __future__ import annotations
-
-from acker_protocol.messages import Entries, Identity, InitScope, Limits, Outcomes, SettleReply, Settlement, Verdict
 
 from acker_client import errors
 from acker_client.client import AckerClient
 from acker_client.delivery import ReportResult
 from acker_client.registration import Watched
 from acker_client.settings import Settings
+from acker_protocol.messages import Entries, Identity, InitScope, Limits, Outcomes, Settlement, SettleReply, Verdict
 
 __all__ = [
     "AckerClient",

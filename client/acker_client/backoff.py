@@ -1,7 +1,6 @@
-"""Backoff: when to try again, and when to stop. Pure: clock and randomness come in.
+"""Backoff: when to try again, and when to stop. Pure: clock, sleep and randomness come in.
 
 Decides the waits (exponential, full jitter, a cap that cannot overflow) and keeps the one budget that all tries share.
-Never sleeps.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 Clock = Callable[[], float]
 Random = Callable[[], float]
+Sleep = Callable[[float], None]
 
 # 2.0 ** 64 is far beyond any cap and far from overflow, so a retry that goes on for days still gets its cap.
 _DOUBLINGS_MAX = 64
@@ -18,18 +18,18 @@ _DOUBLINGS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits of ``random() * min(cap_s, first_s * 2 ** attempt)`` seconds: full jitter, so that clients do not march in step."""
+    """Waits of ``random() * min(cap_s, first_s * 2**attempt)`` s: full jitter, so clients do not march in step."""
 
     first_s: float = 0.05
     cap_s: float = 2.0
 
     def wait_s(self, attempt: int, random: Random) -> float:
-        """Seconds to wait after the ``attempt``-th failure, counted from 0."""
+        """Seconds to wait after the ``attempt``-th failure in a row, counted from 0."""
         return random() * min(self.cap_s, self.first_s * 2.0 ** min(attempt, _DOUBLINGS_MAX))
 
 
 class Deadline:
-    """One budget for everything a call does: tries, waits, handshakes."""
+    """One budget for everything that a call does: tries, waits, handshakes. ``clock`` gives seconds, monotonic."""
 
     __slots__ = ("_clock", "_end", "budget_s")
 
@@ -43,6 +43,30 @@ class Deadline:
         """Seconds left; 0 when it is spent."""
         return max(0.0, self._end - self._clock())
 
-    def allows(self, wait_s: float) -> bool:
-        """Whether there is time to wait so long and then still do something."""
-        return self.left_s > wait_s
+
+class Patience:
+    """The waits of one operation within its deadline. Progress makes the next wait short again."""
+
+    __slots__ = ("_backoff", "_failures", "_random", "_sleep", "deadline", "tries")
+
+    def __init__(self, deadline: Deadline, sleep: Sleep, random: Random, backoff: Backoff = Backoff()) -> None:
+        self.deadline = deadline
+        self.tries = 1
+        self._failures = 0
+        self._sleep = sleep
+        self._random = random
+        self._backoff = backoff
+
+    def wait(self, at_least_s: float = 0.0) -> bool:
+        """Wait for the next try; False, without waiting, when the budget would be spent by then."""
+        wait_s = max(at_least_s, self._backoff.wait_s(self._failures, self._random))
+        if wait_s >= self.deadline.left_s:
+            return False
+        self._sleep(wait_s)
+        self._failures += 1
+        self.tries += 1
+        return True
+
+    def progressed(self) -> None:
+        """Something was answered: the next failure is the first in a row."""
+        self._failures = 0

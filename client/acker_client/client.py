@@ -1,25 +1,71 @@
-"""AckerClient: the one object through which a program emits, acks, fails and waits."""
+"""AckerClient: the one object through which a program emits, acks, fails and waits.
+
+Decides what a process has of its own (session, buffer, source, channels) and the order in which buffered reports
+leave. All calls are synchronous; threads are the caller's. Constructing a client is free: what belongs to a process is
+made in it, when first needed, so a client may be made before a fork and used after it, on both sides.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import random as random_module
+import secrets
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from acker_protocol.ids import Column
-from acker_protocol.messages import Entries, HelloReply, Identity, InitScope, Limits, SettleReply, Settlement, Transport
+import numpy.typing as npt
 
-from acker_client.backoff import Clock, Random
-from acker_client.delivery import ReportResult
-from acker_client.registration import Watched
-from acker_client.settings import Settings
+from acker_client.accumulator import Accumulator
+from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.connection import Connect, Connection
+from acker_client.courier import Call, Courier
+from acker_client.delivery import Delivery, ReportResult
+from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable, UnknownSource
+from acker_client.registration import Registration, Watched
+from acker_client.settings import Settings, addresses
+from acker_protocol.messages import (
+    Entries,
+    HelloReply,
+    Identity,
+    InitScope,
+    Limits,
+    OpenBatch,
+    Settle,
+    Settlement,
+    SettleReply,
+    StatsReply,
+    Status,
+    Transport,
+    Watch,
+    WatchReply,
+)
 
-Connect = Callable[[str], Transport]
-Sleep = Callable[[float], None]
+log = logging.getLogger("acker_client")
+
+OFF = Limits()
+SOURCE_LIMITS = Limits(message_timeout_ms=30_000)
+# A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
+_POLL_PAUSE_S = 0.05
 
 
 class AckerClient:
+    """A client of the acker.
+
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``connect`` makes
+    the transport to an address (``acker_client.testing`` has one without sockets); ``clock``, ``sleep`` and ``random``
+    are for tests. Thread-safe; only ``watch`` is for one thread at a time.
+
+    >>> with AckerClient("localhost:7070") as client:
+    ...     client.open_source("orders")
+    ...     client.init(root, edge)
+    ...     client.ack(root, edge, emitted=[child])
+    """
+
     def __init__(
         self,
         servers: str | Sequence[str] | Settings | None = None,
@@ -30,52 +76,435 @@ class AckerClient:
         sleep: Sleep = time.sleep,
         random: Random | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.settings = _settings(servers, token, is_local=connect is not None)
+        self._connect = connect
+        self._clock = clock
+        self._sleep = sleep
+        # Forked processes share the state of the module's generator; the system's they do not.
+        self._random = random or random_module.SystemRandom().random
+        self._processes: dict[int, _Process] = {}
 
-    settings: Settings
+    # -- the plain API: buffered, folded per root, sent by flush
 
-    # Storm-like plain API; batch 0 unless said otherwise; ids are ints (signed or unsigned 64 bits).
-    def init(self, root: int, edges: int | Iterable[int], *, batch: int = 0) -> None: ...
-    def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None: ...
-    def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None: ...
-    def reset_timeout(self, root: int) -> None: ...
-    def init_columns(self, roots: Column, vals: Column, *, batch: int = 0) -> None: ...
-    def ack_columns(self, roots: Column, vals: Column) -> None: ...
-    def fail_columns(self, roots: Column, reasons: str | Sequence[str] = "", vals: Column | None = None) -> None: ...
-    def flush(self) -> None: ...
+    def init(self, root: int, edges: int | Iterable[int], *, batch: int = 0) -> None:
+        """The tree of ``root`` starts with these edges, or with their XOR. Needs an open source. Ids have 64 bits.
 
-    # What Spark tasks call: one whole report under its own identity, in one budget.
-    def report(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> ReportResult: ...
+        This and the calls below are buffered. One that finds the buffer full flushes it first, and raises what
+        ``flush`` raises; a call that raises has not counted.
+        """
+        process = self._with_room()
+        process.source()
+        with process.lock:
+            process.accumulator.init(root, edges, batch)
 
-    # Sources.
+    def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
+        """The record of ``edge`` is done, and ``emitted`` are the edges of its children."""
+        process = self._with_room()
+        with process.lock:
+            process.accumulator.ack(root, edge, emitted)
+
+    def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None:
+        """The tree of ``root`` fails. ``edge``: the edge of the record that failed, where there is one."""
+        process = self._with_room()
+        with process.lock:
+            process.accumulator.fail(root, reason, edge)
+
+    def reset_timeout(self, root: int) -> None:
+        """The timeout of ``root`` starts anew."""
+        process = self._with_room()
+        with process.lock:
+            process.accumulator.reset_timeout(root)
+
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int = 0) -> None:
+        """``init`` in columns (uint64 or int64, [n]); rows of the same root are its edges and XOR together."""
+        process = self._with_room()
+        process.source()
+        with process.lock:
+            process.accumulator.init_columns(roots, vals, batch)
+
+    def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
+        """``ack`` in columns (uint64 or int64, [n]): ``vals`` are edges, or edge XOR the children's edges."""
+        process = self._with_room()
+        with process.lock:
+            process.accumulator.ack_columns(roots, vals)
+
+    def fail_columns(
+        self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
+    ) -> None:
+        """``fail`` in columns; one reason for all, or one a row. ``vals``: the edges of the records that failed."""
+        process = self._with_room()
+        with process.lock:
+            process.accumulator.fail_columns(roots, reasons, vals)
+
+    def flush(self) -> None:
+        """Send what is buffered, and wait until it is answered.
+
+        Raises one of ``errors.RETRYABLE`` when the budget is spent: what is unanswered is kept as it was, and the next
+        flush sends it again, under the same identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
+        refuses a report for good: that report is dropped, and its roots end by their timeout.
+        """
+        process = self._process()
+        patience = process.courier.patience()
+        # Reports go one after the other, so no more than one sequence is ever unanswered at the server.
+        with process.sending:
+            while process.unanswered or process.seal():
+                self._send_oldest(process, patience)
+
+    # -- whole reports
+
+    def report(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> ReportResult:
+        """Send one whole report and wait until every section of it has its answer; what a Spark task calls.
+
+        ``entries`` are in wire order (``reports.fold`` makes them). CONFLICT is no error here: another attempt at the
+        same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent (the same report may be sent
+        again); :class:`Rejected` and :class:`UnknownBatch` at once.
+        """
+        process = self._process()
+        delivery = Delivery(identity, entries, inits)
+        try:
+            process.courier.deliver(delivery, process.courier.patience(), self._renewal(process, delivery))
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail":
+                raise
+            process.go_on_without(delivery, error)
+        return process.counted(delivery.result)
+
+    # -- sources
+
     def open_source(
-        self, name: str, *, session: int | None = None, lease_s: float = 30.0, limits: Limits = Limits(30_000)
+        self, name: str, *, session: int | None = None, lease_s: float = 30.0, limits: Limits = SOURCE_LIMITS
     ) -> int:
-        """Returns the session."""
-        raise NotImplementedError
+        """Open this client's source and return its session, a random number unless one is given.
 
-    def close_source(self) -> None: ...
-    def open_batch(
-        self, number: int, first: int, up_to: int, *, held: bool = True, limits: Limits = Limits()
-    ) -> None: ...
-    def settle(self, number: int, settlement: Settlement) -> SettleReply: ...
-    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> Watched: ...
+        The server drops the source's roots when it was not watched for ``lease_s``. ``limits`` are those of batch 0.
+        """
+        process = self._process()
+        if process.registration is not None:
+            raise ValueError(f"source {process.registration.name!r} is open on this client: one client has one source")
+        if not name:
+            raise ValueError("name='': give the source a name; it stands in logs and metrics")
+        drawn = session if session is not None else secrets.randbits(63) + 1
+        registration = Registration(name, drawn, lease_s, limits, self._clock())
+        self._renew(process, registration, process.courier.patience())
+        process.registration = registration
+        process.source_session = drawn
+        return drawn
+
+    def close_source(self) -> None:
+        """End the session: the server drops the source's roots. Tried for a second; else the lease ends it."""
+        process = self._process()
+        registration, process.registration = process.registration, None
+        if registration is None:
+            return
+        with process.lock:
+            request = registration.request(0.0, 1, close=True)
+        try:
+            process.courier.answer(_watch(request), process.courier.patience(1.0))
+        except AckerError as error:
+            log.info("source %r is left to its lease: %s", registration.name, error)
+
+    def open_batch(self, number: int, first: int, up_to: int, *, held: bool = True, limits: Limits = OFF) -> None:
+        """Reserve room for ``up_to`` roots; number i of the batch has root id ``mix64(first + i)``.
+
+        Waits while the server is overloaded, within the budget: this is the backpressure. Raises ``Overloaded`` after
+        it.
+        """
+        process = self._process()
+        request = OpenBatch(process.source().session, number, first, up_to, held, limits)
+        process.courier.accepted(
+            lambda transport, timeout_s: transport.open_batch(request, timeout_s),
+            f"open batch {number}",
+            process.courier.patience(),
+            self._renewal(process),
+        )
+
+    def settle(self, number: int, settlement: Settlement) -> SettleReply:
+        """End a batch; every root of it has its outcome once ``watch`` has passed the reply's cursor.
+
+        ``UnknownBatch`` when the server does not know it: it has lost its state, or the batch was never opened.
+        """
+        process = self._process()
+        request = Settle(process.source().session, number, settlement)
+        return process.courier.accepted(
+            lambda transport, timeout_s: transport.settle(request, timeout_s),
+            f"settle batch {number}",
+            process.courier.patience(),
+            self._renewal(process),
+        )
+
+    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> Watched:
+        """Outcomes of this source, waiting up to ``wait_s`` for the first of them. Confirms those of the call before.
+
+        Also renews the lease, so call it again and again. A silent server is no error here: the call keeps trying for
+        its time and comes back with nothing; ``silent_for_s`` tells how long that has been going on.
+        """
+        process = self._process()
+        registration = process.source()
+        patience = process.courier.patience(wait_s)
+        watched: Watched | None = None
+        while True:
+            asked_at = self._clock()
+            polled = self._poll(process, registration, patience.deadline, max_outcomes)
+            watched = polled or watched
+            if polled is not None and (len(polled.outcomes) or polled.generation_changed):
+                return polled
+            if not patience.deadline.left_s or (polled is None and not patience.wait()):
+                break
+            if polled is not None and self._clock() - asked_at < _POLL_PAUSE_S:
+                self._sleep(min(_POLL_PAUSE_S, patience.deadline.left_s))
+        with process.lock:
+            return watched or registration.nothing()
 
     @property
     def silent_for_s(self) -> float:
-        """Seconds since the server last answered a watch of this source."""
-        raise NotImplementedError
+        """Seconds since the server last answered for this source. The source decides when that is too long."""
+        return self._clock() - self._process().source().heard_at
+
+    # -- the server
 
     def hello(self) -> HelloReply:
-        """Handshake within the budget: is the server there, and which is it?"""
-        raise NotImplementedError
+        """Greet the server within the budget: is it there, which is it, what does it take?"""
+        courier = self._process().courier
+        return courier.greeted(courier.patience()).hello
 
-    def close(self) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None: ...
-    def __reduce__(self) -> tuple[Any, ...]: ...
+    def stats(self) -> StatsReply:
+        """The server's own figures, as its /metrics names them."""
+        courier = self._process().courier
+        return courier.answer(lambda transport, timeout_s: transport.stats(timeout_s), courier.patience())
+
+    @property
+    def totals(self) -> ReportResult:
+        """What became of everything that this process has reported so far, in sections."""
+        return self._process().totals
+
+    def close(self) -> None:
+        """Close this process's channels. What was not flushed is dropped, with a warning."""
+        process = self._processes.setdefault(os.getpid(), self._new_process())
+        if process.is_closed:
+            return
+        process.is_closed = True
+        dropped = len(process.accumulator) + len(process.unanswered)
+        if dropped:
+            log.warning("closed with %d updates or reports not flushed: their roots end by their timeout", dropped)
+        process.courier.connection.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called in this process."""
+        process = self._processes.get(os.getpid())
+        return process is not None and process.is_closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def __reduce__(self) -> tuple[type[AckerClient], tuple[Settings]]:
+        """Only the settings travel: whoever unpickles has its own session, buffer and channels."""
+        if self._connect is not None:
+            raise TypeError(
+                "a client with its own `connect` reaches its server in this process only: it is not pickled"
+            )
+        return AckerClient, (self.settings,)
+
+    # -- within
+
+    def _process(self) -> _Process:
+        process = self._processes.get(os.getpid())
+        if process is None:
+            # Atomic, as two threads may come here at once; no lock, as a fork may leave one locked for ever.
+            process = self._processes.setdefault(os.getpid(), self._new_process())
+        if process.is_closed:
+            raise Closed("this client was closed: make another AckerClient")
+        return process
+
+    def _new_process(self) -> _Process:
+        connection = Connection(self.settings, self._connect or _grpc(self.settings))
+        return _Process(Courier(self.settings, connection, self._clock, self._sleep, self._random))
+
+    def _with_room(self) -> _Process:
+        process = self._process()
+        if len(process.accumulator) >= self.settings.buffer_entries:
+            self.flush()
+        return process
+
+    def _send_oldest(self, process: _Process, patience: Patience) -> None:
+        delivery = process.unanswered[0]
+        try:
+            process.courier.deliver(delivery, patience, self._renewal(process, delivery))
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail":
+                raise
+            process.go_on_without(delivery, error)
+        except AckerError:
+            process.unanswered.popleft()
+            raise
+        process.unanswered.popleft()
+        if process.counted(delivery.result).stale:
+            raise _stale(delivery.identity)
+
+    def _renewal(self, process: _Process, delivery: Delivery | None = None) -> _Renewal:
+        return _Renewal(self, process, delivery)
+
+    def _renew(self, process: _Process, registration: Registration, patience: Patience) -> None:
+        while True:
+            with process.lock:
+                request = registration.request(0.0, 1)
+            reply = process.courier.answer(_watch(request), patience)
+            with process.lock:
+                is_current = registration.renewed(request, reply, self._clock())
+            if is_current:
+                _raise_unless_applied(reply, registration.name)
+                return
+
+    def _poll(
+        self, process: _Process, registration: Registration, deadline: Deadline, max_outcomes: int
+    ) -> Watched | None:
+        with process.lock:
+            request = registration.request(deadline.left_s, max_outcomes)
+        # The answer needs time to travel, and the handshake too, also when the caller will not wait.
+        answer_by = Deadline(request.wait_ms / 1000 + self.settings.call_timeout_s / 2, self._clock)
+        try:
+            reply = process.courier.once(_watch(request), answer_by, answer_by.budget_s)
+        except Unavailable:
+            return None
+        with process.lock:
+            watched = registration.heard(request, reply, self._clock())
+        if watched is not None:
+            _raise_unless_applied(reply, registration.name)
+        return watched
+
+
+_CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
 
 
 def of_process(settings: Settings) -> AckerClient:
-    """The one client of this process for these settings, made after fork."""
-    raise NotImplementedError
+    """The one client of this process for these settings, made after fork; what Spark tasks use."""
+    key = (os.getpid(), settings)
+    client = _CLIENTS.get(key)
+    if client is None or client.is_closed:
+        # What a parent process left here is kept and never touched: its channels are not ours to close.
+        client = _CLIENTS[key] = AckerClient(settings)
+    return client
+
+
+class _Process:
+    """What a client has in one process: its sending session, its buffer, its source and its channels."""
+
+    __slots__ = (
+        "accumulator",
+        "courier",
+        "is_closed",
+        "lock",
+        "registration",
+        "sending",
+        "sequence",
+        "session",
+        "source_session",
+        "totals",
+        "unanswered",
+    )
+
+    def __init__(self, courier: Courier) -> None:
+        self.courier = courier
+        self.lock = threading.Lock()
+        self.sending = threading.Lock()
+        self.session = secrets.randbits(64)
+        self.sequence = 0
+        self.accumulator = Accumulator()
+        self.unanswered: deque[Delivery] = deque()
+        self.registration: Registration | None = None
+        self.source_session = 0
+        self.totals = ReportResult()
+        self.is_closed = False
+
+    def source(self) -> Registration:
+        if self.registration is None:
+            raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
+        return self.registration
+
+    def seal(self) -> bool:
+        """Turn what is buffered into reports with identities; False when there is nothing."""
+        with self.lock:
+            drafts = self.accumulator.take()
+        for draft in drafts:
+            identity = Identity(self.session, self.sequence, sequenced=True)
+            self.sequence += 1
+            inits = None if draft.batch is None else InitScope(self.source_session, draft.batch)
+            self.unanswered.append(Delivery(identity, draft.entries, inits))
+        return bool(drafts)
+
+    def counted(self, result: ReportResult) -> ReportResult:
+        """Add to the totals."""
+        with self.lock:
+            self.totals += result
+        return result
+
+    def go_on_without(self, delivery: Delivery, error: AckerError) -> None:
+        """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
+        if not self.totals.unreported:
+            log.error('going on without reporting (on_unreachable="continue"): %s', error)
+
+
+class _Renewal:
+    """Renews the client's own source when the server does not know it: nobody may be watching while a report waits.
+
+    What the server has lost by then is told by the next watch. Another client's source is not ours to renew.
+    """
+
+    __slots__ = ("_client", "_delivery", "_process")
+
+    def __init__(self, client: AckerClient, process: _Process, delivery: Delivery | None) -> None:
+        self._client = client
+        self._process = process
+        self._delivery = delivery
+
+    def __call__(self, patience: Patience) -> None:
+        registration = self._process.registration
+        if registration is None:
+            return
+        inits = None if self._delivery is None else self._delivery.inits
+        if inits is None or inits.session == registration.session:
+            self._client._renew(self._process, registration, patience)
+
+
+def _settings(servers: str | Sequence[str] | Settings | None, token: str | None, *, is_local: bool) -> Settings:
+    if isinstance(servers, Settings):
+        if token is not None:
+            raise ValueError("token: give it in the Settings")
+        return servers
+    if servers is None:
+        return Settings(("in-memory",), token=token) if is_local else Settings.from_environment()
+    return Settings(addresses(servers), token=token)
+
+
+def _grpc(settings: Settings) -> Connect:
+    def connect(address: str) -> Transport:
+        # Here, and not above: grpc is loaded by the process that makes a channel, after its fork.
+        from acker_client.transport import GrpcTransport
+
+        return GrpcTransport(address, settings.token)
+
+    return connect
+
+
+def _watch(request: Watch) -> Call[WatchReply]:
+    return lambda transport, timeout_s: transport.watch(request, timeout_s)
+
+
+def _raise_unless_applied(reply: WatchReply, name: str) -> None:
+    if reply.status not in (Status.APPLIED, Status.DUPLICATE):
+        raise Rejected(f"watch of source {name!r}: the server answered {reply.status.name} ({reply.detail})")
+
+
+def _stale(identity: Identity) -> Rejected:
+    return Rejected(
+        f"report {identity.low} of this client came too late: the server has forgotten which of its sections were "
+        "counted, and counted none now. Its roots end by their timeout. This happens when two processes share one "
+        "session, or when a report is sent again after many later ones: make a new AckerClient"
+    )

@@ -31,7 +31,7 @@ class UnknownSource(AckerError):
 
 
 class UnknownBatch(AckerError):
-    """The batch is not open at the server: settled, never opened, or lost with the server's state. Its roots are replayed."""
+    """The batch is not open at the server: settled, never opened, or lost with the server's state. Replay its roots."""
 
 
 class Closed(AckerError):

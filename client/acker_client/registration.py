@@ -7,20 +7,81 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from acker_protocol.messages import Outcomes
+from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What one watch brought.
 
-    ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or the
-    lease ran out): every root that is pending at the source is LOST, now. It is told once, and ``outcomes`` are then of
-    roots of the new state. ``answered``: False when the server was silent for the whole call. ``cursor``: all outcomes up
-    to it have been handed over (compare ``SettleReply.cursor``).
+    ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or
+    the lease ran out): every root that is pending at the source is LOST, now. It is told once; ``outcomes`` are then
+    of the new state. ``answered``: False when the server was silent during the whole call. ``cursor``: every outcome
+    up to it has been handed over (compare ``SettleReply.cursor``).
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     generation_changed: bool = False
     answered: bool = False
     cursor: int = 0
+
+
+class Registration:
+    """One source of one client. Not thread-safe: the caller holds a lock around every method."""
+
+    __slots__ = ("_generation", "_is_lost", "cursor", "heard_at", "lease_ms", "limits", "name", "session")
+
+    def __init__(self, name: str, session: int, lease_s: float, limits: Limits, now: float) -> None:
+        self.name = name
+        self.session = session
+        self.lease_ms = max(1, round(lease_s * 1000))
+        self.limits = limits
+        self.cursor = 0
+        self.heard_at = now
+        self._generation: int | None = None
+        self._is_lost = False
+
+    @property
+    def wait_max_s(self) -> float:
+        """How long one poll may wait at the server, so that the lease is renewed well before it runs out."""
+        return self.lease_ms / 3000
+
+    def request(self, wait_s: float, max_outcomes: int, *, close: bool = False) -> Watch:
+        """The next poll; it confirms what earlier ones handed over."""
+        wait_ms = round(min(wait_s, self.wait_max_s) * 1000)
+        return Watch(
+            self.name, self.session, self.lease_ms, self.limits, self.cursor, wait_ms, max_outcomes, close=close
+        )
+
+    def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
+        """Take from an answer only whether the server still knows this source; its outcomes will come again.
+
+        False when the answer was to a cursor of the state before, and the poll has to be made again.
+        """
+        self.heard_at = now
+        # The answer that said "new" may have been lost on its way. A cursor that the server does not know tells as
+        # much.
+        is_foreign = reply.cursor < request.confirmed or (reply.status == Status.INVALID and request.confirmed > 0)
+        known, self._generation = self._generation, reply.generation
+        if known is not None and (reply.is_new or reply.generation != known or is_foreign):
+            self._is_lost = True
+            self.cursor = 0
+        return reply.status != Status.INVALID or not is_foreign
+
+    def heard(self, request: Watch, reply: WatchReply, now: float) -> Watched | None:
+        """Take an answer whole: its outcomes are handed over now, and confirmed by the next request.
+
+        None when the poll has to be made again.
+        """
+        if not self.renewed(request, reply, now):
+            return None
+        self.cursor = reply.cursor
+        return Watched(reply.outcomes, self._told(), True, reply.cursor)
+
+    def nothing(self) -> Watched:
+        """What a watch brings that was not answered; what a renewal found out in the meantime is told also then."""
+        return Watched(generation_changed=self._told(), cursor=self.cursor)
+
+    def _told(self) -> bool:
+        is_lost, self._is_lost = self._is_lost, False
+        return is_lost

@@ -22,10 +22,11 @@ class Settings:
     """How to reach the server, and how long to try.
 
     ``servers``: addresses ``host:port``, tried in order; they name one server (for now one server serves every slot).
-    ``token``: bearer token, or None. ``budget_s``: how long one flush, report, open or settle may take, retries included.
-    ``call_timeout_s``: after this time without an answer a single call counts as lost and is sent again.
-    ``on_unreachable``: what to do with a report when its budget is spent: "fail" raises; "continue" counts it, logs once
-    and goes on, which is safe and costs replays. ``buffer_entries``: roots that a plain client folds before it flushes.
+    ``token``: bearer token, or None. ``budget_s``: how long one flush, report, open or settle may take, retries
+    included. ``call_timeout_s``: after this time without an answer a single call counts as lost and is sent again.
+    ``on_unreachable``: what to do with a report when its budget is spent: "fail" raises; "continue" counts it, logs
+    once and goes on, which is safe and costs replays. ``buffer_entries``: roots that a plain client folds before it
+    flushes.
     """
 
     servers: tuple[str, ...]

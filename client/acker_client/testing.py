@@ -1,6 +1,184 @@
 """Testing: a real shard in memory behind the transport port, for unit tests without a server, a socket or a wait.
 
+    from acker_client import AckerClient, Verdict
+    from acker_client.testing import LocalServer, SimulatedTime
+    from acker_protocol import ids
+
     time = SimulatedTime()
     server = LocalServer(clock=time.clock, sleep=time.sleep)
     client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("orders")
+    root = ids.root_id(1, 0)
+    client.init(root, ids.edge0(root))
+    client.ack(root, ids.edge0(root))
+    client.flush()
+    assert client.watch().outcomes.verdicts.tolist() == [Verdict.ACKED]
+
+Decides nothing of the acker: what it answers is what the server's own shard answers, and every message goes through the
+wire's translation on its way. Needs the extra `service`.
 """
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from acker_client.backoff import Clock, Sleep
+from acker_client.errors import Rejected, Unavailable
+from acker_client.version import VERSION
+from acker_protocol import wire
+from acker_protocol.messages import (
+    PROTOCOL_VERSION,
+    Apply,
+    ApplyReply,
+    Hello,
+    HelloReply,
+    OpenBatch,
+    OpenBatchReply,
+    Settle,
+    SettleReply,
+    StatsReply,
+    Watch,
+    WatchReply,
+)
+
+if TYPE_CHECKING:
+    from acker_service.shard import Shard
+
+Reply = TypeVar("Reply")
+
+SEQUENCE_WINDOW = 64
+MAX_MESSAGE_BYTES = 4 << 20
+# How often a waiting watch looks: in simulated time this is free.
+_STEP_S = 0.01
+
+
+class SimulatedTime:
+    """Time that passes only when somebody sleeps. ``clock`` and ``sleep`` are what clients and servers here take."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def clock(self) -> float:
+        """Seconds."""
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass, at once."""
+        self._now += seconds
+
+
+class LocalServer:
+    """A server in memory: a shard, a lock and a clock. ``connect`` is what ``AckerClient(connect=...)`` takes.
+
+    ``shard``: one of ``acker_service.shard.Shard``, or None for a new one. Any number of clients may share it.
+    """
+
+    def __init__(self, shard: Shard | None = None, *, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
+        self.shard = new_shard() if shard is None else shard
+        self.is_up = True
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+
+    def connect(self, address: str) -> LocalTransport:
+        """A transport to this server, whatever the address."""
+        return LocalTransport(self, address)
+
+    def stop(self) -> None:
+        """From now on no call is answered."""
+        self.is_up = False
+
+    def start(self, *, with_state: bool = True) -> None:
+        """Answer again: with everything that was known (as after a planned restart), or without (as after a crash)."""
+        if not with_state:
+            self.shard = new_shard()
+        self.is_up = True
+
+    def ask(self, question: Callable[[Shard, float], Reply]) -> Reply:
+        """Ask the shard, after letting it do what time has brought. Unavailable while the server is stopped."""
+        with self._lock:
+            if not self.is_up:
+                raise Unavailable("the local server is stopped: start() it")
+            now = self._clock()
+            self.shard.tick(now)
+            return question(self.shard, now)
+
+    def watch(self, request: Watch) -> WatchReply:
+        """Answer a watch: when there are outcomes, or when its time is over."""
+        waited_until = self._clock() + request.wait_ms / 1000
+        while True:
+            reply = self.ask(lambda shard, now: shard.watch(request, now))
+            if len(reply.outcomes) or reply.is_new or request.close or self._clock() >= waited_until:
+                return reply
+            self._sleep(_STEP_S)
+
+
+class LocalTransport:
+    """:class:`acker_protocol.messages.Transport` to a :class:`LocalServer`: to one of its own unless one is given."""
+
+    def __init__(
+        self,
+        server: LocalServer | Shard | None = None,
+        address: str = "in-memory",
+        *,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+    ) -> None:
+        self.server = server if isinstance(server, LocalServer) else LocalServer(server, clock=clock, sleep=sleep)
+        self.address = address
+
+    def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
+        return self.server.ask(
+            lambda shard, now: HelloReply(
+                PROTOCOL_VERSION, VERSION, shard.incarnation, MAX_MESSAGE_BYTES, SEQUENCE_WINDOW
+            )
+        )
+
+    def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
+        try:
+            arrived = wire.decode_apply(wire.encode_apply(message))
+        except wire.Malformed as error:
+            raise Rejected(f"the acker in memory answered INVALID_ARGUMENT: {error}") from None
+        return self.server.ask(lambda shard, now: shard.apply(arrived, now))
+
+    def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
+        return self.server.ask(lambda shard, now: shard.open_batch(request, now))
+
+    def settle(self, request: Settle, timeout_s: float) -> SettleReply:
+        return self.server.ask(lambda shard, now: shard.settle([request], now))[0]
+
+    def watch(self, request: Watch, timeout_s: float) -> WatchReply:
+        return self.server.watch(request)
+
+    def stats(self, timeout_s: float) -> StatsReply:
+        def read(shard: Shard, now: float) -> StatsReply:
+            values = {name: float(value) for name, value in asdict(shard.stats).items()}
+            return StatsReply(shard.incarnation, VERSION, values)
+
+        return self.server.ask(read)
+
+    def close(self) -> None:
+        """Nothing to close: the server lives as long as somebody holds it."""
+
+
+def new_shard(*, incarnation: int | None = None, generation: int | None = None, **limits: Any) -> Shard:
+    """An empty shard. ``limits``: of ``acker_service.shard.Shard``. ImportError without the extra `service`."""
+    try:
+        from acker_service.shard import Shard
+    except ImportError as error:
+        raise ImportError(
+            "acker_client.testing runs the server's own shard in this process and needs the extra 'service': "
+            f"pip install 'acker[service]' ({error})"
+        ) from error
+    return Shard(
+        incarnation=secrets.randbits(64) if incarnation is None else incarnation,
+        generation=secrets.randbits(64) if generation is None else generation,
+        version=VERSION,
+        sequence_window=SEQUENCE_WINDOW,
+        **limits,
+    )

@@ -1,0 +1,122 @@
+"""Transport: one gRPC channel to one server. The only door to gRPC on the client's side.
+
+Decides how the channel is set up and whose move a gRPC status is. Import this only inside the process that uses it,
+after fork: an open channel does not survive one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from acker_client.errors import AckerError, Closed, Rejected, Unavailable
+from acker_protocol import wire
+from acker_protocol.messages import (
+    Apply,
+    ApplyReply,
+    Hello,
+    HelloReply,
+    OpenBatch,
+    OpenBatchReply,
+    Settle,
+    SettleReply,
+    StatsReply,
+    Watch,
+    WatchReply,
+)
+from acker_protocol.v1.acker_pb2_grpc import AckerStub
+
+Reply = TypeVar("Reply")
+
+KEEPALIVE_S = 30
+
+OPTIONS: list[tuple[str, int]] = [
+    # Retrying is the client's own: it knows identities and has one budget.
+    ("grpc.enable_retries", 0),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # What a server takes it says in its HelloReply; answers may be as large as they are.
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # A server that is back is found within seconds; left alone gRPC waits up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # The acker is in the job's own network: a proxy for the web is not the way to it.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+# What a server answers for good: the caller's move.
+_REJECTIONS = {
+    grpc.StatusCode.INVALID_ARGUMENT: "This is a bug of the client, or another program's message",
+    grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",
+    grpc.StatusCode.UNIMPLEMENTED: "Is that port an acker's gRPC port, of this version?",
+    grpc.StatusCode.OUT_OF_RANGE: "Install the same version of acker on both sides",
+    grpc.StatusCode.UNAUTHENTICATED: "Give the server's token: Settings(token=...), ACKER_TOKEN or spark.acker.token",
+    grpc.StatusCode.PERMISSION_DENIED: "Give a token that is allowed this: Settings(token=...), ACKER_TOKEN or "
+    "spark.acker.token",
+}
+
+
+class GrpcTransport:
+    """:class:`acker_protocol.messages.Transport` over one channel. Thread-safe. ``address`` is host:port."""
+
+    def __init__(self, address: str, token: str | None = None) -> None:
+        self.address = address
+        self._channel = grpc.insecure_channel(address, OPTIONS)
+        self._stub = AckerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
+        return self._call(self._stub.Hello, wire.encode_hello(hello), wire.decode_hello_reply, timeout_s)
+
+    def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
+        return self._call(self._stub.Apply, wire.encode_apply(message), wire.decode_apply_reply, timeout_s)
+
+    def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
+        encoded = wire.encode_open_batch(request)
+        return self._call(self._stub.OpenBatch, encoded, wire.decode_open_batch_reply, timeout_s)
+
+    def settle(self, request: Settle, timeout_s: float) -> SettleReply:
+        return self._call(self._stub.Settle, wire.encode_settle(request), wire.decode_settle_reply, timeout_s)
+
+    def watch(self, request: Watch, timeout_s: float) -> WatchReply:
+        return self._call(self._stub.Watch, wire.encode_watch(request), wire.decode_watch_reply, timeout_s)
+
+    def stats(self, timeout_s: float) -> StatsReply:
+        return self._call(self._stub.Stats, wire.encode_stats_request(), wire.decode_stats_reply, timeout_s)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(
+        self, method: Callable[..., Any], request: object, decode: Callable[[Any], Reply], timeout_s: float
+    ) -> Reply:
+        try:
+            return decode(method(request, timeout=timeout_s, metadata=self._metadata))
+        except grpc.RpcError as error:
+            raise translated(self.address, error) from None
+        except wire.Malformed as error:
+            raise Rejected(f"the answer of {self.address} cannot be read: {error}") from None
+        except ValueError as error:
+            # gRPC's word for a call on a channel that close() has ended meanwhile.
+            raise Closed(f"the client was closed during a call to {self.address}: {error}") from None
+
+
+def translated(address: str, error: grpc.RpcError) -> AckerError:
+    """The client's own error for one of gRPC's: Rejected where a retry cannot help, else Unavailable."""
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return Rejected(
+            f"the acker at {address} does not take a message of this size: {details}. Start it with a larger "
+            "--max-message-bytes, or send smaller reports"
+        )
+    if code in _REJECTIONS:
+        return Rejected(f"the acker at {address} answered {code.name}: {details}. {_REJECTIONS[code]}.")
+    # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.
+    return Unavailable(f"{address}: {code.name}: {details}")

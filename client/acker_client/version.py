@@ -1,0 +1,15 @@
+"""Version: which acker this client is, as the handshake says it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def _installed() -> str:
+    try:
+        return version("acker")
+    except PackageNotFoundError:  # on the path, but not installed
+        return "0+unknown"
+
+
+VERSION = _installed()
