@@ -6,13 +6,14 @@ Decides names, units and labels; no label ever holds an id, a source's name or a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from acker_service.shared import SharedShard
 from acker_service.stats import ShardStats
 from acker_service.version import VERSION
 
@@ -79,9 +80,9 @@ LABELLED = (
 class Metrics:
     """The metrics of one server, on a registry of its own."""
 
-    def __init__(self, stats: Callable[[], ShardStats], watches: Callable[[], int]) -> None:
+    def __init__(self, shared: SharedShard) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_ShardCollector(stats, watches))
+        self._registry.register(_ShardCollector(shared))
         self._calls = Histogram(
             "acker_call_duration_seconds",
             "Time to answer a call, by call and gRPC status; of a Watch, the waiting included.",
@@ -109,9 +110,8 @@ class Metrics:
 
 
 class _ShardCollector(Collector):
-    def __init__(self, stats: Callable[[], ShardStats], watches: Callable[[], int]) -> None:
-        self._stats = stats
-        self._watches = watches
+    def __init__(self, shared: SharedShard) -> None:
+        self._shared = shared
         self._started = time.time()
 
     def collect(self) -> Iterator[Metric]:
@@ -119,8 +119,11 @@ class _ShardCollector(Collector):
         yield GaugeMetricFamily(
             "acker_start_timestamp_seconds", "When this process began to serve, in Unix time.", self._started
         )
-        yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._watches())
-        yield from _of_shard(self._stats())
+        yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._shared.watches)
+        yield GaugeMetricFamily(
+            "acker_waiting_settlements", "Settlements that wait for a sweep.", self._shared.settlements
+        )
+        yield from _of_shard(self._shared.stats)
 
 
 def _of_shard(stats: ShardStats) -> Iterable[Metric]:

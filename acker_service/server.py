@@ -39,6 +39,7 @@ from acker_service.version import VERSION
 TICK_S = 0.05
 # A ticker that has not ticked for so long is stuck, and the server with it.
 STUCK_S = 10.0
+DRAIN_POLL_S = 0.02
 
 # A client pings every 30 s, also between calls; the server takes pings down to 10 s apart (gRPC's own minimum is five
 # minutes: a client that pings oftener is sent away with "too many pings") and pings a silent connection itself.
@@ -69,8 +70,9 @@ class Server:
             self._shared = SharedShard(
                 self.shard, clock=time.monotonic, max_watches=options.max_watches, linger_s=options.linger_s
             )
-            self._metrics = Metrics(lambda: self._shared.stats, lambda: self._shared.watches)
+            self._metrics = Metrics(self._shared)
             self._health = health.HealthServicer()
+            self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
             self._http = self._bind_http()
         except BaseException:
@@ -119,7 +121,11 @@ class Server:
         self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         log.info("stopping", grace_s=grace_s, watches=self._shared.watches)
         self._shared.stop_waiting()
-        self._grpc.stop(grace_s).wait()
+        stopped = self._grpc.stop(grace_s)
+        # Streams of health checks never end by themselves: they do not hold up a stop once the calls are answered.
+        while not stopped.wait(DRAIN_POLL_S) and self.servicer.calls_under_way:
+            pass
+        self._grpc.stop(None).wait()
         self._ticker.stop()
         if self._http is not None:
             self._http.stop()
@@ -165,19 +171,21 @@ class Server:
         log.info("state_restored", pending=shard.stats.pending, sources=shard.stats.sources)
         return shard
 
+    def _make_servicer(self) -> Servicer:
+        return Servicer(
+            self._shared,
+            incarnation=self.shard.incarnation,
+            max_message_bytes=self._options.max_message_bytes,
+            sequence_window=self._options.sequence_window,
+            values=self._metrics.values,
+            observe=self._metrics.observe,
+        )
+
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
         pool = ThreadPoolExecutor(options.workers + options.max_watches, thread_name_prefix="acker-call")
         server = grpc.server(pool, options=_grpc_options(options))
-        servicer = Servicer(
-            self._shared,
-            incarnation=self.shard.incarnation,
-            max_message_bytes=options.max_message_bytes,
-            sequence_window=options.sequence_window,
-            values=self._metrics.values,
-            observe=self._metrics.observe,
-        )
-        server.add_generic_rpc_handlers((servicer.handler(),))
+        server.add_generic_rpc_handlers((self.servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if options.reflection:
             names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)

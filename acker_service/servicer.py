@@ -54,6 +54,11 @@ class Servicer:
         self._hello = HelloReply(PROTOCOL_VERSION, VERSION, incarnation, max_message_bytes, sequence_window)
         self._values = values
         self._observe = observe
+        self._under_way: set[object] = set()
+
+    @property
+    def calls_under_way(self) -> int:
+        return len(self._under_way)
 
     def hello(self, content: bytes, on_end: OnEnd) -> bytes:
         hello = wire.decode_hello(wire.parse(pb.HelloRequest, content))
@@ -108,6 +113,7 @@ class Servicer:
 
     def _answering(self, name: str, call: _Call) -> Callable[[bytes, grpc.ServicerContext], bytes]:
         def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
+            self._under_way.add(context)
             started = perf_counter()
             refused: Refused | None = None
             reply = b""
@@ -117,6 +123,7 @@ class Servicer:
                 refused = _refusal(name, error)
             code = grpc.StatusCode.OK if refused is None else refused.code
             self._observe(name, code.name, perf_counter() - started)
+            self._under_way.discard(context)
             if refused is not None:
                 context.abort(refused.code, str(refused))
             return reply

@@ -113,6 +113,11 @@ class SharedShard:
         """How many watches wait now."""
         return len(self._waiting)
 
+    @property
+    def settlements(self) -> int:
+        """How many settlements wait for their sweep now."""
+        return len(self._settling)
+
     def dump(self) -> dict[str, npt.NDArray[np.generic]]:
         """The whole state, as :meth:`Shard.dump` gives it."""
         with self._lock:

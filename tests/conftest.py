@@ -89,6 +89,10 @@ class ServerProcess:
     def terminate(self) -> int:
         """SIGTERM: drain, write the state; gives the exit status."""
         self._process.terminate()
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; gives the exit status."""
         return self._process.wait(START_S)
 
     def kill(self) -> None:

@@ -1,0 +1,130 @@
+"""Caller: a server's calls as plain functions, for tests that look at the server alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+
+from acker_protocol import ids, reports, wire
+from acker_protocol.messages import (
+    PROTOCOL_VERSION,
+    Apply,
+    ApplyReply,
+    Hello,
+    HelloReply,
+    Identity,
+    InitScope,
+    Limits,
+    OpenBatch,
+    OpenBatchReply,
+    Settle,
+    Settlement,
+    SettleReply,
+    StatsReply,
+    Watch,
+    WatchReply,
+)
+from acker_protocol.v1 import acker_pb2 as pb
+from acker_protocol.v1.acker_pb2_grpc import AckerStub
+
+TIMEOUT_S = 30.0
+SESSION = 7
+
+
+class Caller:
+    """One connection to one server. All raise ``grpc.RpcError``; ``raw`` sends bytes as they are."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(
+            address, options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._stub = AckerStub(self.channel)
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.channel.close()
+
+    def raw(self, method: str, content: bytes) -> bytes:
+        call = self.channel.unary_unary(f"/acker.v1.Acker/{method}", _registered_method=False)
+        return bytes(call(content, timeout=TIMEOUT_S))
+
+    def hello(self, version: int = PROTOCOL_VERSION) -> HelloReply:
+        return wire.decode_hello_reply(self._stub.Hello(wire.encode_hello(Hello(version, "test")), timeout=TIMEOUT_S))
+
+    def apply(self, message: Apply) -> ApplyReply:
+        return wire.decode_apply_reply(self._stub.Apply(wire.encode_apply(message), timeout=TIMEOUT_S))
+
+    def open_batch(self, request: OpenBatch) -> OpenBatchReply:
+        return wire.decode_open_batch_reply(self._stub.OpenBatch(wire.encode_open_batch(request), timeout=TIMEOUT_S))
+
+    def settle(self, number: int, settlement: Settlement, session: int = SESSION) -> SettleReply:
+        request = wire.encode_settle(Settle(session, number, settlement))
+        return wire.decode_settle_reply(self._stub.Settle(request, timeout=TIMEOUT_S))
+
+    def watch(
+        self,
+        session: int = SESSION,
+        *,
+        confirmed: int = 0,
+        wait_ms: int = 0,
+        close: bool = False,
+        limits: Limits = Limits(),
+        lease_ms: int = 600_000,
+    ) -> WatchReply:
+        request = Watch("test", session, lease_ms, limits, confirmed, wait_ms, close=close)
+        return wire.decode_watch_reply(self._stub.Watch(wire.encode_watch(request), timeout=TIMEOUT_S))
+
+    def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> grpc.Future:
+        """A watch that is under way; ``.result()`` is its answer as protobuf."""
+        request = wire.encode_watch(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
+        return self._stub.Watch.future(request, timeout=TIMEOUT_S)
+
+    def stats(self) -> StatsReply:
+        return wire.decode_stats_reply(self._stub.Stats(pb.StatsRequest(), timeout=TIMEOUT_S))
+
+    def begin(self, session: int = SESSION) -> None:
+        """Open a session."""
+        assert self.watch(session).is_new
+
+
+def roots_of(numbers: list[int] | range, base: int = 1 << 40) -> np.ndarray:
+    """Root ids of emissions ``numbers``."""
+    return ids.root_ids(base, np.array(numbers, np.uint64))
+
+
+def inits(
+    roots: np.ndarray, sequence: int, *, session: int = SESSION, batch: int = 0, sender: int | None = None
+) -> Apply:
+    """Initialise ``roots`` with their initial edges, as one message; ``sender`` is the session itself unless given."""
+    identity = Identity(session if sender is None else sender, sequence, sequenced=True)
+    return reports.pack(identity, reports.fold(roots, ids.edge0_column(roots)), InitScope(session, batch))[0]
+
+
+def acks(roots: np.ndarray, sequence: int, *, sender: int = SESSION) -> Apply:
+    """Ack the initial edges of ``roots``, as one message."""
+    identity = Identity(sender, sequence, sequenced=True)
+    return reports.pack(identity, reports.fold(roots, ids.edge0_column(roots)))[0]
+
+
+def ack_a_tree(caller: Caller, session: int) -> None:
+    """What a server that is well can do: init and ack one tree of a new session, and tell of it."""
+    caller.begin(session)
+    roots = roots_of([session], base=1 << 50)
+    caller.apply(inits(roots, 0, session=session))
+    caller.apply(acks(roots, 1, sender=session))
+    reply = caller.watch(session, wait_ms=10_000)
+    assert (reply.outcomes.root_ids.tolist(), reply.outcomes.verdicts.tolist()) == (roots.tolist(), [1])
+    caller.watch(session, close=True)
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    """Return once ``condition`` holds."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.002)

@@ -1,0 +1,108 @@
+"""Options: where they come from, and that each wrong one is an error that names it and the fix."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from acker_service import config
+from acker_service.config import OPTIONS, Config, ConfigError
+
+
+def complaint(arguments: list[str], environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.read(arguments, environment or {})
+    return str(caught.value)
+
+
+def test_without_flags_and_variables_it_is_the_default_and_bound_to_loopback() -> None:
+    assert config.read([], {}) == Config()
+    assert (Config().host, Config().port, Config().http_port) == ("127.0.0.1", 7070, 7071)
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default() -> None:
+    environment = {"ACKER_PORT": "1", "ACKER_WORKERS": "2"}
+    options = config.read(["--port", "3"], environment)
+    assert (options.port, options.workers, options.grace_s) == (3, 2, Config().grace_s)
+
+
+def test_a_flag_takes_its_value_as_next_word_or_behind_an_equals_sign() -> None:
+    assert config.read(["--port=5", "--host", "::1", "--reflection"], {}) == Config(port=5, host="::1", reflection=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("65536", 65536), ("1MiB", 1 << 20), ("2 mib", 2 << 20), ("1_000_000", 1_000_000)]
+)
+def test_a_size_may_have_a_unit(text: str, size: int) -> None:
+    assert config.read(["--max-message-bytes", text], {}).max_message_bytes == size
+
+
+def test_off_switches_off() -> None:
+    options = config.read(["--http-port", "off", "--max-pending-per-source=off"], {})
+    assert (options.http_port, options.max_pending_per_source) == (None, None)
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
+def test_an_error_names_the_option_as_flag_and_as_variable(option: dataclasses.Field) -> None:
+    if option.metadata["shape"] in ("a directory", "a path"):
+        assert config.flag(option.name) in complaint([config.flag(option.name), "a", config.flag(option.name), "b"])
+        return
+    nonsense = " " if option.name == "host" else "nonsense"
+    for said in (
+        complaint([config.flag(option.name) + "=" + nonsense]),
+        complaint([], {config.variable(option.name): nonsense}),
+    ):
+        assert config.flag(option.name) in said
+        assert config.variable(option.name) in said
+        assert "should be" in said
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if option.metadata["low"] is not None], ids=lambda option: option.name
+)
+def test_a_value_out_of_its_range_is_told_the_range(option: dataclasses.Field) -> None:
+    for value in (option.metadata["low"] - 1, option.metadata["high"] + 1):
+        said = complaint([f"{config.flag(option.name)}={value}"])
+        assert config.label(option.name) in said
+        assert "outside" in said
+
+
+def test_not_a_number_is_in_no_range() -> None:
+    assert "outside" in complaint(["--grace-s", "nan"])
+
+
+def test_an_unknown_option_is_told_the_nearest() -> None:
+    assert complaint(["--max-pendin", "3"]).startswith("--max-pendin: no such option; the nearest is --max-pending;")
+    assert "the nearest is ACKER_STATE_DIR" in complaint([], {"ACKER_STATEDIR": "/x"})
+    assert "no such option" in complaint(["7070"])
+
+
+def test_a_flag_without_its_value_or_given_twice_is_an_error() -> None:
+    assert "--port (ACKER_PORT): has no value" in complaint(["--port"])
+    assert "--port (ACKER_PORT): has no value" in complaint(["--port", "--reflection"])
+    assert "stands twice" in complaint(["--port=1", "--port=2"])
+
+
+def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over() -> None:
+    environment = {
+        "ACKER_SERVERS": "a:1",
+        "ACKER_TOKEN": "secret",
+        "ACKER_SERVICE_HOST": "10.0.0.7",
+        "ACKER_SERVICE_PORT": "7070",
+        "ACKER_SERVICE_PORT_GRPC": "7070",
+        "ACKER_PORT": "tcp://10.0.0.7:7070",
+        "ACKER_PORT_7070_TCP": "tcp://10.0.0.7:7070",
+        "ACKER_PORT_7070_TCP_ADDR": "10.0.0.7",
+    }
+    assert config.read([], environment) == Config()
+
+
+def test_discarding_a_state_without_a_directory_is_an_error() -> None:
+    assert "--state-dir" in complaint(["--discard-state"])
+
+
+def test_help_names_every_option() -> None:
+    for option in OPTIONS:
+        assert config.flag(option.name) in config.usage()
+        assert config.variable(option.name) in config.usage()

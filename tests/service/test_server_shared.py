@@ -1,0 +1,93 @@
+"""The shard behind its lock: what calls that meet there do to each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from caller import acks, eventually, inits, roots_of
+
+from acker_protocol.messages import OpenBatch, Settle, Settlement, SettleReply, Status, Watch
+from acker_service.shard import Shard
+from acker_service.shared import SharedShard
+
+BATCHES = range(1, 6)
+
+
+class SlowToSettle(Shard):
+    """A shard that notes its sweeps, and does not begin one before it may."""
+
+    sweeps: list[int]
+    may_sweep: threading.Event
+
+    def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
+        self.sweeps.append(len(requests))
+        assert self.may_sweep.wait(20)
+        if any(request.number == 99 for request in requests):
+            raise ZeroDivisionError
+        return super().settle(requests, now)
+
+
+@pytest.fixture
+def shared() -> SharedShard:
+    shard = SlowToSettle(incarnation=1, generation=2)
+    shard.sweeps, shard.may_sweep = [], threading.Event()
+    shared = SharedShard(shard, clock=time.monotonic, max_watches=4, linger_s=0.001)
+    shared.watch(Watch("test", 7, 600_000))
+    for number in BATCHES:
+        shared.open_batch(OpenBatch(7, number, number * 100, 5))
+    return shared
+
+
+def test_settlements_that_arrive_together_share_a_sweep(shared: SharedShard) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        replies = [pool.submit(shared.settle, Settle(7, 1, Settlement.DONE))]
+        eventually(lambda: shared.shard.sweeps == [1])
+        replies += [pool.submit(shared.settle, Settle(7, number, Settlement.DONE)) for number in BATCHES[1:]]
+        eventually(lambda: shared.settlements == 4)
+        shared.shard.may_sweep.set()
+        assert {(reply.result().status, reply.result().roots) for reply in replies} == {(Status.APPLIED, 5)}
+    assert shared.shard.sweeps == [1, 4]
+
+
+def test_a_sweep_that_breaks_is_told_to_all_who_shared_it_and_the_next_one_works(shared: SharedShard) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        first = pool.submit(shared.settle, Settle(7, 1, Settlement.DONE))
+        eventually(lambda: shared.shard.sweeps == [1])
+        broken = [pool.submit(shared.settle, Settle(7, number, Settlement.DONE)) for number in (2, 99)]
+        eventually(lambda: shared.settlements == 2)
+        shared.shard.may_sweep.set()
+        assert first.result().status == Status.APPLIED
+        assert {type(reply.exception()) for reply in broken} == {ZeroDivisionError}
+    assert shared.settle(Settle(7, 3, Settlement.DONE)).status == Status.APPLIED
+
+
+def test_under_load_every_outcome_is_told_exactly_once(shared: SharedShard) -> None:
+    senders, reports_each, roots_each = 3, 40, 50
+    expected = senders * reports_each * roots_each
+
+    def send(sender: int) -> None:
+        for index in range(reports_each):
+            roots = roots_of(range(roots_each), base=1 + (sender * reports_each + index) * roots_each)
+            shared.apply(inits(roots, 2 * index, sender=sender))
+            shared.apply(acks(roots, 2 * index + 1, sender=sender))
+
+    def listen() -> list[int]:
+        told: list[int] = []
+        cursor = 0
+        while len(told) < expected:
+            reply = shared.watch(Watch("test", 7, 600_000, confirmed=cursor, wait_ms=5_000))
+            told += reply.outcomes.root_ids.tolist()
+            cursor = reply.cursor
+        return told
+
+    with ThreadPoolExecutor(senders + 1) as pool:
+        listener = pool.submit(listen)
+        for sending in [pool.submit(send, sender) for sender in range(senders)]:
+            sending.result()
+        told = listener.result()
+    assert len(told) == len(set(told)) == expected
+    assert not shared.watch(Watch("test", 7, 600_000, confirmed=expected)).outcomes
