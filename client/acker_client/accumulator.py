@@ -113,14 +113,22 @@ class Accumulator:
         return found
 
     def _columns_of_updates(self, entries: Entries) -> None:
+        self._rows_to_columns()
         self._updates.append(entries)
         self._column_entries += len(entries)
 
+    def _rows_to_columns(self) -> None:
+        # Rows are put behind the columns before them, so that of several reasons the first stays the first.
+        if not self._vals:
+            return
+        kinds = np.fromiter(self._kinds.values(), np.uint8, len(self._kinds))
+        self._updates.append(fold_updates(*_of_rows(self._vals), kinds, self._reasons))
+        self._column_entries += len(self._vals)
+        self._vals, self._kinds, self._reasons = {}, {}, {}
+
     def _folded_updates(self) -> Entries:
-        chunks = list(self._updates)
-        if self._vals:
-            kinds = np.fromiter(self._kinds.values(), np.uint8, len(self._kinds))
-            chunks.append(fold_updates(*_of_rows(self._vals), kinds, self._reasons))
+        self._rows_to_columns()
+        chunks = self._updates
         if len(chunks) == 1:
             return chunks[0]
         roots, vals = _joined(chunks)
@@ -131,7 +139,7 @@ class Accumulator:
 
 
 class _Inits:
-    """Inits of one batch, in the order in which they came: rows are put behind the columns before them."""
+    """Inits of one batch, in the order in which they came."""
 
     __slots__ = ("chunks", "rows")
 

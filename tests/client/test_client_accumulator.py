@@ -1,0 +1,191 @@
+"""The accumulator beside a dict that does the same one call after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_client.accumulator import REASON_LENGTH_MAX, Accumulator, Draft
+from acker_protocol.ids import mix64_column
+from acker_protocol.messages import ACK, FAIL, RESET
+
+ROOTS = st.integers(1, 6) | st.integers(2**63, 2**63 + 2)
+EDGES = st.integers(0, 2**64 - 1)
+ROWS = st.lists(st.tuples(ROOTS, EDGES), max_size=8)
+CALLS = st.lists(
+    st.tuples(st.just("init"), ROOTS, st.lists(EDGES, max_size=3), st.integers(0, 2))
+    | st.tuples(st.just("ack"), ROOTS, EDGES, st.lists(EDGES, max_size=3))
+    | st.tuples(st.just("fail"), ROOTS, st.sampled_from(["", "a", "b"]), EDGES | st.just(0))
+    | st.tuples(st.just("reset_timeout"), ROOTS)
+    | st.tuples(st.just("init_columns"), ROWS, st.integers(0, 2))
+    | st.tuples(st.just("ack_columns"), ROWS)
+    | st.tuples(st.just("fail_columns"), ROWS, st.sampled_from(["", "a", "b"])),
+    max_size=20,
+)
+
+
+class Twin:
+    """What the calls add up to, one after the other."""
+
+    def __init__(self) -> None:
+        self.updates: dict[int, tuple[int, int]] = {}
+        self.reasons: dict[int, str] = {}
+        self.inits: dict[int, dict[int, int]] = {}
+
+    def init(self, root: int, edges: list[int], batch: int) -> None:
+        val = 0
+        for edge in edges:
+            val ^= edge
+        self.inits.setdefault(batch, {}).setdefault(root, val)
+
+    def update(self, root: int, val: int, kind: int) -> None:
+        known_val, known_kind = self.updates.get(root, (0, 0))
+        self.updates[root] = (known_val ^ val, known_kind | kind)
+
+    def ack(self, root: int, edge: int, emitted: list[int]) -> None:
+        for val in [edge, *emitted]:
+            self.update(root, val, ACK)
+
+    def fail(self, root: int, reason: str, edge: int = 0) -> None:
+        self.reasons.setdefault(root, reason)
+        self.update(root, edge, FAIL | ACK if edge else FAIL)
+
+    def reset_timeout(self, root: int) -> None:
+        self.update(root, 0, RESET)
+
+    def init_columns(self, rows: list[tuple[int, int]], batch: int) -> None:
+        folded: dict[int, list[int]] = {}
+        for root, val in rows:
+            folded.setdefault(root, []).append(val)
+        for root, edges in folded.items():
+            self.init(root, edges, batch)
+
+    def ack_columns(self, rows: list[tuple[int, int]]) -> None:
+        for root, val in rows:
+            self.ack(root, val, [])
+
+    def fail_columns(self, rows: list[tuple[int, int]], reason: str) -> None:
+        for root, val in rows:
+            self.fail(root, reason, val)
+
+
+def columns(rows: list[tuple[int, int]]) -> tuple[Any, Any]:
+    return np.array([root for root, _ in rows], np.uint64), np.array([val for _, val in rows], np.uint64)
+
+
+def told(accumulator: Accumulator, name: str, *arguments: Any) -> None:
+    if name == "init_columns":
+        accumulator.init_columns(*columns(arguments[0]), arguments[1])
+    elif name == "ack_columns":
+        accumulator.ack_columns(*columns(arguments[0]))
+    elif name == "fail_columns":
+        roots, vals = columns(arguments[0])
+        accumulator.fail_columns(roots, arguments[1], vals)
+    else:
+        getattr(accumulator, name)(*arguments)
+
+
+def rows_of(draft: Draft) -> dict[int, tuple[int, int]]:
+    entries = draft.entries
+    kinds = entries.kinds if len(entries.kinds) else np.full(len(entries), ACK, np.uint8)
+    triples = zip(entries.root_ids.tolist(), entries.ack_vals.tolist(), kinds.tolist(), strict=True)
+    return {root: (val, kind) for root, val, kind in triples}
+
+
+def reasons_of(draft: Draft) -> dict[int, str]:
+    entries = draft.entries
+    failed = entries.root_ids[(entries.kinds & FAIL) != 0] if len(entries.kinds) else []
+    return {int(root): entries.reasons[i] for root, i in zip(failed, entries.reason_ids, strict=True)}
+
+
+@given(CALLS)
+def test_any_calls_add_up_to_what_a_dict_says(calls: list[tuple[Any, ...]]) -> None:
+    accumulator, twin = Accumulator(), Twin()
+    for name, *arguments in calls:
+        told(accumulator, name, *arguments)
+        getattr(twin, name)(*arguments)
+    drafts = accumulator.take()
+    updates = [draft for draft in drafts if draft.batch is None]
+    inits = {draft.batch: {root: val for root, (val, _) in rows_of(draft).items()} for draft in drafts}
+    inits.pop(None, None)
+    assert (rows_of(updates[0]) if updates else {}) == twin.updates
+    assert (reasons_of(updates[0]) if updates else {}) == twin.reasons
+    assert inits == {batch: rows for batch, rows in twin.inits.items() if rows}
+
+
+@given(CALLS)
+def test_every_report_is_in_wire_order_and_nothing_is_left_behind(calls: list[tuple[Any, ...]]) -> None:
+    accumulator = Accumulator()
+    for name, *arguments in calls:
+        told(accumulator, name, *arguments)
+    for draft in accumulator.take():
+        mixed = mix64_column(draft.entries.root_ids)
+        assert np.all(mixed[1:] > mixed[:-1])
+        assert len(draft.entries)
+    assert not len(accumulator)
+    assert not accumulator.take()
+
+
+def test_inits_come_before_updates() -> None:
+    accumulator = Accumulator()
+    accumulator.ack(1, 5)
+    accumulator.init(1, 5, batch=3)
+    assert [draft.batch for draft in accumulator.take()] == [3, None]
+
+
+def test_the_first_init_of_a_root_counts_in_rows_and_in_columns() -> None:
+    accumulator = Accumulator()
+    accumulator.init(1, 5)
+    accumulator.init_columns([1, 2, 2], [6, 1, 2])
+    accumulator.init(2, 9)
+    (draft,) = accumulator.take()
+    assert rows_of(draft) == {1: (5, ACK), 2: (3, ACK)}
+
+
+def test_signed_ids_are_read_bit_for_bit() -> None:
+    accumulator = Accumulator()
+    accumulator.ack(-1, -2)
+    accumulator.ack_columns(np.array([-1], np.int64), np.array([1], np.int64))
+    (draft,) = accumulator.take()
+    assert rows_of(draft) == {2**64 - 1: (2**64 - 2 ^ 1, ACK)}
+
+
+def test_what_the_caller_does_with_its_arrays_later_changes_nothing() -> None:
+    accumulator = Accumulator()
+    roots, vals = np.array([7], np.uint64), np.array([5], np.uint64)
+    accumulator.ack_columns(roots, vals)
+    vals[0] = 0
+    assert rows_of(accumulator.take()[0]) == {7: (5, ACK)}
+
+
+def test_a_long_reason_is_cut() -> None:
+    accumulator = Accumulator()
+    accumulator.fail(1, "x" * 10_000)
+    (draft,) = accumulator.take()
+    assert reasons_of(draft) == {1: "x" * REASON_LENGTH_MAX}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "sentence"),
+    [
+        ("ack", (0, 5), "0 is no root id"),
+        ("ack", (1 << 64, 5), "ids have 64 bits"),
+        ("ack", (1, 5, [1 << 64]), "ids have 64 bits"),
+        ("fail", (0, "why"), "0 is no root id"),
+        ("init", (1, 5, -1), "batch=-1"),
+        ("ack_columns", ([1, 0], [1, 2]), "0 is no root id"),
+        ("ack_columns", ([1, 2], [1]), "1 for 2 roots"),
+        ("ack_columns", (np.array([1.0]), [1]), "64-bit integers"),
+        ("ack_columns", (np.array([1], np.int32), [1]), "64-bit integers"),
+        ("fail_columns", ([1, 2], ["one"]), "one a row"),
+    ],
+)
+def test_a_call_that_is_refused_says_why_and_changes_nothing(name: str, arguments: tuple[Any, ...], sentence: str) -> None:
+    accumulator = Accumulator()
+    with pytest.raises(ValueError, match=sentence):
+        getattr(accumulator, name)(*arguments)
+    assert not accumulator.take()

@@ -1,0 +1,61 @@
+"""A transport that loses, doubles, delays and reorders calls, on the way there and on the way back, by a seeded dice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from acker_client.errors import Unavailable
+from acker_protocol.messages import Transport
+
+FAULTS = ("request lost", "reply lost", "doubled", "late")
+
+
+class FaultyTransport:
+    """Wraps any transport. ``rate`` of the calls meet a fault; 0 is a perfect network."""
+
+    def __init__(self, inner: Transport, dice: random.Random, rate: float) -> None:
+        self.rate = rate
+        self.seen: dict[str, int] = dict.fromkeys(FAULTS, 0)
+        self._inner = inner
+        self._dice = dice
+        self._late: list[Callable[[], Any]] = []
+
+    def hello(self, hello: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.hello(hello, timeout_s))
+
+    def apply(self, message: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.apply(message, timeout_s))
+
+    def open_batch(self, request: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.open_batch(request, timeout_s))
+
+    def settle(self, request: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.settle(request, timeout_s))
+
+    def watch(self, request: Any, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.watch(request, timeout_s))
+
+    def stats(self, timeout_s: float) -> Any:
+        return self._inner.stats(timeout_s)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        if self._late and self._dice.random() < 0.5:
+            # Long given up by its sender, it arrives after calls that were made later.
+            self._late.pop(self._dice.randrange(len(self._late)))()
+        if self._dice.random() >= self.rate:
+            return call()
+        fault = self._dice.choice(FAULTS)
+        self.seen[fault] += 1
+        if fault == "late":
+            self._late.append(call)
+        elif fault == "reply lost":
+            call()
+        elif fault == "doubled":
+            call()
+            return call()
+        raise Unavailable(fault)
