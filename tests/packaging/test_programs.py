@@ -1,0 +1,51 @@
+"""The README's programs run as they stand."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import programs
+import pytest
+
+ORDERS = """\
+{"items": [{"sku": "apple", "qty": 2}, {"sku": "pear", "qty": 1}]}
+
+{"items": [{"sku": "plum", "qty": 7}]}
+"""
+
+
+def program(word: str, folder: Path, address: str = "localhost:7070") -> Path:
+    """The README's one program that holds ``word``, as a file, its server where ours is."""
+    (text,) = (text for text in programs.programs() if word in text)
+    path = folder / "program.py"
+    path.write_text(text.replace("localhost:7070", address))
+    return path
+
+
+@pytest.mark.spark
+def test_the_first_program_runs_as_it_stands_and_a_second_run_has_nothing_to_do(tmp_path, start_server):
+    import pyarrow.parquet
+
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "monday.jsonl").write_text(ORDERS)
+    first = program("Files(", tmp_path, start_server().address)
+    for _ in range(2):
+        done = subprocess.run([sys.executable, first], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+        rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+        assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
+        assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
+    assert not (tmp_path / "dead.jsonl").exists() or not (tmp_path / "dead.jsonl").read_text()
+
+
+def test_the_program_without_spark_runs_as_it_stands(tmp_path, start_server, capsys):
+    runpy.run_path(str(program('open_source("sentences")', tmp_path, start_server().address)))
+    told = capsys.readouterr().out.splitlines()
+    assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
+
+
+def test_the_program_of_unit_tests_runs_as_it_stands(tmp_path):
+    runpy.run_path(str(program("LocalServer(", tmp_path)))

@@ -1,0 +1,107 @@
+"""What is installed: the wheel's contents, and the thin client with nothing but its own three dependencies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import programs
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("acker_protocol", "acker_client", "acker_service", "acker_command")
+# What pip brings with grpcio, protobuf and numpy, and what a virtual environment starts with.
+BASE = {"acker", "grpcio", "protobuf", "numpy", "typing_extensions", "pip", "setuptools"}
+OUTSIDE = ("numba", "kazoo", "pyspark", "pyarrow", "pandas", "prometheus_client", "grpc_health", "click", "rich")
+
+
+def run(*command: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env=inherited | environment, timeout=240
+    )
+
+
+def succeed(*command: object, **environment: str) -> str:
+    done = run(*command, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return next(folder.glob("acker-*.whl"))
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of commands of a fresh environment that holds the base install."""
+    folder = tmp_path_factory.mktemp("base")
+    venv.create(folder, with_pip=True)
+    constraints = ROOT / "constraints.txt"
+    succeed(folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraints, wheel)
+    return folder / "bin"
+
+
+def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"{package}/py.typed" for package in PACKAGES} <= names
+    assert {"acker_protocol/v1/acker.proto", "acker_protocol/v1/acker_pb2.pyi"} <= names
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_holds_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
+    assert not [name for name in names if "__pycache__" in name or "test_" in name]
+
+
+def test_a_base_install_brings_three_dependencies(base):
+    script = "import importlib.metadata as m; print(*(d.metadata['Name'] for d in m.distributions()))"
+    installed = {name.lower().replace("-", "_") for name in succeed(base / "python", "-c", script).split()}
+    assert installed <= BASE
+
+
+def test_a_base_install_knows_nothing_of_the_extras(base):
+    script = f"from importlib.util import find_spec; print([name for name in {OUTSIDE!r} if find_spec(name)])"
+    assert succeed(base / "python", "-c", script).strip() == "[]"
+
+
+def test_importing_the_client_loads_no_grpc(base):
+    script = "import sys, acker_client; print('grpc' in sys.modules)"
+    assert succeed(base / "python", "-c", script).strip() == "False"
+
+
+def test_a_base_install_tracks_trees_against_a_server(base, start_server, tmp_path):
+    text = next(text for text in programs.programs() if "open_source" in text)
+    program = tmp_path / "sentences.py"
+    program.write_text(text.replace("localhost:7070", start_server().address))
+    told = succeed(base / "python", "-W", "error", program).splitlines()
+    assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
+
+
+def test_the_command_names_the_missing_extra_in_one_line(base):
+    done = run(base / "acker", "--help")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "acker[cli]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_server_names_the_missing_extra_in_one_line(base):
+    done = run(base / "python", "-m", "acker_service", "serve")
+    assert done.returncode == 2
+    assert "acker[service]" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
