@@ -14,7 +14,6 @@ import grpc
 
 from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply
-from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.logs import Log
 from acker_service.shared import OnEnd, SharedShard
 from acker_service.version import VERSION
@@ -61,7 +60,7 @@ class Servicer:
         return len(self._under_way)
 
     def hello(self, content: bytes, on_end: OnEnd) -> bytes:
-        hello = wire.decode_hello(wire.parse(pb.HelloRequest, content))
+        hello = wire.decode_hello(content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
             raise Refused(
@@ -72,23 +71,23 @@ class Servicer:
         return wire.encode_hello_reply(self._hello).SerializeToString()
 
     def apply(self, content: bytes, on_end: OnEnd) -> bytes:
-        message = wire.decode_apply(wire.parse(pb.ApplyRequest, content))
+        message = wire.decode_apply(content)
         return wire.encode_apply_reply(self._shared.apply(message)).SerializeToString()
 
     def open_batch(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_open_batch(wire.parse(pb.OpenBatchRequest, content))
+        request = wire.decode_open_batch(content)
         return wire.encode_open_batch_reply(self._shared.open_batch(request)).SerializeToString()
 
     def settle(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_settle(wire.parse(pb.SettleRequest, content))
+        request = wire.decode_settle(content)
         return wire.encode_settle_reply(self._shared.settle(request)).SerializeToString()
 
     def watch(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_watch(wire.parse(pb.WatchRequest, content))
+        request = wire.decode_watch(content)
         return wire.encode_watch_reply(self._shared.watch(request, on_end)).SerializeToString()
 
     def stats(self, content: bytes, on_end: OnEnd) -> bytes:
-        wire.parse(pb.StatsRequest, content)
+        wire.decode_stats_request(content)
         reply = StatsReply(self._incarnation, VERSION, self._values())
         return wire.encode_stats_reply(reply).SerializeToString()
 

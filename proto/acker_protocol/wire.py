@@ -1,7 +1,8 @@
 """Wire: messages to protobuf and back. The only door to protobuf.
 
 Decides how columns travel (little-endian bytes) and what a malformed message is; decides nothing about what a message
-means. ``decode_*`` raise :class:`Malformed` with a sentence that names the field; they never raise anything else.
+means. ``decode_*`` raise :class:`Malformed` with a sentence that names the field; they never raise anything else. Those
+for requests take bytes too, so that a server answers what is no message at all with a sentence of its own.
 """
 
 from __future__ import annotations
@@ -52,8 +53,10 @@ class Malformed(ValueError):
 _Wire = TypeVar("_Wire", bound=Message)
 
 
-def parse(kind: type[_Wire], content: bytes) -> _Wire:
-    """Bytes as a protobuf message of ``kind``. Raises :class:`Malformed`."""
+def parse(kind: type[_Wire], content: _Wire | bytes) -> _Wire:
+    """A message of ``kind`` from its bytes; one that is parsed already stays. Raises :class:`Malformed`."""
+    if not isinstance(content, bytes):
+        return content
     try:
         return kind.FromString(content)
     except DecodeError:
@@ -64,7 +67,8 @@ def encode_hello(hello: Hello) -> pb.HelloRequest:
     return pb.HelloRequest(protocol_version=hello.protocol_version, client_version=hello.client_version)
 
 
-def decode_hello(wire: pb.HelloRequest) -> Hello:
+def decode_hello(content: pb.HelloRequest | bytes) -> Hello:
+    wire = parse(pb.HelloRequest, content)
     return Hello(wire.protocol_version, wire.client_version)
 
 
@@ -100,8 +104,9 @@ def encode_apply(message: Apply) -> pb.ApplyRequest:
     )
 
 
-def decode_apply(wire: pb.ApplyRequest) -> Apply:
+def decode_apply(content: pb.ApplyRequest | bytes) -> Apply:
     """Checks all that needs no hashing: lengths, kinds, reasons, ranges. Order and slots are the ledger's to check."""
+    wire = parse(pb.ApplyRequest, content)
     if not wire.HasField("identity"):
         raise Malformed("identity: missing")
     identity = Identity(wire.identity.high, wire.identity.low, wire.identity.sequenced)
@@ -138,7 +143,8 @@ def encode_open_batch(request: OpenBatch) -> pb.OpenBatchRequest:
     )
 
 
-def decode_open_batch(wire: pb.OpenBatchRequest) -> OpenBatch:
+def decode_open_batch(content: pb.OpenBatchRequest | bytes) -> OpenBatch:
+    wire = parse(pb.OpenBatchRequest, content)
     return OpenBatch(wire.session, wire.number, wire.first, wire.up_to, wire.held, _decode_limits(wire.limits))
 
 
@@ -163,7 +169,8 @@ def encode_settle(request: Settle) -> pb.SettleRequest:
     )
 
 
-def decode_settle(wire: pb.SettleRequest) -> Settle:
+def decode_settle(content: pb.SettleRequest | bytes) -> Settle:
+    wire = parse(pb.SettleRequest, content)
     try:
         settlement = Settlement(wire.settlement)
     except ValueError:
@@ -198,7 +205,8 @@ def encode_watch(request: Watch) -> pb.WatchRequest:
     )
 
 
-def decode_watch(wire: pb.WatchRequest) -> Watch:
+def decode_watch(content: pb.WatchRequest | bytes) -> Watch:
+    wire = parse(pb.WatchRequest, content)
     return Watch(
         wire.source,
         wire.session,
@@ -249,6 +257,10 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
 
 def encode_stats_request() -> pb.StatsRequest:
     return pb.StatsRequest()
+
+
+def decode_stats_request(content: pb.StatsRequest | bytes) -> None:
+    parse(pb.StatsRequest, content)
 
 
 def encode_stats_reply(reply: StatsReply) -> pb.StatsReply:
