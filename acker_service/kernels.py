@@ -1,18 +1,22 @@
 """Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
-Decides how a cell looks and how a sub-table is probed; decides nothing about which message may be applied (``shard``) and
-never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section and says so.
+Decides how a cell looks and how a sub-table is probed; decides nothing about which message may be applied (``shard``)
+and never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section and says so.
 
-A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an empty
-cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a report, which
-ascend by key, walk memory forward. Probing is linear, deletion shifts back: there are no grave stones to clean.
+A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an
+empty cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a
+report, which ascend by key, walk memory forward. Probing is linear, deletion shifts back: there are no grave stones to
+clean.
 
 Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
-The *directory* is int64[1024, 4], a row per slot: address of the cells, capacity, count, tick at which the next entry of
-the sub-table may expire. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
+The *directory* is int64[1024, 4], a row per slot: address of the cells, capacity, count, tick at which the next entry
+of the sub-table may expire. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
 """
+
+# numba reads these signatures; mypy cannot.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,no-any-return,call-arg"
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, njit, types  # type: ignore[attr-defined]
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
-from acker_protocol.messages import ACK, FAIL, RESET, Settlement, Verdict
+from acker_protocol.messages import ACK, FAIL, RESET, Verdict
 
 CELL_BYTES = 24
 TICKS_A_SECOND = 32
@@ -116,32 +120,32 @@ def _prefetch(_context: Any, address: Any) -> Any:
 
 
 @njit(nogil=True, inline="always")
-def _mix(value):  # type: ignore[no-untyped-def]
+def _mix(value):
     value = (value ^ (value >> _U30)) * _M1
     value = (value ^ (value >> _U27)) * _M2
     return value ^ (value >> _U31)
 
 
 @njit(nogil=True)
-def _unmix(value):  # type: ignore[no-untyped-def]
+def _unmix(value):
     value = (value ^ (value >> _U31) ^ (value >> _U62)) * _I2
     value = (value ^ (value >> _U27) ^ (value >> _U54)) * _I1
     return value ^ (value >> _U30) ^ (value >> _U60)
 
 
 @njit(nogil=True)
-def _home(key, capacity):  # type: ignore[no-untyped-def]
+def _home(key, capacity):
     """Home cell of a key: 32 bits of it below the slot's ten, scaled to the capacity."""
     return np.int64((((key << _U10) >> _U32) * np.uint64(capacity)) >> _U32)
 
 
 @njit(nogil=True)
-def _find(cells, capacity, key):  # type: ignore[no-untyped-def]
+def _find(cells, capacity, key):
     """Index of the key's cell, or of the empty cell where it belongs."""
     cell = _home(key, capacity)
     while True:
         found = cells[3 * cell]
-        if found == key or found == _ZERO:
+        if found == key or found == _ZERO:  # noqa: SIM109  a tuple would be slower here
             return cell
         cell += 1
         if cell == capacity:
@@ -149,7 +153,7 @@ def _find(cells, capacity, key):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _erase(cells, capacity, hole):  # type: ignore[no-untyped-def]
+def _erase(cells, capacity, hole):
     """Empty a cell and shift back those behind it that may move nearer to their home."""
     cell = hole
     while True:
@@ -170,12 +174,12 @@ def _erase(cells, capacity, hole):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _cells(directory, slot):  # type: ignore[no-untyped-def]
+def _cells(directory, slot):
     return carray(_pointer(directory[slot, ADDRESS]), (3 * directory[slot, CAPACITY],), np.uint64)
 
 
 @njit(nogil=True)
-def _fetch(directory, key):  # type: ignore[no-untyped-def]
+def _fetch(directory, key):
     """Start loading the cells around a key's home."""
     slot = np.int64(key >> _U54)
     line = directory[slot, ADDRESS] + CELL_BYTES * _home(key, directory[slot, CAPACITY])
@@ -184,7 +188,7 @@ def _fetch(directory, key):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _tell(out_roots, out_info, counters, key, index, verdict, reason):  # type: ignore[no-untyped-def]
+def _tell(out_roots, out_info, counters, key, index, verdict, reason):
     """Write one outcome: the root, and (batch index, verdict at bit 16, reason at bit 32)."""
     at = counters[OUTCOMES]
     info = index | (verdict << _U16) | (reason << _U32)
@@ -201,7 +205,7 @@ def _tell(out_roots, out_info, counters, key, index, verdict, reason):  # type: 
     nogil=True,
     cache=True,
 )  # fmt: skip
-def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):  # type: ignore[no-untyped-def]
+def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
     """Check a report before anything of it is applied; find its sections.
 
     Writes ``keys[:n]`` (mix64 of the roots), ``starts[:k + 1]`` (where sections start, and n), ``slots[:k]``,
@@ -211,7 +215,7 @@ def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):  
     bits[:] = _ZERO
     sections[0] = 0
     n, k, last = len(roots), 0, _ZERO
-    slot = -1
+    slot = np.int64(-1)
     for i in range(n):
         root = roots[i]
         key = _mix(root)
@@ -233,32 +237,32 @@ def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):  
 
 
 @njit(nogil=True)
-def _is_fresh(fresh, slot):  # type: ignore[no-untyped-def]
+def _is_fresh(fresh, slot):
     return (fresh[slot >> 6] >> np.uint64(slot & 63)) & _ONE != _ZERO
 
 
 @njit(nogil=True)
-def _has_room(directory, slot, entries):  # type: ignore[no-untyped-def]
+def _has_room(directory, slot, entries):
     """Would a sub-table, with that many entries more, still be at most 7/8 full?"""
     return 8 * (directory[slot, COUNT] + entries) <= 7 * directory[slot, CAPACITY]
 
 
 @njit(nogil=True)
-def _hasten(directory, slot, tick):  # type: ignore[no-untyped-def]
+def _hasten(directory, slot, tick):
     """Note that something in the sub-table may expire at ``tick``."""
     if tick < directory[slot, DUE]:
         directory[slot, DUE] = tick
 
 
 @njit(nogil=True)
-def _start(cells, cell, stamps):  # type: ignore[no-untyped-def]
+def _start(cells, cell, stamps):
     """Start both clocks of an entry. ``stamps``: the tick at both places of a meta."""
     flags = _INDEX_MASK | _INIT | _FAILED | _HELD
     cells[3 * cell + 2] = (cells[3 * cell + 2] & flags) | stamps
 
 
 @njit(nogil=True)
-def _stamps(tick):  # type: ignore[no-untyped-def]
+def _stamps(tick):
     now = np.uint64(tick) & _TICK_MASK
     return (now << _START_SHIFT) | (now << _PROGRESS_SHIFT)
 
@@ -271,7 +275,7 @@ def _stamps(tick):  # type: ignore[no-untyped-def]
     nogil=True,
     cache=True,
 )  # fmt: skip
-def apply_inits(  # type: ignore[no-untyped-def]
+def apply_inits(
     keys, vals, starts, slots, fresh, section, sections, directory, pending, index,
     held, lifetime, seen, first, tick, out_roots, out_info, counters,
 ):  # fmt: skip
@@ -296,7 +300,7 @@ def apply_inits(  # type: ignore[no-untyped-def]
                 _fetch(directory, keys[i + _AHEAD])
             key = keys[i]
             if len(seen):
-                number = _unmix(key) - first
+                number = _unmix(_unmix(key)) - first
                 if (seen[number >> _U6] >> (number & _U63)) & _ONE != _ZERO:
                     counters[KNOWN] += 1
                     continue
@@ -345,16 +349,16 @@ def apply_inits(  # type: ignore[no-untyped-def]
     nogil=True,
     cache=True,
 )  # fmt: skip
-def apply_updates(  # type: ignore[no-untyped-def]
+def apply_updates(
     keys, vals, kinds, reasons, starts, slots, fresh, section, sections, directory, pending,
     lifetime, orphan_room, tick, out_roots, out_info, tombstones, counters,
 ):  # fmt: skip
     """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` that are in ``fresh``.
 
-    ``kinds`` empty: all ACK. An outcome's reason is the entry's of ``reasons``, plus one. At most ``orphan_room`` entries
-    are created in all; ``lifetime`` is theirs, in ticks. A tombstone's ack val is left at the entry's of ``reasons`` and
-    its position in the report is written to ``tombstones``: the ledger puts its own reason id in the place.
-    Returns ``sections``, or the section for which there is first to be made room.
+    ``kinds`` empty: all ACK. An outcome's reason is the entry's of ``reasons``, plus one. At most ``orphan_room``
+    entries are created in all; ``lifetime`` is theirs, in ticks. A tombstone's ack val is left at the entry's of
+    ``reasons`` and its position in the report is written to ``tombstones``: the ledger puts its own reason id in the
+    place. Returns ``sections``, or the section for which there is first to be made room.
     """
     stamps = _stamps(tick)
     progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
@@ -432,7 +436,7 @@ def apply_updates(  # type: ignore[no-untyped-def]
 
 
 @njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
-def move(cells, capacity, wider, room):  # type: ignore[no-untyped-def]
+def move(cells, capacity, wider, room):
     """Move all entries of a sub-table into ``wider``: empty cells for ``room`` entries, more than there are entries."""
     for cell in range(capacity):
         key = cells[3 * cell]
@@ -444,13 +448,13 @@ def move(cells, capacity, wider, room):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _age(tick, stamp):  # type: ignore[no-untyped-def]
+def _age(tick, stamp):
     """Ticks since the low 23 bits of ``stamp``."""
     return np.int64((np.uint64(tick) - stamp) & _TICK_MASK)
 
 
 @njit(nogil=True)
-def _overdue(val, meta, tick, limits, orphan_ticks):  # type: ignore[no-untyped-def]
+def _overdue(val, meta, tick, limits, orphan_ticks):
     """(Ticks until an entry expires, not above 0 if it is due; which limit it reaches first)."""
     progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
     if meta & _INIT == _ZERO:
@@ -473,13 +477,14 @@ def _overdue(val, meta, tick, limits, orphan_ticks):  # type: ignore[no-untyped-
     nogil=True,
     cache=True,
 )  # fmt: skip
-def expire(  # type: ignore[no-untyped-def]
+def expire(
     slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
 ):  # fmt: skip
     """Expire what is due in ``slots`` slots from ``slot`` on (round and round), looking at about ``budget`` cells.
 
-    ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in which
-    nothing can be due, and stops before a slot whose outcomes might not fit. Returns how many slots it went through.
+    ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in
+    which nothing can be due, and stops before a slot whose outcomes might not fit. Returns how many slots it went
+    through.
     """
     for walked in range(slots):
         at = (slot + walked) % len(directory)
@@ -489,6 +494,7 @@ def expire(  # type: ignore[no-untyped-def]
             return walked
         cells, capacity = _cells(directory, at), directory[at, CAPACITY]
         budget -= capacity
+        counters[APPLIED] += capacity
         soonest, cell = np.int64(NEVER), 0
         while cell < capacity:
             key = cells[3 * cell]
@@ -518,7 +524,7 @@ def expire(  # type: ignore[no-untyped-def]
     nogil=True,
     cache=True,
 )
-def settle(slot, directory, actions, pending, out_roots, out_info, counters):  # type: ignore[no-untyped-def]
+def settle(slot, directory, actions, pending, out_roots, out_info, counters):
     """End all roots of the batch indexes to which ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP) says so.
 
     Starts at ``slot``; returns 1024, or the slot at which to go on when the outcomes so far have been taken away.
@@ -549,7 +555,7 @@ def settle(slot, directory, actions, pending, out_roots, out_info, counters):  #
 
 
 @njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY), nogil=True, cache=True)
-def label(keys, vals, directory):  # type: ignore[no-untyped-def]
+def label(keys, vals, directory):
     """Write the ack vals of entries that are there: the reasons of new tombstones."""
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
@@ -560,7 +566,7 @@ def label(keys, vals, directory):  # type: ignore[no-untyped-def]
 
 
 @njit(types.void(_DIRECTORY, _U8S), nogil=True, cache=True)
-def mark(directory, used):  # type: ignore[no-untyped-def]
+def mark(directory, used):
     """Set ``used[reason id]`` for every tombstone."""
     for slot in range(len(directory)):
         cells = _cells(directory, slot)
@@ -570,7 +576,7 @@ def mark(directory, used):  # type: ignore[no-untyped-def]
 
 
 @njit(types.int64(_DIRECTORY, types.int64, _U64S, _U64S, _U64S, _I64S), nogil=True, cache=True)
-def copy_out(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untyped-def]
+def copy_out(directory, tick, keys, vals, flags, ages):
     """Copy all entries: key, val, flags (low 18 bits of meta) and both ages in ticks (int64[2n]); returns how many."""
     at = 0
     for slot in range(len(directory)):
@@ -589,7 +595,7 @@ def copy_out(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untyp
 
 
 @njit(types.boolean(_DIRECTORY, types.int64, _U64S_IN, _U64S_IN, _U64S_IN, _I64S), nogil=True, cache=True)
-def copy_in(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untyped-def]
+def copy_in(directory, tick, keys, vals, flags, ages):
     """Insert what :func:`copy_out` gave into empty sub-tables that have room; False if a key comes twice."""
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
@@ -608,7 +614,7 @@ def copy_in(directory, tick, keys, vals, flags, ages):  # type: ignore[no-untype
 
 
 @njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
-def cover(bits, start, stop):  # type: ignore[no-untyped-def]
+def cover(bits, start, stop):
     """Set bits ``start`` to ``stop - 1`` of a uint64 map."""
     at = start
     while at < stop:

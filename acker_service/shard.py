@@ -1,26 +1,36 @@
-"""Shard: all state of one server behind five calls. First, simple form (a dict); the fast one takes its place."""
+"""Shard: all state of one server behind five calls. The pure core: no socket, no thread, no clock.
+
+Decides what each call means: what is refused, in which order its effects happen, who is told what. A message that is
+refused leaves no trace. Acks are never refused for want of room; inits of an open batch neither, since their room was
+reserved. The arithmetic is ``ledger``'s, what counted before is ``dedupe``'s, reservations are ``batches``'.
+
+Orphans (entries without an init: early or late acks, tombstones) are bounded: they age out sooner the more there are,
+and beyond the bound acks of unknown roots are dropped and counted. That is safe: a lost ack can stall a tree, whose
+record is then replayed; it can never make it look done, since every update is "my edge and my children's edges" and
+the edges it would have cancelled stay in the ack val.
+
+Not thread-safe: the caller holds one lock. ``now`` is in seconds of a clock that does not go back.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from acker_protocol.ids import mix64, mix64_column, unmix64_column
+from acker_protocol.ids import Column
 from acker_protocol.messages import (
-    ACK,
     FAIL,
-    RESET,
+    NO_KINDS,
     Apply,
     ApplyReply,
-    Limits,
+    Entries,
+    InitScope,
+    Kinds,
     OpenBatch,
     OpenBatchReply,
-    Outcomes,
     Settle,
     Settlement,
     SettleReply,
@@ -29,52 +39,36 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.stats import ShardStats
+from acker_service import kernels, state
+from acker_service.batches import Batch, Indexes, are_too_long, limit_ticks
+from acker_service.dedupe import Dedupe
+from acker_service.ledger import Effect, Ledger, Report, Told
+from acker_service.outbox import REASON_CHARACTERS
+from acker_service.reasons import Reasons
+from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Settled, Source
+from acker_service.stats import Counters, ShardStats
 
-DAY_MS = 24 * 3600 * 1000
+Array = npt.NDArray[Any]
+
+# After an answer that there is no room, or that a source is not known yet.
 RETRY_DELAY_MS = 200
+# Cells that one tick looks at: some 5 ms, so that 1 M pending roots are walked through in one tick, 10 M in eight.
+EXPIRE_CELLS = 1_800_000
+# A share of the bound on orphans, and by how much they live shorter above it.
+ORPHAN_PRESSURE = ((0.9, 64), (0.75, 16), (0.5, 4))
+IDENTITIES_MAX = 1 << 20
 
-
-@dataclass
-class _Entry:
-    val: int = 0
-    batch: _Batch | None = None
-    failed: str | None = None
-    started: float = 0.0
-    progressed: float = 0.0
-
-
-@dataclass(eq=False)
-class _Batch:
-    source: _Source
-    number: int
-    request: OpenBatch
-    opened: float
-    limits: Limits
-    held: bool = False
-    is_open: bool = True
-    inits: set[int] = field(default_factory=set)
-    covered: set[tuple[int, int]] = field(default_factory=set)
-    pending: int = 0
-
-    @property
-    def reserved(self) -> int:
-        return self.request.up_to - len(self.inits) if self.is_open and self.number else 0
-
-
-@dataclass(eq=False)
-class _Source:
-    name: str
-    session: int
-    expires: float
-    batches: dict[int, _Batch] = field(default_factory=dict)
-    settled: dict[int, tuple[Settlement, SettleReply]] = field(default_factory=dict)
-    last_settled: int = 0
-    freed: int = 0
-    outbox: list[tuple[int, Verdict, str]] = field(default_factory=list)
+_ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
 
 
 class Shard:
+    """The state of one server.
+
+    ``incarnation`` names this process and ``generation`` this state (it travels with it). ``max_pending`` bounds
+    pending roots, roots reserved by open batches and outcomes not confirmed, together; ``max_pending_per_source`` the
+    same of one source. Orphans are bounded by half of it. Times are in seconds.
+    """
+
     def __init__(
         self,
         *,
@@ -89,346 +83,483 @@ class Shard:
         max_lease_s: float = 3600.0,
     ) -> None:
         self.incarnation, self.generation, self.version = incarnation, generation, version
-        self.sequence_window, self.max_pending = sequence_window, max_pending
-        self._per_source = max_pending_per_source or max_pending
-        self._orphan_s, self._memory_s, self._max_lease_s = orphan_timeout_s, memory_s, max_lease_s
-        self._entries: dict[int, _Entry] = {}
-        self._sources: dict[int, _Source] = {}
-        self._known: dict[tuple[int, int], tuple[int, set[int]]] = {}
-        self._sequences: dict[int, dict[int, tuple[int, set[int]]]] = {}
-        self._highest: dict[int, int] = {}
-        self._count: Counter[str] = Counter()
+        self.max_pending, self.sequence_window = max_pending, sequence_window
+        self._max_per_source = max_pending if max_pending_per_source is None else max_pending_per_source
+        self._orphan_timeout_s, self._memory_s, self._max_lease_s = orphan_timeout_s, memory_s, max_lease_s
+        self._ledger = Ledger(max(1024, max_pending // 2))
+        self._dedupe = Dedupe(sequence_window, IDENTITIES_MAX)
+        self._reasons = Reasons()
+        self._indexes = Indexes()
+        self._sources: dict[int, Source] = {}
+        self._closing: set[Batch] = set()
+        self._counters = Counters()
+        self._pending = self._reserved = self._unconfirmed = 0
+        self._now, self._tick = 0.0, 0
+        self._pressure = 1
+        self._marked_at = -1
 
     # -- apply
 
     def apply(self, message: Apply, now: float) -> ApplyReply:
+        """Apply the sections of a message that were not applied before. Raises nothing: what is wrong is a status."""
+        self._advance(now)
         entries = message.entries
-        mixed = mix64_column(entries.root_ids)
-        if len(mixed) and (not mixed[0] or np.any(mixed[1:] <= mixed[:-1])):
-            return self._refuse(Status.INVALID, "root_ids: not strictly ascending by mix64, or a root id of 0")
-        slots = (mixed >> np.uint64(54)).astype(int)
-        record = self._record(message)
-        if isinstance(record, Status):
-            self._count[f"sections_{record.name.lower()}"] += len(set(slots.tolist()))
-            return ApplyReply(self.incarnation, record, detail=f"the identity is {record.name}")
-        digest, known = record
-        batch, fresh = None, ~np.isin(slots, list(known))
-        if message.inits is not None and (fresh.any() or not len(slots)):
-            found = self._scope(message, int(fresh.sum()))
-            if isinstance(found, ApplyReply):
-                return found
-            batch = found
-        elif message.inits is not None and message.inits.session in self._sources:
-            batch = self._sources[message.inits.session].batches.get(message.inits.batch)
-        if message.identity.sequenced:
-            highest = max(self._highest.get(message.identity.high, 0), message.identity.low)
-            self._highest[message.identity.high] = highest
-            window = self._sequences.setdefault(message.identity.high, {})
-            window[message.identity.low] = (digest, known)
-            for old in [number for number in window if number <= highest - self.sequence_window]:
-                del window[old]
-        else:
-            self._known[message.identity.high, message.identity.low] = (digest, known)
-        order = list(dict.fromkeys(slots.tolist()))
-        statuses = np.array([Status.DUPLICATE if slot in known else Status.APPLIED for slot in order], np.uint8)
-        inits_known = self._events(message, batch, fresh, now)
-        if batch is not None and batch.is_open and message.inits is not None:
-            batch.covered.update((int(start), int(stop)) for start, stop in message.inits.covered)
-        known.update(order)
-        applied = int((statuses == Status.APPLIED).sum())
-        self._count["sections_applied"] += applied
-        self._count["sections_duplicate"] += len(order) - applied
-        status = Status.APPLIED if applied or not order else Status.DUPLICATE
-        uniform = applied in (0, len(order))
-        return ApplyReply(
-            self.incarnation, status, np.empty(0, np.uint8) if uniform else statuses, inits_known=inits_known
+        batch = self._batch_of(message.inits)
+        trouble = _malformed(message, batch)
+        if trouble:
+            return self._refuse(Status.INVALID, trouble)
+        report = self._ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
+        if isinstance(report, str):
+            return self._refuse(Status.INVALID, report)
+        known = self._dedupe.look(message.identity, message.digest)
+        if isinstance(known, Status):
+            return self._refuse_sections(known, len(report.slots))
+        asked = int.from_bytes(report.bits.tobytes(), "little")
+        if message.inits is not None and (asked & ~known or not asked):
+            refusal = self._refuse_inits(message.inits, batch, report, asked & ~known)
+            if refusal:
+                return refusal
+        self._dedupe.note(message.identity, message.digest, asked, self._now)
+        effect = self._apply(message, batch, report, asked & ~known) if asked & ~known else Effect()
+        if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
+            batch.cover(_column(message.inits.covered, np.uint64))
+        return self._reply(report, asked, known, effect.known)
+
+    def _batch_of(self, scope: InitScope | None) -> Batch | None:
+        source = self._sources.get(scope.session) if scope is not None else None
+        return source.batches.get(scope.batch) if source is not None and scope is not None else None
+
+    def _refuse_inits(self, scope: InitScope, batch: Batch | None, report: Report, fresh: int) -> ApplyReply | None:
+        source = self._sources.get(scope.session)
+        if source is None:
+            return self._refuse(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
+        if batch is None or not batch.is_open:
+            return self._refuse(Status.UNKNOWN_BATCH, f"batch {scope.batch} of source {source.name!r} is not open")
+        if batch.number:
+            return None
+        return self._refuse_room(source, _entries_in(report, fresh))
+
+    def _refuse_room(self, source: Source, roots: int) -> ApplyReply | None:
+        trouble = self._no_room(source, roots)
+        return self._refuse(Status.OVERLOADED, trouble) if trouble else None
+
+    def _no_room(self, source: Source, roots: int) -> str:
+        if self._pending + self._reserved + self._unconfirmed + roots > self.max_pending:
+            return f"no room for {roots} more roots: max_pending is {self.max_pending}"
+        used = sum(int(self._ledger.pending[batch.index]) + batch.reserved for batch in source.batches.values())
+        if used + len(source.outbox) + roots > self._max_per_source:
+            return f"no room for {roots} more roots of one source: max_pending_per_source is {self._max_per_source}"
+        return ""
+
+    def _apply(self, message: Apply, batch: Batch | None, report: Report, fresh: int) -> Effect:
+        slots = np.frombuffer(fresh.to_bytes(128, "little"), np.uint64)
+        vals = _column(message.entries.ack_vals, np.uint64)
+        if message.inits is None or batch is None:
+            return self._apply_updates(message.entries, report, vals, slots)
+        effect = self._ledger.apply_inits(report, vals, slots, batch.index, batch.held, batch.numbering, self._tick)
+        self._pending += effect.created
+        if batch.number:
+            batch.inits += effect.created
+            self._reserved -= effect.created
+        self._counters.inits += effect.created
+        self._counters.inits_known += effect.known
+        self._counters.inits_conflicting += effect.conflicts
+        self._counters.updates += effect.applied
+        self._deliver(self._ledger.told(), self._reasons.texts)
+        return effect
+
+    def _apply_updates(self, entries: Entries, report: Report, vals: Column, slots: Column) -> Effect:
+        kinds, reason_ids = _column(entries.kinds, np.uint8), _column(entries.reason_ids, np.uint32)
+        effect, tombstones = self._ledger.apply_updates(
+            report, vals, kinds, reason_ids, slots, self._orphan_ticks, self._tick
         )
+        self._counters.updates += effect.applied
+        self._counters.orphans_dropped += effect.dropped
+        self._deliver(self._ledger.told(), entries.reasons)
+        if len(tombstones):
+            self._label(report, entries, tombstones)
+        return effect
+
+    def _label(self, report: Report, entries: Entries, tombstones: Array) -> None:
+        """Keep the reasons of new tombstones."""
+        fails = np.cumsum(entries.kinds & FAIL != 0) - 1
+        local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
+        texts = [entries.reasons[number][:REASON_CHARACTERS] for number in local.tolist()]
+        ids = [self._reasons.id_of(text) for text in texts]
+        self._ledger.label(report.keys[tombstones], np.array(ids, np.uint64)[positions])
+        if self._reasons.is_full and self._tick >= self._marked_at + kernels.TICKS_A_SECOND:
+            self._marked_at = self._tick
+            used = self._reasons.empty_marks()
+            self._ledger.mark_reasons(used)
+            self._reasons.keep(used)
+
+    def _reply(self, report: Report, asked: int, known: int, inits_known: int) -> ApplyReply:
+        sections, duplicate = len(report.slots), (asked & known).bit_count()
+        self._counters.sections_applied += sections - duplicate
+        self._counters.sections_duplicate += duplicate
+        status = Status.DUPLICATE if sections and duplicate == sections else Status.APPLIED
+        statuses = NO_KINDS
+        if 0 < duplicate < sections:
+            bits = np.unpackbits(np.frombuffer(known.to_bytes(128, "little"), np.uint8), bitorder="little")
+            statuses = np.where(bits[report.slots], Status.DUPLICATE, Status.APPLIED).astype(np.uint8)
+        return ApplyReply(self.incarnation, status, statuses, inits_known=inits_known)
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
-        self._count[f"messages_{status.name.lower()}"] += 1
-        delay = RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0
-        return ApplyReply(self.incarnation, status, retry_delay_ms=delay, detail=detail)
+        name = f"messages_{status.name.lower()}"
+        setattr(self._counters, name, getattr(self._counters, name) + 1)
+        return ApplyReply(self.incarnation, status, retry_delay_ms=_delay_ms(status), detail=detail)
 
-    def _record(self, message: Apply) -> tuple[int, set[int]] | Status:
-        identity = message.identity
-        if identity.sequenced:
-            if identity.low <= self._highest.get(identity.high, 0) - self.sequence_window:
-                return Status.STALE
-            record = self._sequences.get(identity.high, {}).get(identity.low)
+    def _refuse_sections(self, status: Status, sections: int) -> ApplyReply:
+        if status == Status.STALE:
+            self._counters.sections_stale += sections
+            detail = f"sequence: older than the last {self.sequence_window} of its session"
         else:
-            record = self._known.get((identity.high, identity.low))
-        if record is None:
-            return message.digest, set()
-        return record if record[0] == message.digest else Status.CONFLICT
+            self._counters.sections_conflict += sections
+            detail = "identity: known with another digest; two reports of different content say they are the same work"
+        return ApplyReply(self.incarnation, status, detail=detail)
 
-    def _scope(self, message: Apply, roots: int) -> _Batch | ApplyReply:
-        assert message.inits is not None
-        source = self._sources.get(message.inits.session)
-        if source is None:
-            return self._refuse(Status.UNKNOWN_SOURCE, "no such session: the source watches first")
-        batch = source.batches.get(message.inits.batch)
-        if batch is None or not batch.is_open:
-            return self._refuse(Status.UNKNOWN_BATCH, f"batch {message.inits.batch} is not open")
-        if batch.number:
-            numbers = unmix64_column(message.entries.root_ids) - np.uint64(batch.request.first)
-            covered = message.inits.covered
-            if np.any(numbers >= batch.request.up_to) or (len(covered) and covered.max() > batch.request.up_to):
-                return self._refuse(Status.INVALID, f"a number is not below up_to {batch.request.up_to} of its batch")
-        elif not self._has_room(source, roots):
-            return self._refuse(Status.OVERLOADED, "no room for more roots")
-        return batch
+    # -- outcomes
 
-    def _used(self, sources: Sequence[_Source]) -> int:
-        batches = [batch for source in sources for batch in source.batches.values()]
-        return sum(b.pending + b.reserved for b in batches) + sum(len(s.outbox) for s in sources)
-
-    def _has_room(self, source: _Source, roots: int) -> bool:
-        if self._used(list(self._sources.values())) + roots > self.max_pending:
-            return False
-        return self._used([source]) + roots <= self._per_source
-
-    def _events(self, message: Apply, batch: _Batch | None, fresh: np.ndarray, now: float) -> int:
-        entries, inits_known, fails = message.entries, 0, 0
-        for i, (root, val) in enumerate(zip(entries.root_ids.tolist(), entries.ack_vals.tolist(), strict=True)):
-            kind = int(entries.kinds[i]) if len(entries.kinds) else ACK
-            reason = ""
-            if kind & FAIL:
-                reason = entries.reasons[int(entries.reason_ids[fails])] if message.inits is None else ""
-                fails += 1
-            if not fresh[i]:
-                continue
-            self._count["updates"] += 1
-            if message.inits is not None:
-                assert batch is not None
-                inits_known += not self._init(root, val, batch, now)
-            else:
-                self._update(root, val, kind, reason, now)
-            self._finish(root)
-        return inits_known
-
-    def _init(self, root: int, val: int, batch: _Batch, now: float) -> bool:
-        entry = self._entries.get(root)
-        conflict = entry is not None and entry.batch not in (None, batch)
-        if root in batch.inits or (entry is not None and entry.batch is not None):
-            self._count["inits_known"] += 1
-            self._count["inits_conflicting"] += conflict
-            return False
-        entry = self._entries.setdefault(root, _Entry())
-        entry.val ^= val
-        entry.batch, entry.started, entry.progressed = batch, now, now
-        batch.pending += 1
-        if batch.number:
-            batch.inits.add(root)
-        self._count["inits"] += 1
-        return True
-
-    def _update(self, root: int, val: int, kind: int, reason: str, now: float) -> None:
-        entry = self._entries.get(root)
-        if entry is None:
-            if not kind & (ACK | FAIL):
-                return
-            entry = self._entries[root] = _Entry(started=now, progressed=now)
-        if kind & ACK:
-            entry.val ^= val
-            entry.progressed = now
-        if kind & FAIL and entry.failed is None:
-            entry.failed, entry.progressed = reason, now
-        if kind & RESET:
-            entry.started = entry.progressed = now
-
-    def _finish(self, root: int) -> None:
-        entry = self._entries.get(root)
-        if entry is None or entry.batch is None:
+    def _deliver(self, told: Told, texts: Sequence[str]) -> None:
+        """Put outcomes into the outboxes of their sources."""
+        if not len(told.roots):
             return
-        if entry.failed is not None:
-            self._tell(root, Verdict.FAILED, entry.failed)
-        elif not entry.val and not entry.batch.held:
-            self._tell(root, Verdict.ACKED, "")
+        if told.is_uniform:
+            info = int(told.info[0])
+            self._put(info & _INDEX, told.roots, info >> 16 & 0xFF, info >> 32, texts)
+        else:
+            self._deliver_groups(told, texts)
+        self._pending -= len(told.roots)
+        self._release()
 
-    def _tell(self, root: int, verdict: Verdict, reason: str) -> None:
-        batch = self._entries.pop(root).batch
-        assert batch is not None
-        batch.pending -= 1
-        batch.source.outbox.append((root, verdict, reason))
-        self._count[verdict.name.lower()] += 1
-        self._drop_if_done(batch)
+    def _deliver_groups(self, told: Told, texts: Sequence[str]) -> None:
+        indexes = told.info & np.uint64(_INDEX)
+        verdicts, codes = (told.info >> np.uint64(16)).astype(np.uint8), told.info >> np.uint64(32)
+        if np.all(indexes == indexes[0]):
+            self._put(int(indexes[0]), told.roots, verdicts, codes, texts)
+            return
+        order = np.argsort(indexes, kind="stable")
+        starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
+        for group in np.split(order, starts[1:]):
+            self._put(int(indexes[group[0]]), told.roots[group], verdicts[group], codes[group], texts)
 
-    def _drop_if_done(self, batch: _Batch) -> None:
-        if not batch.is_open and not batch.pending:
-            batch.source.batches.pop(batch.number, None)
+    def _put(self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+        source = self._sources[self._indexes[index].session]
+        source.outbox.append(roots, verdicts, codes, texts)
+        self._unconfirmed += len(roots)
+        self._count(verdicts, len(roots))
+
+    def _count(self, verdicts: Kinds | int, roots: int) -> None:
+        counts = np.bincount(verdicts, minlength=5) if isinstance(verdicts, np.ndarray) else None
+        for verdict in Verdict:
+            told = int(counts[verdict]) if counts is not None else roots * (verdicts == verdict)
+            name = verdict.name.lower()
+            setattr(self._counters, name, getattr(self._counters, name) + told)
+
+    def _release(self) -> None:
+        """Give back the indexes of closed batches of which nothing is pending any more."""
+        for batch in [batch for batch in self._closing if not self._ledger.pending[batch.index]]:
+            self._closing.discard(batch)
+            self._indexes.release(batch)
+            source = self._sources.get(batch.session)
+            if source is not None:
+                source.batches.pop(batch.number, None)
 
     # -- batches
 
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
-        def reply(status: Status, detail: str = "") -> OpenBatchReply:
-            return OpenBatchReply(
-                self.incarnation, status, RETRY_DELAY_MS if status == Status.OVERLOADED else 0, detail
-            )
-
+        """Open a batch and reserve its room. The same request again is answered APPLIED again."""
+        self._advance(now)
         source = self._sources.get(request.session)
         if source is None:
-            return reply(Status.UNKNOWN_SOURCE, "no such session: the source watches first")
-        if not request.number or not request.first or request.first + request.up_to > 1 << 64:
-            return reply(Status.INVALID, "number and first start at 1, and first + up_to must not pass 2**64")
-        if max(request.limits.message_timeout_ms, request.limits.progress_timeout_ms) > DAY_MS:
-            return reply(Status.INVALID, "limits: at most 24 h")
+            return self._answer(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
+        trouble = self._misfit(request)
+        if trouble:
+            return self._answer(Status.INVALID, trouble)
         known = source.batches.get(request.number)
         if known is not None and known.is_open:
-            return reply(Status.APPLIED) if known.request == request else reply(Status.CONFLICT, "open otherwise")
+            if known.matches(request):
+                return self._answer(Status.APPLIED)
+            return self._answer(Status.CONFLICT, f"batch {request.number} is open with other parameters")
         if request.number <= source.last_settled:
-            return reply(Status.UNKNOWN_BATCH, f"batch {request.number} is not above {source.last_settled}, settled")
-        if request.up_to > min(self.max_pending, self._per_source):
-            return reply(Status.INVALID, "up_to is more than the server ever holds: use smaller batches")
-        if not self._has_room(source, request.up_to):
-            return reply(Status.OVERLOADED, "no room for more roots")
-        source.batches[request.number] = _Batch(source, request.number, request, now, request.limits, request.held)
-        return reply(Status.APPLIED)
+            last = source.last_settled
+            return self._answer(
+                Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
+            )
+        if self._indexes.is_full or len(source.batches) > OPEN_MAX:
+            return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
+        trouble = self._no_room(source, request.up_to)
+        if trouble:
+            return self._answer(Status.OVERLOADED, trouble)
+        self._open(source, Batch.of(request, self._indexes.take(), self._now))
+        self._reserved += request.up_to
+        return self._answer(Status.APPLIED)
+
+    def _misfit(self, request: OpenBatch) -> str:
+        if not request.number:
+            return "number: 0 is the open stream, which is always open; batches are numbered from 1"
+        if not request.first or request.first + request.up_to > 1 << 64:
+            return "first: must be above 0, and first + up_to must not pass 2**64"
+        if are_too_long(request.limits):
+            return "limits: a timeout is at most 24 h (86400000 ms)"
+        most = min(self.max_pending, self._max_per_source)
+        return (
+            f"up_to: {request.up_to} roots never fit into {most}; make smaller batches" if request.up_to > most else ""
+        )
+
+    def _open(self, source: Source, batch: Batch) -> None:
+        self._indexes.claim(batch)
+        source.batches[batch.number] = batch
+        self._ledger.limits[batch.index] = limit_ticks(batch.limits)
+
+    def _answer(self, status: Status, detail: str = "") -> OpenBatchReply:
+        return OpenBatchReply(self.incarnation, status, _delay_ms(status), detail)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
-        return [self._settle(request) for request in requests]
+        """Settle batches with one sweep of the table. A settled batch is answered again what it was answered before."""
+        self._advance(now)
+        batches: dict[Batch, Settlement] = {}
+        for request in requests:
+            source = self._sources.get(request.session)
+            batch = source.batches.get(request.number) if source is not None else None
+            if batch is not None and batch.is_open and batch.number:
+                batches.setdefault(batch, request.settlement)
+        # Unheld batches that are done keep what is pending, under its timeouts.
+        self._sweep({batch: _ACTIONS[how] for batch, how in batches.items() if batch.held or how == Settlement.ABANDON})
+        for batch, settlement in batches.items():
+            self._close(batch, settlement)
+        self._release()
+        return [self._settled(request) for request in requests]
 
-    def _settle(self, request: Settle) -> SettleReply:
+    def _sweep(self, actions: Mapping[Batch, int]) -> None:
+        table = np.zeros(kernels.INDEXES, np.uint8)
+        for batch, action in actions.items():
+            table[batch.index] = action
+        if not np.any(self._ledger.pending[table != kernels.KEEP]):
+            return
+        for told in self._ledger.settle(table):
+            self._deliver(told, kernels.REASONS)
+
+    def _close(self, batch: Batch, settlement: Settlement) -> None:
+        source = self._sources[batch.session]
+        unread = batch.unread()
+        source.outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
+        self._unconfirmed += len(unread)
+        self._counters.lost += len(unread)
+        self._reserved -= batch.reserved
+        roots = batch.inits - int(self._ledger.pending[batch.index]) + len(unread)
+        batch.close()
+        self._closing.add(batch)
+        source.remember(batch.number, Settled(settlement, source.outbox.cursor, roots))
+
+    def _settled(self, request: Settle) -> SettleReply:
         source = self._sources.get(request.session)
         if source is None:
-            return SettleReply(self.incarnation, Status.UNKNOWN_SOURCE, "no such session")
-        if request.number in source.settled:
-            settlement, reply = source.settled[request.number]
-            if settlement != request.settlement:
-                return SettleReply(self.incarnation, Status.CONFLICT, f"was settled as {settlement.name}")
-            return dataclasses.replace(reply, incarnation=self.incarnation)
-        batch = source.batches.get(request.number)
-        if batch is None or not request.number:
-            return SettleReply(self.incarnation, Status.UNKNOWN_BATCH, f"batch {request.number} is not open")
-        done = request.settlement == Settlement.DONE
-        if batch.held or not done:
-            for root in [root for root, entry in self._entries.items() if entry.batch is batch]:
-                if not done:
-                    self._tell(root, Verdict.LOST, "abandoned")
-                elif self._entries[root].val:
-                    self._tell(root, Verdict.FAILED, "unfinished")
-                else:
-                    self._tell(root, Verdict.ACKED, "")
-        unread = self._unread(batch)
-        source.outbox += [(root, Verdict.LOST, "unread") for root in unread]
-        self._count["lost"] += len(unread)
-        batch.is_open = False
-        roots = len(batch.inits) - batch.pending + len(unread)
-        self._drop_if_done(batch)
-        source.last_settled = max(source.last_settled, request.number)
-        cursor = source.freed + len(source.outbox)
-        reply = SettleReply(self.incarnation, Status.APPLIED, "", cursor, roots)
-        source.settled[request.number] = (request.settlement, reply)
-        return reply
-
-    def _unread(self, batch: _Batch) -> list[int]:
-        read = np.zeros(batch.request.up_to, bool)
-        for start, stop in batch.covered:
-            read[start:stop] = True
-        roots = [mix64(batch.request.first + int(number)) for number in np.flatnonzero(~read)]
-        return [root for root in roots if root not in batch.inits]
+            detail = "no source of this session watches; what it thinks pending is lost"
+            return SettleReply(self.incarnation, Status.UNKNOWN_SOURCE, detail)
+        settled = source.settled.get(request.number)
+        if settled is None:
+            return SettleReply(self.incarnation, Status.UNKNOWN_BATCH, f"number: batch {request.number} is not open")
+        if settled.settlement != request.settlement:
+            detail = f"batch {request.number} was settled as {settled.settlement.name} before"
+            return SettleReply(self.incarnation, Status.CONFLICT, detail)
+        return SettleReply(self.incarnation, Status.APPLIED, "", settled.cursor, settled.roots)
 
     # -- sources
 
     def watch(self, request: Watch, now: float) -> WatchReply:
-        if not request.source or not request.lease_ms:
-            return self._watch_reply(Status.INVALID, "source and lease_ms must be given")
-        if max(request.limits.message_timeout_ms, request.limits.progress_timeout_ms) > DAY_MS:
-            return self._watch_reply(Status.INVALID, "limits: at most 24 h")
+        """Open a source or renew its lease, forget what it confirms, answer what it has not yet. Never waits."""
+        self._advance(now)
+        trouble = _misfit_watch(request)
+        if trouble:
+            return self._watched(Status.INVALID, trouble)
         source = self._sources.get(request.session)
         is_new = source is None
         if request.close:
-            if source is not None:
-                self._drop(source)
-            return self._watch_reply(Status.APPLIED, is_new=is_new)
+            self._drop([source] if source is not None else [])
+            return self._watched(Status.APPLIED, is_new=is_new)
         if source is None:
-            source = self._sources[request.session] = _Source(request.source, request.session, 0.0)
-            stream = OpenBatch(request.session, 0, 0, 0, False)
-            source.batches[0] = _Batch(source, 0, stream, now, request.limits)
-        source.batches[0].limits = request.limits
-        source.expires = now + min(request.lease_ms / 1000, self._max_lease_s)
-        confirmed = 0 if is_new else request.confirmed
-        if confirmed > source.freed + len(source.outbox):
-            return self._watch_reply(Status.INVALID, "confirmed: beyond the last outcome")
-        if confirmed > source.freed:
-            del source.outbox[: confirmed - source.freed]
-            source.freed = confirmed
-        told = source.outbox[: request.max_outcomes]
-        reasons = list(dict.fromkeys(reason for _, _, reason in told if reason))
-        outcomes = Outcomes(
-            np.array([root for root, _, _ in told], np.uint64),
-            np.array([verdict for _, verdict, _ in told], np.uint8),
-            np.array([reasons.index(reason) + 1 if reason else 0 for _, _, reason in told], np.uint32),
-            tuple(reasons),
-        )
-        return self._watch_reply(Status.APPLIED, "", is_new, source.freed + len(told), outcomes)
-
-    def _watch_reply(
-        self, status: Status, detail: str = "", is_new: bool = False, cursor: int = 0, outcomes: Outcomes | None = None
-    ) -> WatchReply:
+            if self._indexes.is_full:
+                return self._watched(Status.OVERLOADED, "too many sources: try again when a lease has run out")
+            source = self._register(request)
+        elif request.confirmed > source.outbox.cursor:
+            last = source.outbox.cursor
+            return self._watched(Status.INVALID, f"confirmed: {request.confirmed} is beyond the last outcome, {last}")
+        else:
+            self._unconfirmed -= source.outbox.confirm(request.confirmed)
+        self._renew(source, request)
+        outcomes = source.outbox.read(request.max_outcomes)
         return WatchReply(
-            self.incarnation, status, detail, is_new, self.generation, cursor, outcomes or Outcomes()
+            self.incarnation, Status.APPLIED, "", is_new, self.generation, source.outbox.freed + len(outcomes), outcomes
         )
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
+        """Has a watch that confirmed so much something to be told: outcomes, or that its session is gone?"""
         source = self._sources.get(session)
-        return source is None or source.freed + len(source.outbox) > confirmed
+        return source is None or source.outbox.cursor > confirmed
 
-    def _drop(self, source: _Source) -> None:
-        del self._sources[source.session]
-        for root in [r for r, entry in self._entries.items() if entry.batch and entry.batch.source is source]:
-            del self._entries[root]
-            self._count["roots_dropped"] += 1
+    def _register(self, request: Watch) -> Source:
+        source = self._sources[request.session] = Source(request.source, request.session, 0.0)
+        self._open(source, Batch(request.session, 0, self._indexes.take(), self._now, limits=request.limits))
+        return source
+
+    def _renew(self, source: Source, request: Watch) -> None:
+        source.expires = self._now + min(request.lease_ms / 1000, self._max_lease_s)
+        if source.stream.limits != request.limits:
+            source.stream.limits = request.limits
+            self._ledger.limits[source.stream.index] = limit_ticks(request.limits)
+            self._ledger.hasten()
+
+    def _watched(self, status: Status, detail: str = "", is_new: bool = False) -> WatchReply:
+        return WatchReply(self.incarnation, status, detail, is_new, self.generation)
+
+    def _drop(self, sources: Sequence[Source]) -> None:
+        """Forget sources and all their roots, with one sweep."""
+        batches = [batch for source in sources for batch in source.batches.values()]
+        dropped = sum(int(self._ledger.pending[batch.index]) for batch in batches)
+        self._sweep(dict.fromkeys(batches, kernels.DROP))
+        self._pending -= dropped
+        self._counters.roots_dropped += dropped
+        for batch in batches:
+            self._reserved -= batch.reserved
+            batch.close()
+            self._closing.add(batch)
+        for source in sources:
+            self._unconfirmed -= len(source.outbox)
+            del self._sources[source.session]
+        self._release()
+
+    # -- time
 
     def tick(self, now: float) -> None:
-        for source in [source for source in self._sources.values() if source.expires <= now]:
-            self._drop(source)
-            self._count["leases_expired"] += 1
-        for root, entry in list(self._entries.items()):
-            if entry.batch is None:
-                if now >= entry.progressed + self._orphan_s:
-                    del self._entries[root]
-                    self._count["orphans_expired"] += 1
-            elif entry.val or not entry.batch.held:
-                limits = entry.batch.limits
-                if limits.message_timeout_ms and now >= entry.started + limits.message_timeout_ms / 1000:
-                    self._tell(root, Verdict.TIMED_OUT, "message_timeout")
-                elif limits.progress_timeout_ms and now >= entry.progressed + limits.progress_timeout_ms / 1000:
-                    self._tell(root, Verdict.TIMED_OUT, "progress_timeout")
+        """Let time pass: leases, timeouts, orphans, memory of identities. To be called every 50 to 100 ms."""
+        self._advance(now)
+        late = [source for source in self._sources.values() if source.expires <= self._now]
+        self._counters.leases_expired += len(late)
+        if late:
+            self._drop(late)
+        orphans = self._ledger.orphans
+        for told in self._ledger.expire(self._tick, self._orphan_ticks, EXPIRE_CELLS):
+            self._deliver(told, kernels.REASONS)
+        self._counters.orphans_expired += orphans - self._ledger.orphans
+        self._press()
+        self._ledger.fit()
+        self._forget()
+
+    def _advance(self, now: float) -> None:
+        self._now = max(self._now, now)
+        self._tick = int(self._now * kernels.TICKS_A_SECOND)
+
+    @property
+    def _orphan_ticks(self) -> int:
+        return int(self._orphan_timeout_s * kernels.TICKS_A_SECOND / self._pressure) + 1
+
+    def _press(self) -> None:
+        """Orphans live shorter while there are many."""
+        share = self._ledger.orphans / self._ledger.orphans_max
+        pressure = next((factor for bound, factor in ORPHAN_PRESSURE if share > bound), 1)
+        if pressure > self._pressure:
+            self._ledger.hasten()
+        self._pressure = pressure
+
+    def _forget(self) -> None:
+        deadline_ms = max((_longest_ms(batch) for batch in self._indexes), default=0)
+        age_s = max(self._memory_s, deadline_ms / 1000 + self._orphan_timeout_s)
+        opened = min((batch.opened for batch in self._indexes if batch.number and batch.is_open), default=self._now)
+        self._dedupe.forget(min(self._now - age_s, opened), self._now - age_s)
+        self._counters.identities_dropped = self._dedupe.dropped
 
     @property
     def stats(self) -> ShardStats:
-        batches = [batch for source in self._sources.values() for batch in source.batches.values()]
-        return ShardStats(
-            pending=sum(batch.pending for batch in batches),
-            reserved=sum(batch.reserved for batch in batches),
-            unconfirmed=sum(len(source.outbox) for source in self._sources.values()),
-            orphans=sum(entry.batch is None for entry in self._entries.values()),
+        """Gauges and counters. Cheap: nothing is swept."""
+        return ShardStats.of(
+            self._counters,
+            pending=self._pending,
+            reserved=self._reserved,
+            unconfirmed=self._unconfirmed,
+            orphans=self._ledger.orphans,
             sources=len(self._sources),
-            open_batches=sum(batch.is_open and batch.number > 0 for batch in batches),
-            identities=len(self._known),
-            sequence_sessions=len(self._sequences),
-            ledger_bytes=100 * len(self._entries),
+            open_batches=sum(bool(batch.number and batch.is_open) for batch in self._indexes),
+            identities=len(self._dedupe),
+            sequence_sessions=self._dedupe.sessions,
+            ledger_bytes=self._ledger.table_bytes,
             max_pending=self.max_pending,
-            **self._count,
         )
 
     # -- state
 
-    def dump(self, now: float) -> dict[str, np.ndarray]:
-        state = {**self.__dict__, "dumped": now}
-        return {"simple": np.frombuffer(pickle.dumps(state), np.uint8)}
+    def dump(self, now: float) -> dict[str, Array]:
+        """The whole state as arrays, deadlines as time remaining: what `restore` takes."""
+        self._advance(now)
+        return state.dump(self)
 
     @classmethod
-    def restore(cls, state: Mapping[str, np.ndarray], *, incarnation: int, now: float, **limits: object) -> Shard:
-        if "simple" not in state:
-            raise ValueError("the state is not whole: 'simple' is missing")
-        values = pickle.loads(state["simple"].tobytes())
-        moved = now - values.pop("dumped")
-        shard = cls(incarnation=incarnation, generation=values["generation"], **limits)  # type: ignore[arg-type]
-        for name in ("_entries", "_sources", "_known", "_sequences", "_highest", "_count"):
-            setattr(shard, name, values[name])
-        for entry in shard._entries.values():
-            entry.started, entry.progressed = entry.started + moved, entry.progressed + moved
-        for source in shard._sources.values():
-            source.expires += moved
+    def restore(cls, arrays: Mapping[str, Array], *, incarnation: int, now: float, **limits: Any) -> Shard:
+        """A shard that goes on where the dumped one stopped, ``limits`` as for the constructor.
+
+        Raises ValueError, and says what is wrong, if the state is not whole.
+        """
+        shard = cls(incarnation=incarnation, generation=0, **limits)
+        shard._advance(now)
+        state.load(shard, arrays)
         return shard
+
+
+_INDEX = kernels.INDEXES - 1
+
+
+def _column(values: Array, dtype: type[Any]) -> Array:
+    """As the kernels want it: contiguous and aligned; the same array where it is."""
+    return np.require(values, dtype, ["C", "A"])
+
+
+def _entries_in(report: Report, slots: int) -> int:
+    """How many entries lie in slots of a 1024-bit map."""
+    bits = np.unpackbits(np.frombuffer(slots.to_bytes(128, "little"), np.uint8), bitorder="little")
+    return int(np.diff(report.starts)[bits[report.slots] != 0].sum())
+
+
+def _malformed(message: Apply, batch: Batch | None) -> str:
+    """What is wrong with the columns of a message, or nothing. Order and numbers are the ledger's to check."""
+    entries, scope = message.entries, message.inits
+    if len(entries.ack_vals) != len(entries):
+        return f"ack_vals: {len(entries.ack_vals)} for {len(entries)} root ids"
+    if scope is None:
+        return _malformed_kinds(entries) if len(entries.kinds) or len(entries.reason_ids) else ""
+    if len(entries.kinds):
+        return "kinds: a report of inits has none"
+    if len(scope.covered) and batch is not None and batch.is_open:
+        if not batch.number:
+            return "covered: the open stream, batch 0, has no numbers to cover"
+        if np.any(scope.covered[:, 0] > scope.covered[:, 1]) or int(scope.covered.max()) > batch.up_to:
+            return f"covered: a range does not lie within the {batch.up_to} numbers of its batch"
+    return ""
+
+
+def _malformed_kinds(entries: Entries) -> str:
+    if len(entries.kinds) != len(entries):
+        return f"kinds: {len(entries.kinds)} for {len(entries)} root ids"
+    if len(entries.kinds) and not 0 < entries.kinds.min() <= entries.kinds.max() < 8:
+        return "kinds: an entry has no known bit, or an unknown one"
+    fails = int(np.count_nonzero(entries.kinds & FAIL))
+    if len(entries.reason_ids) != fails:
+        return f"reason_ids: {len(entries.reason_ids)} for {fails} fails"
+    if fails and int(entries.reason_ids.max()) >= len(entries.reasons):
+        return f"reason_ids: an index is beyond the {len(entries.reasons)} reasons"
+    return ""
+
+
+def _misfit_watch(request: Watch) -> str:
+    if not request.source or len(request.source) > NAME_CHARACTERS:
+        return f"source: a name of 1 to {NAME_CHARACTERS} characters is needed"
+    if not request.lease_ms and not request.close:
+        return "lease_ms: 0 would end at once; ask for as long as the source may be silent"
+    return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
+
+
+def _longest_ms(batch: Batch) -> int:
+    return max(batch.limits.message_timeout_ms, batch.limits.progress_timeout_ms)
+
+
+def _delay_ms(status: Status) -> int:
+    return RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0

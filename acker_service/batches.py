@@ -1,0 +1,150 @@
+"""Batches: the numbered sets of roots of a source, what is reserved, read and settled of them.
+
+Decides which numbers of a batch count as read, how limits become ticks, and which batch index (the 14 bits that a cell
+has for it) belongs to whom. Never looks into the ledger; ``shard`` does both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import Column, mix64_column
+from acker_protocol.messages import Limits, OpenBatch
+from acker_service import kernels
+from acker_service.ledger import Numbering
+
+# Ticks are modulo 72 h; a day leaves them a wide margin.
+LIMIT_MAX_MS = 24 * 3600 * 1000
+NO_MAP: Column = np.empty(0, np.uint64)
+
+
+@dataclass(eq=False, slots=True)
+class Batch:
+    """One batch of one source; number 0 is the open stream. ``seen`` and ``covered``: uint64 maps of its numbers, those
+    initialised and those that a read task has covered; one bit each a root."""
+
+    session: int
+    number: int
+    index: int
+    opened: float
+    first: int = 0
+    up_to: int = 0
+    held: bool = False
+    limits: Limits = field(default_factory=Limits)
+    is_open: bool = True
+    inits: int = 0
+    seen: Column = field(default_factory=lambda: NO_MAP)
+    covered: Column = field(default_factory=lambda: NO_MAP)
+
+    @classmethod
+    def of(cls, request: OpenBatch, index: int, now: float) -> Batch:
+        words = (request.up_to + 63) // 64
+        return cls(
+            request.session,
+            request.number,
+            index,
+            now,
+            request.first,
+            request.up_to,
+            request.held,
+            request.limits,
+            seen=np.zeros(words, np.uint64),
+            covered=np.zeros(words, np.uint64),
+        )
+
+    @property
+    def numbering(self) -> Numbering | None:
+        """The roots that it may have; None for the open stream, which may have any."""
+        return Numbering(self.first, self.up_to, self.seen) if self.number and self.is_open else None
+
+    @property
+    def reserved(self) -> int:
+        """Roots for which room is kept."""
+        return self.up_to - self.inits if self.is_open else 0
+
+    def matches(self, request: OpenBatch) -> bool:
+        """Is this what a retried request asked for?"""
+        asked = (request.number, request.first, request.up_to, request.held, request.limits)
+        return asked == (self.number, self.first, self.up_to, self.held, self.limits)
+
+    def cover(self, ranges: Column) -> None:
+        """Numbers [start, stop) of ``ranges: uint64[k, 2]`` have been read: all that was emitted of them is
+        initialised."""
+        for start, stop in _merged(ranges):
+            kernels.cover(self.covered, start, stop)
+
+    def unread(self) -> Column:
+        """Root ids of the numbers that nobody covered and that were never initialised."""
+        read = np.unpackbits((self.covered | self.seen).view(np.uint8), count=self.up_to, bitorder="little")
+        return mix64_column(np.flatnonzero(read == 0).astype(np.uint64) + np.uint64(self.first))
+
+    def close(self) -> None:
+        """No more inits: what was kept to judge them may go."""
+        self.is_open = False
+        self.seen = self.covered = NO_MAP
+
+
+class Indexes:
+    """Who has which batch index. Index 0 is nobody's: entries without an init have it."""
+
+    def __init__(self) -> None:
+        self._batches: list[Batch | None] = [None] * kernels.INDEXES
+        self._free = list(range(kernels.INDEXES - 1, 0, -1))
+
+    def __getitem__(self, index: int) -> Batch:
+        batch = self._batches[index]
+        if batch is None:
+            raise LookupError(f"batch index {index} is nobody's")
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch for batch in self._batches if batch is not None)
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def claim(self, batch: Batch) -> None:
+        """A batch comes with an index that it took, or had before a restart. Raises ValueError if another has it."""
+        if not 0 < batch.index < kernels.INDEXES or self._batches[batch.index] is not None:
+            raise ValueError("two batches in it have one index")
+        self._batches[batch.index] = batch
+
+    def settle_free(self) -> None:
+        """After claims: what nobody has is free."""
+        self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if self._batches[index] is None]
+
+    def release(self, batch: Batch) -> None:
+        self._batches[batch.index] = None
+        self._free.append(batch.index)
+
+
+def limit_ticks(limits: Limits) -> tuple[int, int]:
+    """(Message, progress) timeout in ticks: rounded up, and one more, since a stamp may be almost a tick old."""
+    return _ticks(limits.message_timeout_ms), _ticks(limits.progress_timeout_ms)
+
+
+def are_too_long(limits: Limits) -> bool:
+    return max(limits.message_timeout_ms, limits.progress_timeout_ms) > LIMIT_MAX_MS
+
+
+def _ticks(timeout_ms: int) -> int:
+    return -(-timeout_ms * kernels.TICKS_A_SECOND // 1000) + 1 if timeout_ms else kernels.NEVER
+
+
+def _merged(ranges: Column) -> list[list[int]]:
+    """Ranges that overlap or touch made one, so that covering costs no more than the batch is long."""
+    if not len(ranges):
+        return []
+    ordered = ranges[np.argsort(ranges[:, 0])]
+    reach: npt.NDArray[np.uint64] = np.maximum.accumulate(ordered[:, 1])
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:, 0] > reach[:-1])))
+    stops = reach[np.append(starts[1:] - 1, len(ordered) - 1)]
+    return np.stack([ordered[starts, 0], stops], axis=1).tolist()  # type: ignore[no-any-return]

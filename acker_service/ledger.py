@@ -1,0 +1,320 @@
+"""Ledger: one ack val per pending root, in 1024 sub-tables that grow and shrink alone.
+
+Decides where entries live, when a sub-table grows and when it shrinks; ``kernels`` does the arithmetic. Knows batches
+only by their index and time only in ticks; what an outcome means, and whether a message may be applied, is
+``shard``'s. Not thread-safe; kernels release the GIL, so the caller holds a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import SLOTS, Column
+from acker_protocol.messages import Kinds, ReasonIds
+from acker_service import kernels
+from acker_service.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE, NEVER
+
+Array = npt.NDArray[Any]
+
+# An empty sub-table; eight cells hold the seven entries that `kernels` lets in.
+CAPACITY_MIN = 8
+# Load above which a sub-table grows, the load that it then has, and the one below which it shrinks.
+# 24 bytes / 0.68 = 35 bytes a root right after growing.
+LOAD_MAX, LOAD_NEW, LOAD_MIN = 0.80, 0.68, 0.30
+# Cells that growth moves at once when it need not yet: no pause is longer than this takes (10 to 20 ms).
+MOVED_MAX = 400_000
+# Outcomes that a sweep hands on at once.
+TOLD_MIN = 1 << 16
+
+TROUBLES = {
+    kernels.UNSORTED: "root_ids: must ascend strictly by mix64(root id), each root once",
+    kernels.ZERO: "root_ids: 0 is not a root id",
+    kernels.BEYOND: "root_ids: a root is not a number below up_to of its batch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The roots that a batch may have: number i, below ``up_to``, is ``mix64(first + i)``. ``seen``: uint64 map of
+    those that were initialised."""
+
+    first: int
+    up_to: int
+    seen: Column
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The columns of one message as `check` found them; valid until the next `check`.
+
+    ``keys``: uint64[n], mix64 of the roots. ``starts``: int32[k + 1]. ``slots``: uint16[k]. ``bits``: uint64[16].
+    """
+
+    keys: Column
+    starts: Array
+    slots: Array
+    bits: Column
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Outcomes: ``roots: uint64[m]``, ``info: uint64[m]`` = batch index | verdict << 16 | reason << 32; views that the
+    next call overwrites. ``is_uniform``: all of ``info`` are the same."""
+
+    roots: Column
+    info: Column
+    is_uniform: bool
+
+
+@dataclass(slots=True)
+class Effect:
+    """What one call did, in numbers of roots. ``created``: inits that counted."""
+
+    created: int = 0
+    known: int = 0
+    conflicts: int = 0
+    dropped: int = 0
+    applied: int = 0
+
+
+class Ledger:
+    """``orphans_max``: how many entries without an init are kept at most; see ``shard`` for why that is safe."""
+
+    def __init__(self, orphans_max: int) -> None:
+        self.orphans, self.orphans_max = 0, orphans_max
+        self.pending = np.zeros(kernels.INDEXES, np.int64)
+        self.limits = np.full((kernels.INDEXES, 2), NEVER, np.int64)
+        self._directory = np.zeros((SLOTS, 4), np.int64)
+        self._directory[:, DUE] = NEVER
+        self._tables = [np.empty(0, np.uint64)] * SLOTS
+        self._counters = np.zeros(kernels.COUNTERS, np.int64)
+        self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
+        self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
+        self._next = 0
+        self._make_scratch(TOLD_MIN)
+        for slot in range(SLOTS):
+            self._put(slot, np.zeros(3 * CAPACITY_MIN, np.uint64))
+
+    # -- messages
+
+    def check(self, roots: Column, numbering: Numbering | None) -> Report | str:
+        """Find the sections of ``roots: uint64[n]``, or say what is wrong with them. Changes nothing that lasts."""
+        if len(roots) > len(self._keys):
+            self._make_scratch(len(roots))
+        first, up_to = (numbering.first, numbering.up_to) if numbering else (0, 0)
+        trouble = kernels.check(
+            roots,
+            self._keys,
+            self._starts,
+            self._slots,
+            self._bits,
+            first,
+            up_to,
+            numbering is not None,
+            self._sections,
+        )
+        if trouble:
+            return TROUBLES[trouble]
+        sections = int(self._sections[0])
+        return Report(self._keys[: len(roots)], self._starts[: sections + 1], self._slots[:sections], self._bits)
+
+    def apply_inits(
+        self,
+        report: Report,
+        vals: Column,
+        fresh: Column,
+        index: int,
+        held: bool,
+        numbering: Numbering | None,
+        tick: int,
+    ) -> Effect:
+        """Apply inits in the slots of ``fresh`` (uint64[16]) to a batch index; `told` has what ended by it."""
+        section, sections = 0, len(report.slots)
+        first, seen = (numbering.first, numbering.seen) if numbering else (0, _NOTHING_SEEN)
+        lifetime = int(self.limits[index].min())
+        self._counters[:] = 0
+        while True:
+            section = kernels.apply_inits(
+                report.keys, vals, report.starts, report.slots, fresh, section, sections, self._directory, self.pending,
+                index, held, lifetime, seen, first, tick, self._roots, self._info, self._counters,
+            )  # fmt: skip
+            if section == sections:
+                return self._effect()
+            self._make_room(report, section)
+
+    def apply_updates(
+        self,
+        report: Report,
+        vals: Column,
+        kinds: Kinds,
+        reasons: ReasonIds,
+        fresh: Column,
+        orphan_ticks: int,
+        tick: int,
+    ) -> tuple[Effect, Array]:
+        """Apply updates in the slots of ``fresh`` (uint64[16]); `told` has what ended by it, its reasons plus one.
+
+        Second value: int32[t], positions of the entries that became tombstones; the caller is to `label` them.
+        """
+        section, sections, room = 0, len(report.slots), self.orphans_max - self.orphans
+        self._counters[:] = 0
+        while True:
+            section = kernels.apply_updates(
+                report.keys, vals, kinds, reasons, report.starts, report.slots, fresh, section, sections,
+                self._directory, self.pending, orphan_ticks, room, tick, self._roots, self._info, self._tombstones,
+                self._counters,
+            )  # fmt: skip
+            if section == sections:
+                return self._effect(), self._tombstones[: int(self._counters[kernels.TOMBSTONES])]
+            self._make_room(report, section)
+
+    def told(self) -> Told:
+        """The outcomes of the last call."""
+        count = int(self._counters[kernels.OUTCOMES])
+        return Told(self._roots[:count], self._info[:count], not self._counters[kernels.VARIETY])
+
+    def label(self, keys: Column, reason_ids: Column) -> None:
+        """Give tombstones (by key) their reason ids."""
+        kernels.label(keys, reason_ids, self._directory)
+
+    def mark_reasons(self, used: Kinds) -> None:
+        """Set ``used[reason id]`` of every tombstone."""
+        kernels.mark(self._directory, used)
+
+    # -- sweeps
+
+    def expire(self, tick: int, orphan_ticks: int, cells: int) -> Iterator[Told]:
+        """Expire what is due, looking at about ``cells`` cells; goes on next time where it stopped."""
+        left = SLOTS
+        while left and cells > 0:
+            self._counters[:] = 0
+            walked = kernels.expire(
+                self._next, left, cells, self._directory, self.limits, self.pending, orphan_ticks, tick, self._roots,
+                self._info, self._counters,
+            )  # fmt: skip
+            self._next, left = (self._next + walked) % SLOTS, left - walked
+            cells -= int(self._counters[kernels.APPLIED])
+            self.orphans += int(self._counters[kernels.ORPHANS])
+            yield self.told()
+            if not walked:
+                self._fit_scratch()
+
+    def hasten(self) -> None:
+        """Limits became shorter: look at every sub-table anew."""
+        self._directory[:, DUE] = 0
+
+    def settle(self, actions: Kinds) -> Iterator[Told]:
+        """End the roots of batch indexes as ``actions`` (uint8[16384]) says; one sweep of the table."""
+        slot = 0
+        while slot < SLOTS:
+            self._fit_scratch()
+            self._counters[:] = 0
+            slot = kernels.settle(slot, self._directory, actions, self.pending, self._roots, self._info, self._counters)
+            yield self.told()
+
+    # -- room
+
+    @property
+    def entries(self) -> int:
+        return int(self._directory[:, COUNT].sum())
+
+    @property
+    def table_bytes(self) -> int:
+        return int(self._directory[:, CAPACITY].sum()) * CELL_BYTES
+
+    def fit(self) -> None:
+        """Grow the fullest sub-tables and shrink the emptiest, a bounded number of cells at a time."""
+        counts, capacities = self._directory[:, COUNT], self._directory[:, CAPACITY]
+        self._resize(np.flatnonzero((counts < LOAD_MIN * capacities) & (capacities > CAPACITY_MIN)))
+        self._grow()
+
+    def _grow(self) -> None:
+        counts, capacities = self._directory[:, COUNT], self._directory[:, CAPACITY]
+        full = np.flatnonzero(counts > LOAD_MAX * capacities)
+        if len(full):
+            self._resize(full[np.argsort(counts[full] / capacities[full])[::-1]])
+
+    def _resize(self, slots: Array) -> None:
+        moved = 0
+        for slot in slots.tolist():
+            moved += int(self._directory[slot, CAPACITY])
+            self._move(slot, int(self._directory[slot, COUNT]))
+            if moved > MOVED_MAX:
+                return
+
+    def _make_room(self, report: Report, section: int) -> None:
+        slot = int(report.slots[section])
+        entries = int(report.starts[section + 1] - report.starts[section])
+        self._move(slot, int(self._directory[slot, COUNT]) + entries)
+
+    def _move(self, slot: int, entries: int) -> None:
+        """Move a sub-table to one in which ``entries`` are a load of LOAD_NEW."""
+        capacity = max(CAPACITY_MIN, int(entries / LOAD_NEW) + 1)
+        wider = np.zeros(3 * capacity, np.uint64)
+        kernels.move(self._tables[slot], int(self._directory[slot, CAPACITY]), wider, capacity)
+        self._put(slot, wider)
+
+    def _put(self, slot: int, table: Column) -> None:
+        self._tables[slot] = table
+        self._directory[slot, ADDRESS] = table.ctypes.data
+        self._directory[slot, CAPACITY] = len(table) // 3
+
+    def _effect(self) -> Effect:
+        counts = self._counters
+        self.orphans += int(counts[kernels.ORPHANS])
+        self._grow()
+        return Effect(
+            int(counts[kernels.CREATED]),
+            int(counts[kernels.KNOWN]),
+            int(counts[kernels.CONFLICTS]),
+            int(counts[kernels.DROPPED]),
+            int(counts[kernels.APPLIED]),
+        )
+
+    def _fit_scratch(self) -> None:
+        """Make sure that the outcomes of any one sub-table fit."""
+        most = int(self._directory[:, COUNT].max())
+        if most > len(self._roots):
+            self._make_scratch(most)
+
+    def _make_scratch(self, entries: int) -> None:
+        self._keys, self._tombstones = np.empty(entries, np.uint64), np.empty(entries, np.int32)
+        self._roots, self._info = np.empty(entries, np.uint64), np.empty(entries, np.uint64)
+
+    # -- state
+
+    def dump(self, tick: int) -> dict[str, Array]:
+        """All entries as columns: keys, vals, flags (uint64[n]) and ages (int64[n, 2], ticks since start and
+        progress)."""
+        count = self.entries
+        keys, vals, flags = (np.empty(count, np.uint64) for _ in range(3))
+        ages = np.empty(2 * count, np.int64)
+        kernels.copy_out(self._directory, tick, keys, vals, flags, ages)
+        return {"keys": keys, "vals": vals, "flags": flags, "ages": ages.reshape(count, 2)}
+
+    def load(self, state: Mapping[str, Array], tick: int) -> None:
+        """Take what `dump` gave into this empty ledger. Raises ValueError if it is not whole."""
+        keys, vals, flags = (np.ascontiguousarray(state[name], np.uint64) for name in ("keys", "vals", "flags"))
+        ages = np.ascontiguousarray(state["ages"], np.int64)
+        if not len(keys) == len(vals) == len(flags) == len(ages) or ages.shape != (len(keys), 2):
+            raise ValueError("the columns of its ledger differ in length")
+        counts = np.bincount((keys >> np.uint64(54)).astype(np.int64), minlength=SLOTS)
+        for slot in range(SLOTS):
+            self._move(slot, int(counts[slot]))
+        if not np.all(keys) or not kernels.copy_in(self._directory, tick, keys, vals, flags, ages.reshape(-1)):
+            raise ValueError("its ledger holds a root twice, or root id 0")
+        self._recount(flags)
+
+    def _recount(self, flags: Column) -> None:
+        inits = (flags & np.uint64(kernels.INIT_FLAG)) != 0
+        indexes = (flags[inits] & np.uint64(kernels.INDEXES - 1)).astype(np.int64)
+        self.pending[:] = np.bincount(indexes, minlength=kernels.INDEXES)
+        self.orphans = int(len(flags) - inits.sum())
+
+
+_NOTHING_SEEN = np.empty(0, np.uint64)

@@ -1,0 +1,214 @@
+"""Outbox: the outcomes on their way to one source, until it confirms them.
+
+Decides how outcomes are kept, cut into answers and forgotten. A *cursor* counts outcomes since the session began:
+outcome number c stands at cursor c, the first one at 1. Never decides a verdict.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import Column
+from acker_protocol.messages import Kinds, Outcomes
+
+Array = npt.NDArray[Any]
+
+CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
+# Reasons are text from clients: what a chunk of them may take is bounded, and so is what an answer carries.
+REASON_CHARACTERS = 4096
+REASONS_MAX = 4096
+REASONS_CHARACTERS = 1 << 20
+DROPPED_REASON = "(there were too many reasons to keep this one)"
+
+
+class Chunk:
+    """Up to CHUNK_MAX outcomes in a row: growing columns and a table of their reasons."""
+
+    __slots__ = ("_ids", "_reason_ids", "_roots", "_verdicts", "characters", "count", "reasons")
+
+    def __init__(self, room: int) -> None:
+        self.count, self.characters = 0, 0
+        self.reasons: list[str] = []
+        self._ids: dict[str, int] = {}
+        room = max(CHUNK_MIN, min(CHUNK_MAX, room))
+        self._roots, self._verdicts = np.empty(room, np.uint64), np.empty(room, np.uint8)
+        self._reason_ids: Array = np.empty(0, np.uint32)
+
+    @property
+    def room(self) -> int:
+        return CHUNK_MAX - self.count
+
+    @property
+    def roots(self) -> Column:
+        return self._roots[: self.count]
+
+    @property
+    def verdicts(self) -> Kinds:
+        return self._verdicts[: self.count]
+
+    @property
+    def reason_ids(self) -> Array:
+        """uint32[count], 0: none; or empty, when no outcome has a reason."""
+        return self._reason_ids[: self.count]
+
+    def append(self, roots: Column, verdicts: Kinds | int, reasons: Array | int) -> None:
+        """``reasons``: uint32[n] or one for all, from `reason_id`. There must be room."""
+        start, stop = self.count, self.count + len(roots)
+        if stop > len(self._roots):
+            self._grow(stop)
+        if not len(self._reason_ids) and np.any(reasons):
+            self._reason_ids = np.zeros(len(self._roots), np.uint32)
+        self._roots[start:stop] = roots
+        self._verdicts[start:stop] = verdicts
+        if len(self._reason_ids):
+            self._reason_ids[start:stop] = reasons
+        self.count = stop
+
+    def reason_id(self, reason: str) -> int:
+        """Index of a reason in ``reasons``, plus one; 0 for the empty one."""
+        if not reason:
+            return 0
+        reason = reason[:REASON_CHARACTERS]
+        if reason in self._ids:
+            return self._ids[reason]
+        if len(self.reasons) >= REASONS_MAX or self.characters + len(reason) > REASONS_CHARACTERS:
+            reason = DROPPED_REASON
+        if reason not in self._ids:
+            self.reasons.append(reason)
+            self.characters += len(reason)
+            self._ids[reason] = len(self.reasons)
+        return self._ids[reason]
+
+    def _grow(self, count: int) -> None:
+        """Room for ``count`` outcomes, and for the next ones."""
+        more = min(CHUNK_MAX, max(count, 2 * len(self._roots))) - len(self._roots)
+        self._roots, self._verdicts = np.pad(self._roots, (0, more)), np.pad(self._verdicts, (0, more))
+        if len(self._reason_ids):
+            self._reason_ids = np.pad(self._reason_ids, (0, more))
+
+
+class Outbox:
+    """Outcomes after ``freed``; those up to it were confirmed and are gone."""
+
+    __slots__ = ("_chunks", "_skipped", "cursor", "freed")
+
+    def __init__(self, freed: int = 0) -> None:
+        self.freed = self.cursor = freed
+        self._chunks: deque[Chunk] = deque()
+        self._skipped = 0  # outcomes at the front of the first chunk that were confirmed
+
+    def __len__(self) -> int:
+        return self.cursor - self.freed
+
+    def append(self, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+        """``roots: uint64[n]`` with ``verdicts`` and ``codes`` (0: no reason, else index into ``texts`` plus one), each
+        uint8[n] and uint[n] or one for all."""
+        start = 0
+        while start < len(roots):
+            chunk = self._last(len(roots) - start)
+            stop = min(len(roots), start + chunk.room)
+            some = slice(start, stop)
+            part = codes[some] if isinstance(codes, np.ndarray) else codes
+            chunk.append(
+                roots[some],
+                verdicts[some] if isinstance(verdicts, np.ndarray) else verdicts,
+                _reason_ids(chunk, part, texts),
+            )
+            start = stop
+        self.cursor += len(roots)
+
+    def confirm(self, cursor: int) -> int:
+        """Forget outcomes up to ``cursor``, which is not beyond the last; returns how many those were."""
+        freed = max(0, cursor - self.freed)
+        self.freed += freed
+        self._skipped += freed
+        while self._chunks and self._skipped >= self._chunks[0].count:
+            self._skipped -= self._chunks.popleft().count
+        return freed
+
+    def read(self, outcomes_max: int) -> Outcomes:
+        """The outcomes from the oldest on: as many as asked for, fewer if their reasons are long."""
+        parts: list[tuple[Chunk, slice]] = []
+        skipped, left, characters = self._skipped, outcomes_max, 0
+        for chunk in self._chunks:
+            if left <= 0 or characters > REASONS_CHARACTERS:
+                break
+            parts.append((chunk, slice(skipped, min(chunk.count, skipped + left))))
+            left -= parts[-1][1].stop - skipped
+            characters += chunk.characters
+            skipped = 0
+        return _joined(parts)
+
+    def _last(self, outcomes: int) -> Chunk:
+        if not self._chunks or not self._chunks[-1].room:
+            self._chunks.append(Chunk(outcomes))
+        return self._chunks[-1]
+
+    # -- state
+
+    def dump(self) -> tuple[list[list[Any]], Outcomes]:
+        """(Per stretch: number of outcomes and their reasons; the columns of all, reason ids per stretch)."""
+        parts = [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
+        stretches = [[some.stop - some.start, chunk.reasons] for chunk, some in parts]
+        return stretches, _columns(parts)
+
+    def load(self, stretches: Sequence[Sequence[Any]], columns: Mapping[str, Array]) -> None:
+        """Append what `dump` gave. Raises ValueError if a reason is missing."""
+        start = 0
+        for count, reasons in stretches:
+            some = slice(start, start + count)
+            codes = columns["reason_ids"][some]
+            if len(codes) != count or codes.max(initial=0) > len(reasons):
+                raise ValueError("outcomes in it lack their reasons")
+            self.append(columns["roots"][some], columns["verdicts"][some], codes, reasons)
+            start += count
+
+
+def _reason_ids(chunk: Chunk, codes: Array | int, texts: Sequence[str]) -> Array | int:
+    """Codes into ``texts`` as reason ids of the chunk."""
+    if not isinstance(codes, np.ndarray):
+        return chunk.reason_id(texts[codes - 1]) if codes else 0
+    if not codes.any():
+        return 0
+    distinct, positions = np.unique(codes, return_inverse=True)
+    ids = [chunk.reason_id(texts[code - 1]) if code else 0 for code in distinct.tolist()]
+    reason_ids: Array = np.array(ids, np.uint32)[positions]
+    return reason_ids
+
+
+def _columns(parts: list[tuple[Chunk, slice]]) -> Outcomes:
+    """The columns of several stretches, end to end; each stretch numbers its reasons itself."""
+    if not parts:
+        return Outcomes()
+    ids = [
+        chunk.reason_ids[some] if len(chunk.reason_ids) else np.zeros(some.stop - some.start, np.uint32)
+        for chunk, some in parts
+    ]
+    return Outcomes(
+        np.concatenate([chunk.roots[some] for chunk, some in parts]),
+        np.concatenate([chunk.verdicts[some] for chunk, some in parts]),
+        np.concatenate(ids),
+    )
+
+
+def _joined(parts: list[tuple[Chunk, slice]]) -> Outcomes:
+    """The outcomes of several stretches with one table of those reasons that they use."""
+    columns = _columns(parts)
+    if not columns.reason_ids.any():
+        return Outcomes(columns.root_ids, columns.verdicts)
+    table: dict[str, int] = {}
+    start = 0
+    for chunk, some in parts:
+        ids = columns.reason_ids[start : start + some.stop - some.start]
+        used = np.unique(ids[ids > 0])
+        new = np.zeros(len(chunk.reasons) + 1, np.uint32)
+        for old in used.tolist():
+            new[old] = table.setdefault(chunk.reasons[old - 1], len(table) + 1)
+        ids[:] = new[ids]
+        start += len(ids)
+    return Outcomes(columns.root_ids, columns.verdicts, columns.reason_ids, tuple(table))

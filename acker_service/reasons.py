@@ -1,0 +1,66 @@
+"""Reasons: the texts that tombstones keep until their init arrives, by a small number.
+
+Decides how much text is kept (it comes from clients) and what happens beyond: the tombstone stays, its text is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from acker_protocol.messages import Kinds
+
+REASONS_MAX = 4096
+LOST = "(the server kept too many reasons to keep this one)"
+
+
+class Reasons:
+    """Ids 1 to REASONS_MAX; 0 is the empty reason; the last id is `LOST`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = [LOST] * (REASONS_MAX + 1)
+        self._ids: dict[str, int] = {}
+        self._free = list(range(REASONS_MAX, 0, -1))
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free
+
+    def id_of(self, text: str) -> int:
+        """The id of a text, made if there is room."""
+        if not text:
+            return 0
+        known = self._ids.get(text)
+        if known is not None:
+            return known
+        if not self._free:
+            return REASONS_MAX + 1
+        reason_id = self._free.pop()
+        self._ids[text] = reason_id
+        self.texts[reason_id - 1] = text
+        return reason_id
+
+    def keep(self, used: Kinds) -> None:
+        """Free the ids that no tombstone uses. ``used``: uint8[REASONS_MAX + 2], by id."""
+        for text, reason_id in list(self._ids.items()):
+            if not used[reason_id]:
+                del self._ids[text]
+                self.texts[reason_id - 1] = LOST
+                self._free.append(reason_id)
+
+    def empty_marks(self) -> Kinds:
+        return np.zeros(REASONS_MAX + 2, np.uint8)
+
+    # -- state
+
+    def dump(self) -> list[tuple[int, str]]:
+        return [(reason_id, text) for text, reason_id in self._ids.items()]
+
+    def load(self, pairs: Sequence[tuple[int, str]]) -> None:
+        for reason_id, text in pairs:
+            if not 0 < reason_id <= REASONS_MAX:
+                raise ValueError("it numbers a reason beyond the table")
+            self._ids[text] = reason_id
+            self.texts[reason_id - 1] = text
+        self._free = sorted(set(range(1, REASONS_MAX + 1)) - set(self._ids.values()), reverse=True)

@@ -1,0 +1,52 @@
+"""Sources: who emits roots and receives outcomes, for how long it is believed to live, and what was answered to it.
+
+Decides leases and what is remembered of settled batches; knows neither the ledger nor the other sources.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from acker_protocol.messages import Settlement
+from acker_service.batches import Batch
+from acker_service.outbox import Outbox
+
+# Answers to settled batches that are remembered; a driver asks again within seconds, not batches later.
+SETTLED_MAX = 1024
+# Batches that one source may have open at once, so that it cannot take all indexes.
+OPEN_MAX = 1024
+NAME_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a batch was settled as, and what was answered."""
+
+    settlement: Settlement
+    cursor: int
+    roots: int
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """One session of a source. ``batches``: by number, 0 included; closed ones stay while roots of theirs are
+    pending."""
+
+    name: str
+    session: int
+    expires: float
+    outbox: Outbox = field(default_factory=Outbox)
+    batches: dict[int, Batch] = field(default_factory=dict)
+    settled: OrderedDict[int, Settled] = field(default_factory=OrderedDict)
+    last_settled: int = 0
+
+    @property
+    def stream(self) -> Batch:
+        return self.batches[0]
+
+    def remember(self, number: int, settled: Settled) -> None:
+        self.settled[number] = settled
+        self.last_settled = max(self.last_settled, number)
+        if len(self.settled) > SETTLED_MAX:
+            self.settled.popitem(last=False)
