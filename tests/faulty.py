@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from acker_client.errors import Unavailable
@@ -13,10 +13,11 @@ FAULTS = ("request lost", "reply lost", "doubled", "late")
 
 
 class FaultyTransport:
-    """Wraps any transport. ``rate`` of the calls meet a fault; 0 is a perfect network."""
+    """Wraps any transport. ``rate`` of the calls meet one of ``faults``; 0 is a perfect network."""
 
-    def __init__(self, inner: Transport, dice: random.Random, rate: float) -> None:
+    def __init__(self, inner: Transport, dice: random.Random, rate: float, faults: Sequence[str] = FAULTS) -> None:
         self.rate = rate
+        self.faults = faults
         self.seen: dict[str, int] = dict.fromkeys(FAULTS, 0)
         self._inner = inner
         self._dice = dice
@@ -49,7 +50,7 @@ class FaultyTransport:
             self._late.pop(self._dice.randrange(len(self._late)))()
         if self._dice.random() >= self.rate:
             return call()
-        fault = self._dice.choice(FAULTS)
+        fault = self._dice.choice(self.faults)
         self.seen[fault] += 1
         if fault == "late":
             self._late.append(call)

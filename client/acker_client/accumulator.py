@@ -39,7 +39,7 @@ class Accumulator:
 
     def __len__(self) -> int:
         """Buffered roots; what came in columns counts once a column."""
-        return len(self._vals) + self._column_entries + sum(len(inits.rows) for inits in self._inits.values())
+        return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
 
     def init(self, root: int, edges: int | Iterable[int], batch: int = 0) -> None:
         """The tree of ``root`` starts with these edges (or with their XOR)."""
@@ -64,7 +64,6 @@ class Accumulator:
         """Inits in columns; rows of the same root are its edges and XOR together."""
         entries = fold(*_columns(roots, vals))
         self._inits_of(batch).columns(entries)
-        self._column_entries += len(entries)
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
         """Acks in columns: ``vals`` are edges, or edge XOR the children's edges."""
@@ -146,6 +145,9 @@ class _Inits:
     def __init__(self) -> None:
         self.rows: dict[int, int] = {}
         self.chunks: list[Entries] = []
+
+    def __len__(self) -> int:
+        return len(self.rows) + sum(len(chunk) for chunk in self.chunks)
 
     def columns(self, entries: Entries) -> None:
         self._rows_to_columns()

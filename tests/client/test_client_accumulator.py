@@ -184,7 +184,9 @@ def test_a_long_reason_is_cut() -> None:
         ("fail_columns", ([1, 2], ["one"]), "one a row"),
     ],
 )
-def test_a_call_that_is_refused_says_why_and_changes_nothing(name: str, arguments: tuple[Any, ...], sentence: str) -> None:
+def test_a_call_that_is_refused_says_why_and_changes_nothing(
+    name: str, arguments: tuple[Any, ...], sentence: str
+) -> None:
     accumulator = Accumulator()
     with pytest.raises(ValueError, match=sentence):
         getattr(accumulator, name)(*arguments)

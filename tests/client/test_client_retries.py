@@ -1,0 +1,119 @@
+"""The whole client against a real shard in memory, over networks that lose, double, delay and reorder calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from play import Play
+
+from acker_client import Settlement, Verdict
+from acker_client.testing import LocalServer, SimulatedTime
+
+SEEDS = st.integers(0, 2**32 - 1)
+RATES = st.sampled_from([0.0, 0.1, 0.3, 0.6])
+
+
+def started(seed: int, rate: float, **options: Any) -> tuple[Play, LocalServer, SimulatedTime]:
+    time = SimulatedTime()
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    play = Play(lambda: server.connect("in-memory"), seed, rate, clock=time.clock, sleep=time.sleep, **options)
+    return play, server, time
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, RATES)
+def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(seed: int, rate: float) -> None:
+    play, server, _ = started(seed, rate)
+    play.grow(range(20))
+    play.finish()
+    assert play.verdicts() == play.expected()
+    assert server.shard.stats.pending == 0
+    assert play.times_lost == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, RATES, st.sampled_from(list(Settlement)), st.integers(0, 30), st.integers(0, 10))
+def test_a_settled_batch_leaves_no_root_without_its_outcome(
+    seed: int, rate: float, settlement: Settlement, steps: int, unread: int
+) -> None:
+    play, _, _ = started(seed, rate)
+    play.open_batch(1, 20)
+    play.read(1, 0, 10)
+    play.read(1, 10, 20 - unread)
+    for _ in range(steps):
+        if play.forest.is_open:
+            play.step()
+    for worker in play.workers:
+        play.flush(worker)
+    play.watch()
+    assert Verdict.ACKED not in play.verdicts().values(), "a held root was ACKED before its batch was settled"
+    play.settle(1, settlement)
+    assert len(play.told) == 20
+    for root in play.forest.started:
+        assert play.told[root] == told_at_settlement(play, root, settlement)
+    never_read = [told for root, told in play.told.items() if root not in play.forest.started]
+    assert set(never_read) <= {(Verdict.LOST, "unread" if settlement == Settlement.DONE else "abandoned")} | {
+        (Verdict.LOST, "unread")
+    }
+    assert len(never_read) == unread
+
+
+def told_at_settlement(play: Play, root: int, settlement: Settlement) -> tuple[Verdict, str]:
+    if root in play.forest.failed:
+        return Verdict.FAILED, "said so"
+    if settlement == Settlement.ABANDON:
+        return Verdict.LOST, "abandoned"
+    if play.forest.is_done(root):
+        return Verdict.ACKED, ""
+    return Verdict.FAILED, "unfinished"
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, RATES)
+def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> None:
+    play, server, _ = started(seed, rate)
+    play.grow(range(8))
+    server.stop()
+    assert not play.source.watch(0.5).answered
+    assert play.source.silent_for_s > 0
+    server.start()
+    play.grow(range(8, 16))
+    play.finish()
+    assert play.verdicts() == play.expected()
+    assert play.times_lost == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, RATES)
+def test_a_restart_without_state_is_told_and_never_ends_in_a_false_ack(seed: int, rate: float) -> None:
+    play, server, _ = started(seed, rate)
+    play.grow(range(10))
+    server.start(with_state=False)
+    lost = set(play.forest.started) - set(play.told)
+    while not play.watch(0.1).generation_changed:
+        pass
+    # The replay: other root ids.
+    play.grow(range(1000, 1020))
+    for worker in play.workers:
+        play.flush(worker)
+    for _ in range(60):
+        play.watch(0.05)
+    expected = play.expected()
+    for root, verdict in expected.items():
+        assert root in lost or play.verdicts()[root] == verdict
+    assert play.times_lost >= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_lease_that_ran_out_is_told_even_if_the_answer_that_said_so_was_lost(seed: int) -> None:
+    play, _, time = started(seed, 0.4, faults=["request lost", "reply lost"])
+    root, _ = play.forest.plant(1)
+    play.source.init(root, 5)
+    play.flush(play.source)
+    time.sleep(31.0)
+    for _ in range(20):
+        play.watch(0.1)
+    assert play.times_lost == 1

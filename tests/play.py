@@ -1,0 +1,160 @@
+"""A play: a source and some workers grow a forest over bad networks, and every outcome is held against the forest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from faulty import FAULTS, FaultyTransport
+from trees import Forest, Update
+
+from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, Watched
+from acker_client.errors import RETRYABLE
+from acker_protocol import ids
+from acker_protocol.messages import Identity, InitScope, SettleReply, Transport
+from acker_protocol.reports import fold
+
+NO_LIMITS = Limits()
+
+
+class Play:
+    """``connect`` gives a good transport to the server; every call of every client meets a fault at ``rate``.
+
+    The first client is the source, and a worker as the others are.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Transport],
+        seed: int,
+        rate: float,
+        *,
+        faults: Sequence[str] = FAULTS,
+        budget_s: float = 2.0,
+        **options: Any,
+    ) -> None:
+        self.dice = random.Random(seed)
+        self.rate = rate
+        self.forest = Forest(self.dice, self.dice.randrange(1, ids.BASE_MAX))
+        self.told: dict[int, tuple[Verdict, str]] = {}
+        self.times_lost = 0
+        self.networks: list[FaultyTransport] = []
+        self._connect = connect
+        self._faults = faults
+        self._settings = Settings(("play",), budget_s=budget_s, buffer_entries=64)
+        self._options = options
+        self.workers = [self._client() for _ in range(3)]
+        self.source = self.workers[0]
+        self.session = self.dice.getrandbits(63) + 1
+        self._again(lambda: self.source.open_source("play", session=self.session, limits=NO_LIMITS))
+
+    def grow(self, numbers: range) -> None:
+        """Plant a tree for each number, at any time between the steps of the others, until all is consumed."""
+        left = list(numbers)
+        while left or self.forest.is_open:
+            if left and (not self.forest.is_open or self.dice.random() < 0.3):
+                root, edges = self.forest.plant(left.pop())
+                self.source.init(root, edges)
+            else:
+                self.step()
+            if self.dice.random() < 0.15:
+                self.flush(self.dice.choice(self.workers))
+            if self.dice.random() < 0.05:
+                self.watch()
+
+    def step(self) -> None:
+        """One record is processed by one of the workers."""
+        worker = self.dice.choice(self.workers)
+        for update in self.forest.step():
+            self._report(worker, update)
+
+    def flush(self, client: AckerClient) -> None:
+        """Flush for as long as it takes: after a spent budget the next flush goes on where it was."""
+        while True:
+            try:
+                return client.flush()
+            except RETRYABLE:
+                continue
+
+    def watch(self, wait_s: float = 0.0) -> Watched:
+        """Hear outcomes: each root once, ACKED only if all of its tree was processed, FAILED only if somebody said so."""
+        watched = self.source.watch(wait_s, max_outcomes=self.dice.choice([1, 7, 1_000_000]))
+        if watched.generation_changed:
+            self.times_lost += 1
+        for index, root in enumerate(watched.outcomes.root_ids.tolist()):
+            verdict = Verdict(int(watched.outcomes.verdicts[index]))
+            assert root not in self.told, "an outcome was told twice"
+            self.told[root] = (verdict, watched.outcomes.reason(index))
+            if verdict == Verdict.ACKED:
+                assert self.forest.is_done(root), "a false ACK"
+                assert root not in self.forest.failed, "ACKED, though it was failed"
+        return watched
+
+    def finish(self) -> None:
+        """Flush everything and watch until every tree has its outcome."""
+        for worker in self.workers:
+            self.flush(worker)
+        for _ in range(2000):
+            if len(self.told) >= len(self.forest.started):
+                break
+            self.watch(0.05)
+
+    def expected(self) -> dict[int, Verdict]:
+        """What every root of a fully consumed forest must be told."""
+        failed = self.forest.failed
+        return {root: Verdict.FAILED if root in failed else Verdict.ACKED for root in self.forest.started}
+
+    def verdicts(self) -> dict[int, Verdict]:
+        """What every root was told."""
+        return {root: verdict for root, (verdict, _) in self.told.items()}
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How many calls met which fault."""
+        return {name: sum(network.seen[name] for network in self.networks) for name in self.networks[0].seen}
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def open_batch(self, number: int, size: int) -> None:
+        """Open a held batch of ``size`` numbers that start at ``number * 1000``."""
+        self._again(lambda: self.source.open_batch(number, self.forest.base + number * 1000, size))
+
+    def read(self, number: int, start: int, stop: int) -> None:
+        """A read task: plants the trees of [start, stop) of a batch, reports them and says that it covered them."""
+        planted = [self.forest.plant(number * 1000 + i) for i in range(start, stop)]
+        rows = [(root, edge) for root, edges in planted for edge in [*edges, 0]]
+        entries = fold(np.array([row[0] for row in rows], np.uint64), np.array([row[1] for row in rows], np.uint64))
+        scope = InitScope(self.session, number, np.array([[start, stop]], np.uint64))
+        identity = Identity(number, self.dice.getrandbits(64))
+        self._again(lambda: self.dice.choice(self.workers).report(identity, entries, scope))
+
+    def settle(self, number: int, settlement: Settlement) -> None:
+        """Settle, and watch until every outcome of the batch has come."""
+        reply: SettleReply = self._again(lambda: self.source.settle(number, settlement))
+        while self.watch(0.05).cursor < reply.cursor:
+            pass
+
+    def _report(self, worker: AckerClient, update: Update) -> None:
+        if update.fails:
+            worker.fail(update.root, "said so", edge=update.edge)
+        else:
+            worker.ack(update.root, update.edge, update.emitted)
+
+    def _again(self, call: Callable[[], Any]) -> Any:
+        while True:
+            try:
+                return call()
+            except RETRYABLE:
+                continue
+
+    def _client(self) -> AckerClient:
+        def connect(address: str) -> Transport:
+            network = FaultyTransport(self._connect(), self.dice, self.rate, self._faults)
+            self.networks.append(network)
+            return network
+
+        return AckerClient(self._settings, connect=connect, random=self.dice.random, **self._options)
