@@ -1,0 +1,22 @@
+"""The acker in Spark: operators, sinks and collectors for executors, and the guard that stands before them.
+
+The only door to PySpark. Import from here: ``from acker_client.spark import operator, sink, where``.
+"""
+
+from __future__ import annotations
+
+from acker_client.spark.operators import Operator, OperatorError, arrow_operator, operator, pandas_operator
+from acker_client.spark.refusals import MovingBoundaries, Refused
+from acker_client.spark.sink import Sink, sink
+
+__all__ = [
+    "operator",
+    "pandas_operator",
+    "arrow_operator",
+    "sink",
+    "Operator",
+    "OperatorError",
+    "Sink",
+    "MovingBoundaries",
+    "Refused",
+]

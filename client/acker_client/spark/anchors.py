@@ -1,0 +1,123 @@
+"""Anchors: what a row carries so that rows derived from it can be tied to their trees, as Arrow columns and as uint64.
+
+Decides the two forms of design section 4. **Thin**: ``_root bigint, _edge bigint``, null where a row is unanchored.
+**Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row is unanchored.
+Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for "unanchored".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from acker_protocol.ids import Column
+
+ROOT, EDGE, ANCHORS = "_root", "_edge", "_anchors"
+TRACKING = (ROOT, EDGE, ANCHORS)
+ANCHOR_BYTES = 16
+
+Positions = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Anchors:
+    """Anchors of n rows: ``roots``, ``edges``: uint64, one a row when ``offsets`` is None (thin; root 0: unanchored),
+    else those of row i at ``offsets[i]`` up to ``offsets[i + 1]`` (packed; int64[n + 1])."""
+
+    roots: Column
+    edges: Column
+    offsets: Positions | None = None
+
+    def roots_of(self, row: int) -> list[int]:
+        """Root ids of one row; empty when it is unanchored."""
+        if self.offsets is None:
+            return [int(self.roots[row])] if self.roots[row] else []
+        return [int(root) for root in self.roots[self.offsets[row] : self.offsets[row + 1]]]
+
+    def slice(self, start: int, stop: int) -> Anchors:
+        """Anchors of the rows from ``start`` up to ``stop``."""
+        if self.offsets is None:
+            return Anchors(self.roots[start:stop], self.edges[start:stop])
+        offsets = self.offsets[start : stop + 1]
+        first, after = int(offsets[0]), int(offsets[-1])
+        return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch inside a stage: the user's columns, and the anchors of its rows beside them."""
+
+    data: pa.RecordBatch
+    anchors: Anchors
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+
+def unpack(batch: pa.RecordBatch) -> Rows:
+    """Split a batch that carries tracking columns. KeyError when it has none (the guard lets no such frame through)."""
+    names = batch.schema.names
+    kept = [index for index, name in enumerate(names) if name not in TRACKING]
+    data = batch.select(kept)
+    if ANCHORS in names:
+        return Rows(data, packed_anchors(batch.column(ANCHORS)))
+    return Rows(data, Anchors(_ids(batch.column(ROOT)), _ids(batch.column(EDGE))))
+
+
+def pack(rows: Rows) -> pa.RecordBatch:
+    """The batch with its tracking columns behind the user's."""
+    anchors = rows.anchors
+    if anchors.offsets is not None:
+        return with_columns(rows.data, [ANCHORS], [packed_column(anchors)])
+    unanchored = anchors.roots == 0
+    mask = unanchored if unanchored.any() else None
+    columns = [pa.array(ids.view(np.int64), mask=mask) for ids in (anchors.roots, anchors.edges)]
+    return with_columns(rows.data, [ROOT, EDGE], columns)
+
+
+def with_columns(data: pa.RecordBatch, names: Sequence[str], columns: Sequence[Any]) -> pa.RecordBatch:
+    """``data`` with more columns behind its own."""
+    return pa.RecordBatch.from_arrays([*data.columns, *columns], names=[*data.schema.names, *names])
+
+
+def packed_anchors(column: Any) -> Anchors:
+    """Anchors of a packed column (binary). ValueError when a row has something else than whole anchors."""
+    if column.null_count:
+        column = pc.fill_null(column, b"")
+    _, offsets_buffer, data = column.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    if not len(offsets):
+        offsets = np.zeros(1, np.int64)
+    if np.any(np.diff(offsets) % ANCHOR_BYTES):
+        raise ValueError(f"{ANCHORS}: a row has bytes that are not whole anchors of {ANCHOR_BYTES} bytes")
+    words = _words(data, int(offsets[0]), int(offsets[-1]))
+    return Anchors(words[0::2].copy(), words[1::2].copy(), (offsets - offsets[0]) // ANCHOR_BYTES)
+
+
+def packed_column(anchors: Anchors) -> Any:
+    """Packed anchors as an Arrow binary column."""
+    assert anchors.offsets is not None
+    pairs = np.empty((len(anchors.roots), 2), np.uint64)
+    pairs[:, 0], pairs[:, 1] = anchors.roots, anchors.edges
+    offsets = (anchors.offsets * ANCHOR_BYTES).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pairs)]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _words(data: Any, start: int, stop: int) -> Column:
+    content = b"" if data is None else np.frombuffer(data, np.uint8)[start:stop].tobytes()
+    return np.frombuffer(content, np.uint64)
+
+
+def _ids(column: Any) -> Column:
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    if not len(column):
+        return np.empty(0, np.uint64)
+    return np.frombuffer(column.buffers()[1], np.uint64)[column.offset : column.offset + len(column)]

@@ -1,0 +1,197 @@
+"""Read: how records of a source become rows of Spark, and how a task says which of them it has emitted.
+
+Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, what a read task reports (inits,
+and the range of numbers that it covered), and what becomes of a record that cannot be read: it is emitted, failed, and not
+handed on. Where records come from is the source's to say, slice by slice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from acker_client.settings import Settings
+from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows
+from acker_client.spark.stage import Applied, Stage, plan_stage, remember
+from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
+from acker_protocol.messages import InitScope
+
+READ = "read"
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchScope:
+    """Which batch rows belong to: number i of it has root id ``mix64(first + i)``. Picklable."""
+
+    session: int
+    number: int
+    first: int
+
+
+@dataclass(slots=True)
+class Records:
+    """Some records of a slice, in order.
+
+    ``numbers``: uint64[n], ascending, each of them in the slice's range and used once; ``columns``: n rows;
+    ``unreadable``: row index -> reason. Such a row fails with that reason; what its columns hold does not matter.
+    """
+
+    numbers: Column
+    columns: pa.RecordBatch
+    unreadable: dict[int, str] = field(default_factory=dict)
+
+
+class Slice(Protocol):
+    """One partition of a batch: the numbers from ``start`` up to ``stop``. Picklable; read in an executor, maybe more
+    than once, and gives the same records each time. Imports neither grpc nor pyspark."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+    def read(self) -> Iterator[Records]: ...
+
+
+class BatchRecord:
+    """The driver's record of a batch: how to reach the acker, and what became of the sinks. Thread-safe.
+
+    A sink that failed leaves its error here until the same sink has succeeded on the same frame: with an error left, *done*
+    becomes *abandon*, also when the user's code swallowed the exception.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._lock = threading.Lock()
+        self._errors: dict[tuple[str, object], BaseException] = {}
+
+    def sink_failed(self, sink: str, frame: object, error: BaseException) -> None:
+        """``frame``: a hashable key of the rows that the sink took."""
+        with self._lock:
+            self._errors[sink, frame] = error
+
+    def sink_succeeded(self, sink: str, frame: object) -> None:
+        """See :meth:`sink_failed`."""
+        with self._lock:
+            self._errors.pop((sink, frame), None)
+
+    @property
+    def error(self) -> BaseException | None:
+        """The first error that no later success has made good."""
+        with self._lock:
+            return next(iter(self._errors.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedFrame:
+    """A batch as Spark sees it: ``df`` with thin anchors, and the record that its sinks write to."""
+
+    df: DataFrame
+    record: BatchRecord
+
+
+def frame_of(
+    spark: SparkSession,
+    *,
+    name: str,
+    scope: BatchScope,
+    schema: str | StructType,
+    slices: Sequence[Slice],
+    settings: Settings,
+) -> TrackedFrame:
+    """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source."""
+    fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    taken = [column for column in fields.names if column in TRACKING]
+    if taken:
+        raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
+    record = BatchRecord(settings)
+    base = spark.range(0, len(slices), 1, max(1, len(slices)))
+    stage = Stage(settings, Reading(scope, tuple(slices)))
+    df = plan_stage(base, stage, "source", name, fields, (ROOT, EDGE), record)
+    remember(df, Applied(base, stage, record))
+    return TrackedFrame(df, record)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Entry of a stage that reads: its input says, row by row, which slices this task is to read."""
+
+    scope: BatchScope
+    slices: tuple[Slice, ...]
+
+    @property
+    def from_outside(self) -> bool:
+        return False
+
+    def start(self) -> ReadingRun:
+        return ReadingRun(self)
+
+
+class ReadingRun:
+    """Reading in one task. Each slice reports for itself, so that what is said does not hang on how tasks are cut."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._reports: list[Report] = []
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield from self._read(self._reading.slices[index])
+
+    def reports(self) -> Iterable[Report]:
+        """Inits of all slices first, then the fails of what could not be read."""
+        return sorted(self._reports, key=lambda report: report.inits is None)
+
+    def _read(self, part: Slice) -> Iterator[Rows]:
+        emitted, unreadable = Tally(READ), Tally(UNREADABLE)
+        after = part.start - 1
+        for records in part.read():
+            roots = self._roots_of(records, part, after)
+            after = int(records.numbers[-1]) if len(roots) else after
+            anchors = Anchors(roots, edge0_column(roots))
+            emitted.take(anchors, np.zeros(len(roots), np.uint64))
+            yield _readable(records, anchors, unreadable) if records.unreadable else Rows(records.columns, anchors)
+        self._reports += [self._inits(emitted, part), unreadable.report()]
+
+    def _roots_of(self, records: Records, part: Slice, after: int) -> Column:
+        numbers = records.numbers
+        if len(numbers) != records.columns.num_rows:
+            raise ValueError(f"{part!r} gave {len(numbers)} numbers for {records.columns.num_rows} rows")
+        # A number given twice would cancel its own initial edge, and a tree with nothing left to do is done.
+        if len(numbers) and not (after < int(numbers[0]) and np.all(numbers[1:] > numbers[:-1])):
+            raise ValueError(f"{part!r} gave numbers that do not ascend")
+        if len(numbers) and int(numbers[-1]) >= part.stop:
+            raise ValueError(f"{part!r} gave a number outside its range of {part.start} up to {part.stop}")
+        return root_ids(self._reading.scope.first, numbers)
+
+    def _inits(self, emitted: Tally, part: Slice) -> Report:
+        # A slice that turns out to be empty has emitted nothing, yet it is not the same as another empty one.
+        scope = self._reading.scope
+        report = emitted.report(salt=identity_term(scope.first + part.start, scope.first + part.stop))
+        covered = np.array([[part.start, part.stop]], np.uint64)
+        return Report(report.identity, report.entries, InitScope(scope.session, scope.number, covered))
+
+
+def _readable(records: Records, anchors: Anchors, unreadable: Tally) -> Rows:
+    """Fail the records that could not be read; the others go on."""
+    rows = np.fromiter(sorted(records.unreadable), np.int64, len(records.unreadable))
+    failed = Anchors(anchors.roots[rows], anchors.edges[rows])
+    unreadable.take(failed, np.zeros(len(rows), np.uint64))
+    for row in rows.tolist():
+        reason = records.unreadable[row][:REASON_LENGTH_MAX]
+        unreadable.fail(int(anchors.roots[row]), reason, UNREADABLE)
+    mask = np.ones(len(anchors.roots), np.bool_)
+    mask[rows] = False
+    kept: Any = records.columns.filter(pa.array(mask))
+    return Rows(kept, Anchors(anchors.roots[mask], anchors.edges[mask]))

@@ -1,0 +1,161 @@
+"""Rows: between Arrow batches and the Python rows that a row operator sees and gives.
+
+Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give (rows
+as tuples, Rows, dicts, or the bare value where there is one column), and how that is held against the declared schema.
+Knows nothing of anchors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType, UserDefinedType
+
+Child = tuple[Any, ...]
+
+
+class Mismatch(TypeError):
+    """What user code gave does not fit the declared schema. The message names the field and what came."""
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow schema that Spark expects of a stage with this schema."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+class RowReader:
+    """Makes Rows of the columns of a batch. Not picklable; made in the task."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._converters = [_from_arrow(field.dataType) for field in schema.fields]
+        self._make: Callable[[Child], Row] = partial(tuple.__new__, _row_class(tuple(schema.names)))
+
+    def rows(self, batch: pa.RecordBatch) -> list[Row]:
+        """One Row for each row of ``batch``, whose columns stand in the order of the schema."""
+        if not batch.num_columns:
+            return [self._make(()) for _ in range(batch.num_rows)]
+        columns = [
+            values if convert is None else [convert(value) for value in values]
+            for values, convert in zip(map(_values, batch.columns), self._converters, strict=True)
+        ]
+        return list(map(self._make, zip(*columns, strict=True)))
+
+
+class RowWriter:
+    """Makes Arrow columns of what a row operator gives. Not picklable; made in the task."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._schema = schema
+        self._width = len(schema.fields)
+        self._types = arrow_schema(schema).types
+        self._converters = [_to_arrow(field.dataType) for field in schema.fields]
+
+    def children(self, given: Any) -> list[Child]:
+        """What a call gave, as tuples: from None, one row, or any iterable of rows. Runs a generator to its end."""
+        if given is None:
+            return []
+        if isinstance(given, (tuple, dict)) or not isinstance(given, Iterable) or isinstance(given, (str, bytes, bytearray)):
+            return [self._child(given)]
+        children = list(given)
+        if all(type(child) is tuple and len(child) == self._width for child in children):
+            return children
+        return [self._child(child) for child in children]
+
+    def columns(self, children: list[Child]) -> list[Any]:
+        """Arrow arrays of ``children``. Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`."""
+        if not children:
+            return [pa.array([], kind) for kind in self._types]
+        return [self._column(index, list(values)) for index, values in enumerate(zip(*children, strict=True))]
+
+    def check(self, children: list[Child]) -> None:
+        """Raise :class:`Mismatch` for the first value of ``children`` that does not fit its field."""
+        for child in children:
+            for index, value in enumerate(child):
+                try:
+                    self._column(index, [value])
+                except Exception as error:
+                    raise self._mismatch(index, value, error) from None
+
+    def _column(self, index: int, values: list[Any]) -> Any:
+        field, convert = self._schema.fields[index], self._converters[index]
+        if not field.nullable and None in values:
+            raise Mismatch(f"field {field.name!r} is declared not null, got None")
+        if convert is not None:
+            values = [convert(value) for value in values]
+        array = pa.array(values, self._types[index])
+        # Arrow would read True as 1, and Spark would not.
+        if pa.types.is_integer(array.type) and not {bool}.isdisjoint(map(type, values)):
+            raise Mismatch(f"field {field.name!r} is {field.dataType.simpleString()}, got a bool")
+        return array
+
+    def _child(self, child: Any) -> Child:
+        if isinstance(child, dict):
+            unknown = child.keys() - set(self._schema.names)
+            if unknown:
+                raise Mismatch(f"a dict names {sorted(map(str, unknown))}, which the schema ({self._ddl}) does not have")
+            return tuple(child.get(name) for name in self._schema.names)
+        if not isinstance(child, tuple):
+            if self._width == 1:
+                return (child,)
+            raise Mismatch(f"give a tuple, Row or dict of ({self._ddl}), got {_shown(child)}")
+        if len(child) != self._width:
+            raise Mismatch(f"give {self._width} values of ({self._ddl}), got {len(child)}: {_shown(child)}")
+        return tuple(child)
+
+    def _mismatch(self, index: int, value: Any, error: Exception) -> Mismatch:
+        if isinstance(error, Mismatch):
+            return error
+        field = self._schema.fields[index]
+        return Mismatch(f"field {field.name!r} is {field.dataType.simpleString()}, got {_shown(value)}")
+
+    @property
+    def _ddl(self) -> str:
+        return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self._schema.fields)
+
+
+def flat(children: Iterable[list[Child]]) -> list[Child]:
+    """The children of several rows behind one another."""
+    return list(chain.from_iterable(children))
+
+
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    """A Row whose fields are found without a search. It pickles and prints as any Row."""
+    fields = {name: property(itemgetter(index)) for index, name in enumerate(names) if not hasattr(Row, name)}
+    return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
+
+
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = ArrowTableToRowsConversion._to_pylist(column)
+    return values
+
+
+def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    if isinstance(kind, BinaryType):
+        return None
+    convert: Callable[[Any], Any] | None = ArrowTableToRowsConversion._create_converter(kind, none_on_identity=True)
+    return convert
+
+
+def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    # Spark's converters turn anything into a string; ours holds strings, numbers and dates to the schema as they are.
+    if not isinstance(kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)) and kind.typeName() not in (
+        "variant",
+        "geography",
+        "geometry",
+    ):
+        return None
+    convert: Callable[[Any], Any] | None = LocalDataToArrowConversion._create_converter(kind, none_on_identity=True)
+    return convert
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"

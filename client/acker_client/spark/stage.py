@@ -1,0 +1,243 @@
+"""Stage: what one Python task of Spark does: steps one after the other over the rows it is given, and their reports.
+
+Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and never
+before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A task that
+dies, is closed early or raises has reported nothing. Each step counts for itself, so a stage of three steps reports, edge
+for edge, what three stages of one step would. What steps do to rows is theirs to say (``operators``, ``stock``, ``sink``);
+what stands between stages is the guard's (``plan``).
+
+Nothing here that is pickled holds a channel: a stage carries settings, and the client is made inside the task.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from acker_client.settings import Settings
+from acker_client.spark import lineage, plan
+from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, TRACKING, Rows, pack, unpack
+from acker_client.spark.tally import Report
+
+# A batch that a step has made large is handed to Spark in pieces of so many rows.
+BATCH_ROWS = 1 << 16
+
+_ATTRIBUTE = "_acker_stage"
+
+_logger = logging.getLogger("acker.spark")
+
+Send = Callable[[Report], None]
+
+
+class Run(Protocol):
+    """One step in one task, with its account."""
+
+    def take(self, rows: Rows) -> Iterable[Rows]:
+        """Process a batch; hand on what became of it."""
+        ...
+
+    def reports(self) -> Iterable[Report]:
+        """What the step has to say, asked once at the end of input."""
+        ...
+
+
+class Step(Protocol):
+    """What a stage does to rows. Picklable; it is started anew in every task."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, *, finds_copies: bool) -> Run:
+        """``finds_copies``: the rows come from outside the stage, where something may have multiplied them."""
+        ...
+
+
+class EntryRun(Protocol):
+    """How rows come into one task."""
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]: ...
+
+    def reports(self) -> Iterable[Report]: ...
+
+
+class Entry(Protocol):
+    """How rows come into a stage: from the stage before, or read from a source. Picklable."""
+
+    @property
+    def from_outside(self) -> bool: ...
+
+    def start(self) -> EntryRun: ...
+
+
+class Arriving:
+    """Rows arrive from another stage, with their anchors in columns."""
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    def start(self) -> Arriving:
+        return self
+
+    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+        return map(unpack, batches)
+
+    def reports(self) -> Iterable[Report]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not)."""
+
+    settings: Settings
+    entry: Entry
+    steps: tuple[Step, ...] = ()
+    is_tracked: bool = True
+
+    def then(self, step: Step, *, is_tracked: bool = True) -> Stage:
+        """The stage that goes on with one more step."""
+        return replace(self, steps=(*self.steps, step), is_tracked=is_tracked)
+
+    def run(self, batches: Iterable[pa.RecordBatch], send: Send) -> Iterator[pa.RecordBatch]:
+        """Process one task's input; ``send`` is called for each report at the end of it."""
+        entry = self.entry.start()
+        runs = [step.start(finds_copies=self.entry.from_outside and not index) for index, step in enumerate(self.steps)]
+        flow = entry.rows(batches)
+        for run in runs:
+            flow = _through(run, flow)
+        for rows in flow:
+            yield from _chunks(pack(rows) if self.is_tracked else rows.data)
+        for reporter in (entry, *runs):
+            for report in reporter.reports():
+                if not report.is_empty:
+                    send(report)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A stage and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
+
+    Holds the record of the batch, so that the guard knows the frame as long as the frame lives.
+    """
+
+    base: DataFrame
+    stage: Stage
+    record: object
+
+
+def apply(df: DataFrame, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True) -> DataFrame:
+    """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
+
+    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not exactly
+    those of the stage before.
+    """
+    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema, is_tracked=is_tracked)
+
+
+def apply_known(
+    df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
+) -> DataFrame:
+    """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
+    record: Any = upstream.record
+    applied = applied_to(df)
+    if applied is None:
+        applied = Applied(df, Stage(record.settings, Arriving()), record)
+    stage = applied.stage.then(step, is_tracked=is_tracked)
+    out = plan_stage(applied.base, stage, kind, step.name, schema, upstream.columns, record, upstream.moving_boundaries)
+    if is_tracked:
+        remember(out, Applied(applied.base, stage, record))
+    return out
+
+
+def plan_stage(
+    base: DataFrame,
+    stage: Stage,
+    kind: str,
+    name: str,
+    schema: StructType,
+    columns: tuple[str, ...],
+    record: object,
+    moving_boundaries: bool = False,
+) -> DataFrame:
+    """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
+    tag = lineage.new_tag()
+    lineage.register(kind, name, record, tag=tag, moving_boundaries=moving_boundaries)
+    function = task_function(stage)
+    function.__name__ = lineage.function_name(kind, name, tag)
+    fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
+    return base.mapInArrow(function, StructType(fields))
+
+
+def remember(df: DataFrame, applied: Applied) -> None:
+    """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
+    setattr(df, _ATTRIBUTE, applied)
+
+
+def applied_to(df: DataFrame) -> Applied | None:
+    """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
+    applied = vars(df).get(_ATTRIBUTE)
+    if not isinstance(applied, Applied) or df.is_cached:
+        return None
+    level = df.storageLevel
+    return None if level.useMemory or level.useDisk else applied
+
+
+def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
+    """The tracking columns of a frame: thin or packed."""
+    if columns == (ANCHORS,):
+        return [StructField(ANCHORS, BinaryType())]
+    return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
+
+
+def user_schema(df: DataFrame) -> StructType:
+    """Schema of ``df`` without its tracking columns."""
+    return StructType([field for field in df.schema.fields if field.name not in TRACKING])
+
+
+def task_function(stage: Stage) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What Spark pickles and calls in each task."""
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return stage.run(batches, Sender(stage.settings))
+
+    return run
+
+
+class Sender:
+    """Sends reports from inside a task and waits for each answer; grpc is loaded here and nowhere before."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._has_warned = False
+
+    def __call__(self, report: Report) -> None:
+        from acker_client.client import of_process
+
+        result = of_process(self._settings).report(report.identity, report.entries, report.inits)
+        if result.conflict and not self._has_warned:
+            self._has_warned = True
+            _logger.warning(
+                "a task was run again and did something else than before (%d sections): its trees will be replayed;"
+                " make the user functions before it deterministic",
+                result.conflict,
+            )
+
+
+def _through(run: Run, flow: Iterator[Rows]) -> Iterator[Rows]:
+    for rows in flow:
+        yield from run.take(rows)
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows <= 2 * BATCH_ROWS:
+        yield batch
+        return
+    for start in range(0, batch.num_rows, BATCH_ROWS):
+        yield batch.slice(start, BATCH_ROWS)
