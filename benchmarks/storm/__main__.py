@@ -1,0 +1,73 @@
+"""Storm: Apache Storm's own acker and LocalCluster, from Maven Central, under the same mix of work as ours.
+
+Builds the small Maven project beside it and runs its two programs, each in a JVM of its own. Prints one JSON object;
+what Storm logs goes to .build/storm/log.
+
+    python -m benchmarks.storm [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+PROJECT = Path(__file__).parent
+BUILD = PROJECT.parents[1] / ".build" / "storm"
+PENDING = (10_000, 100_000, 1_000_000, 10_000_000)
+
+
+def measure(quick: bool = False) -> dict[str, Any]:
+    """The acker alone at every number of pending trees, then the topologies; medians of five rounds each."""
+    build()
+    seconds = "0.3" if quick else "2"
+    pending = PENDING[:2] if quick else PENDING
+    return {
+        "version": next(path.parent.name for path in classpath() if path.name.startswith("storm-client")),
+        "acker": run("acker.AckerAlone", seconds, *map(str, pending)),
+        "topologies": run("acker.Topologies", "1" if quick else "4"),
+    }
+
+
+def build() -> None:
+    """Compile, and fetch Storm where it is not here yet."""
+    if shutil.which("mvn") is None:
+        sys.exit("benchmarks.storm needs Maven to fetch and build against Apache Storm: install maven (and a JDK)")
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "package"]
+    if subprocess.run(command, stdout=sys.stderr).returncode:
+        sys.exit("benchmarks.storm: Maven failed, see above")
+
+
+def classpath() -> list[Path]:
+    """Jars of Storm and of what it needs."""
+    return [Path(path) for path in (BUILD / "classpath").read_text().strip().split(os.pathsep)]
+
+
+def run(program: str, *arguments: str) -> list[dict[str, Any]]:
+    """The JSON lines that a program prints."""
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else "java"
+    path = os.pathsep.join(map(str, [BUILD / "classes", *classpath()]))
+    with open(BUILD / "log", "ab") as log:
+        done = subprocess.run(
+            [java, "-Xmx8g", "-cp", path, program, *arguments], stdout=subprocess.PIPE, stderr=log, cwd=BUILD, text=True
+        )
+    if done.returncode:
+        sys.exit(f"benchmarks.storm: {program} failed, see {BUILD / 'log'}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small and short")
+    print(json.dumps({"machine": machine.describe(), "storm": measure(parser.parse_args().quick)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
