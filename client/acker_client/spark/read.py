@@ -74,6 +74,7 @@ class BatchRecord:
         self.settings = settings
         self._lock = threading.Lock()
         self._errors: dict[tuple[str, object], BaseException] = {}
+        self._successes = 0
 
     def sink_failed(self, sink: str, frame: object, error: BaseException) -> None:
         """``frame``: a hashable key of the rows that the sink took."""
@@ -84,6 +85,13 @@ class BatchRecord:
         """See :meth:`sink_failed`."""
         with self._lock:
             self._errors.pop((sink, frame), None)
+            self._successes += 1
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether a sink has succeeded, and none has left an error: what a source goes by when its loop was left."""
+        with self._lock:
+            return self._successes > 0 and not self._errors
 
     @property
     def error(self) -> BaseException | None:
