@@ -1,4 +1,4 @@
-"""A transport that loses, doubles, delays and reorders calls, on the way there and on the way back, by a seeded dice."""
+"""A transport that loses, doubles, delays and reorders calls, on the way there and back, by a seeded dice."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Play:
                 continue
 
     def watch(self, wait_s: float = 0.0) -> Watched:
-        """Hear outcomes: each root once, ACKED only if all of its tree was processed, FAILED only if somebody said so."""
+        """Hear outcomes: each root once, ACKED only if its whole tree was processed, FAILED only for a reason."""
         watched = self.source.watch(wait_s, max_outcomes=self.dice.choice([1, 7, 1_000_000]))
         if watched.generation_changed:
             self.times_lost += 1
@@ -87,6 +87,8 @@ class Play:
             verdict = Verdict(int(watched.outcomes.verdicts[index]))
             assert root not in self.told, "an outcome was told twice"
             self.told[root] = (verdict, watched.outcomes.reason(index))
+            if verdict == Verdict.FAILED:
+                assert root in self.forest.failed or self.told[root][1] == "unfinished"
             if verdict == Verdict.ACKED:
                 assert self.forest.is_done(root), "a false ACK"
                 assert root not in self.forest.failed, "ACKED, though it was failed"
@@ -133,10 +135,25 @@ class Play:
         self._again(lambda: self.dice.choice(self.workers).report(identity, entries, scope))
 
     def settle(self, number: int, settlement: Settlement) -> None:
-        """Settle, and watch until every outcome of the batch has come."""
+        """Settle, hear every outcome of the batch, and hold each against what the forest said when it was settled."""
+        expected = {root: self._told_at(root, settlement) for root in self.forest.started if root not in self.told}
+        known = set(self.told)
         reply: SettleReply = self._again(lambda: self.source.settle(number, settlement))
         while self.watch(0.05).cursor < reply.cursor:
             pass
+        assert {root: self.told[root] for root in expected} == expected
+        assert {self.told[root][0] for root in self.told.keys() - known - expected.keys()} <= {Verdict.LOST}
+
+    def unread(self) -> int:
+        """How many roots were told that nobody ever planted."""
+        return len(self.told.keys() - self.forest.started.keys())
+
+    def _told_at(self, root: int, settlement: Settlement) -> tuple[Verdict, str]:
+        if root in self.forest.failed:
+            return Verdict.FAILED, "said so"
+        if settlement == Settlement.ABANDON:
+            return Verdict.LOST, "abandoned"
+        return (Verdict.ACKED, "") if self.forest.is_done(root) else (Verdict.FAILED, "unfinished")
 
     def _report(self, worker: AckerClient, update: Update) -> None:
         if update.fails:

@@ -1,4 +1,4 @@
-"""Random trees and DAGs of records, with an account of their own of what is still open: the oracle of the fault tests."""
+"""Random trees and DAGs of records, with their own account of what is still open: the oracle of the fault tests."""
 
 from __future__ import annotations
 

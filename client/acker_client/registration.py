@@ -102,7 +102,7 @@ class Registration:
         return Watched(generation_changed=self._told(), cursor=self.cursor)
 
     def _may_have_lapsed(self, now: float) -> bool:
-        # After a lapsed lease the first request to arrive is answered "new"; if that answer was lost, no later one says so.
+        # After a lapsed lease the first request is answered "new"; if that answer was lost, no later one says so.
         return self._has_unanswered and now - self._answered_at >= self.lease_ms / 1000
 
     def _told(self) -> bool:

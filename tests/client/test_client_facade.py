@@ -1,0 +1,468 @@
+"""The client as a program uses it, against a real shard in memory: what calls do, and say when they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, errors
+from acker_client.client import of_process
+from acker_client.testing import LocalServer, LocalTransport, SimulatedTime, new_shard
+from acker_protocol import ids
+from acker_protocol.messages import ApplyReply, HelloReply, Identity, InitScope, Status
+from acker_protocol.reports import fold
+
+ROOT = ids.root_id(1 << 40, 0)
+OTHER = ids.root_id(1 << 40, 1)
+
+
+@pytest.fixture
+def time() -> SimulatedTime:
+    return SimulatedTime()
+
+
+@pytest.fixture
+def server(time: SimulatedTime) -> LocalServer:
+    return LocalServer(clock=time.clock, sleep=time.sleep)
+
+
+@pytest.fixture
+def make(time: SimulatedTime, server: LocalServer) -> Callable[..., AckerClient]:
+    """Make a client of the local server; keywords are those of Settings."""
+
+    def client(connect: Any = None, **options: Any) -> AckerClient:
+        settings = Settings(("local:1",), **options)
+        return AckerClient(settings, connect=connect or server.connect, clock=time.clock, sleep=time.sleep)
+
+    return client
+
+
+@pytest.fixture
+def client(make: Callable[..., AckerClient]) -> AckerClient:
+    """A client with an open source."""
+    client = make()
+    client.open_source("orders")
+    return client
+
+
+def outcomes(client: AckerClient, wait_s: float = 0.0) -> dict[int, tuple[Verdict, str]]:
+    told = client.watch(wait_s).outcomes
+    pairs = zip(told.root_ids.tolist(), told.verdicts.tolist(), strict=True)
+    return {root: (Verdict(verdict), told.reason(i)) for i, (root, verdict) in enumerate(pairs)}
+
+
+class Answering:
+    """A transport whose ``apply`` answers from a list, then as the one behind it."""
+
+    def __init__(self, inner: LocalTransport, *replies: ApplyReply | Exception) -> None:
+        self._inner = inner
+        self.replies = list(replies)
+        self.hello_reply: HelloReply | None = None
+        self.applied = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def hello(self, hello: Any, timeout_s: float) -> HelloReply:
+        return self.hello_reply or self._inner.hello(hello, timeout_s)
+
+    def apply(self, message: Any, timeout_s: float) -> ApplyReply:
+        self.applied += 1
+        if not self.replies:
+            return self._inner.apply(message, timeout_s)
+        reply = self.replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+
+def test_a_tree_that_was_processed_is_acked(client: AckerClient) -> None:
+    client.init(ROOT, [5, 6])
+    client.ack(ROOT, 5, emitted=[7, 8])
+    client.flush()
+    assert outcomes(client) == {}
+    for edge in (6, 7, 8):
+        client.ack(ROOT, edge)
+    client.flush()
+    assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
+    assert client.totals.applied == 3
+
+
+def test_a_failed_tree_says_why(client: AckerClient) -> None:
+    client.init(ROOT, 5)
+    client.fail(ROOT, "no such sku", edge=5)
+    client.fail(ROOT, "another reason")
+    client.flush()
+    assert outcomes(client) == {ROOT: (Verdict.FAILED, "no such sku")}
+
+
+def test_a_reset_timeout_starts_anew(client: AckerClient, time: SimulatedTime) -> None:
+    client.init(ROOT, 5)
+    client.init(OTHER, 5)
+    client.flush()
+    told: dict[int, tuple[Verdict, str]] = {}
+    for _ in range(2):
+        time.sleep(20.0)
+        client.reset_timeout(ROOT)
+        client.flush()
+        told |= outcomes(client)
+    time.sleep(5.0)
+    assert told | outcomes(client) == {OTHER: (Verdict.TIMED_OUT, "message_timeout")}
+
+
+def test_columns_do_what_rows_do(client: AckerClient) -> None:
+    roots = ids.root_ids(1 << 40, np.arange(1000, dtype=np.uint64))
+    edges = ids.edge0_column(roots)
+    client.init_columns(roots.view(np.int64), edges)
+    client.ack_columns(roots[:900], edges[:900])
+    client.fail_columns(roots[900:], "bad", edges[900:])
+    client.flush()
+    told = outcomes(client)
+    assert {told[int(root)] for root in roots[:900]} == {(Verdict.ACKED, "")}
+    assert {told[int(root)] for root in roots[900:]} == {(Verdict.FAILED, "bad")}
+
+
+def test_outcomes_are_handed_over_once_and_confirmed(client: AckerClient, server: LocalServer) -> None:
+    client.init(ROOT, 0)
+    client.flush()
+    assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
+    assert server.shard.stats.unconfirmed == 1
+    assert outcomes(client) == {}
+    assert server.shard.stats.unconfirmed == 0
+
+
+def test_a_watch_waits_for_what_time_brings(client: AckerClient, time: SimulatedTime) -> None:
+    client.init(ROOT, 5)
+    client.flush()
+    assert outcomes(client, 60.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
+    assert time.clock() == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_full_buffer_is_flushed_before_the_next_call(make: Callable[..., AckerClient], server: LocalServer) -> None:
+    client = make(buffer_entries=10)
+    client.open_source("orders")
+    for number in range(11):
+        client.init(ids.root_id(7, number), 5)
+    assert server.shard.stats.inits == 10
+
+
+def test_a_call_that_finds_no_room_and_no_server_has_not_counted(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    client = make(buffer_entries=2, budget_s=1.0)
+    client.open_source("orders")
+    client.init(ROOT, 5)
+    client.init(OTHER, 5)
+    server.stop()
+    counted: list[int] = []
+    for edge in range(5, 30):
+        with contextlib.suppress(errors.Unavailable):
+            client.ack(ids.root_id(9, edge), edge)
+            counted.append(edge)
+    assert 0 < len(counted) < 25
+    server.start()
+    client.flush()
+    assert server.shard.stats.orphans == len(counted)
+
+
+def test_after_a_spent_budget_the_next_flush_goes_on_with_the_same_report(
+    client: AckerClient, server: LocalServer
+) -> None:
+    client.init(ROOT, 5)
+    server.stop()
+    with pytest.raises(errors.Unavailable, match=r"local:1.*acker serve"):
+        client.flush()
+    server.start()
+    client.ack(ROOT, 5)
+    client.flush()
+    assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
+    assert client.totals.applied == 2
+
+
+def test_going_on_unreported_is_counted_and_logged_once(
+    make: Callable[..., AckerClient], server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make(on_unreachable="continue", budget_s=1.0)
+    server.stop()
+    for edge in range(3):
+        client.ack(ROOT, edge)
+        client.flush()
+    result = client.report(Identity(1, 2), fold(np.array([ROOT], np.uint64), np.array([5], np.uint64)))
+    assert result.unreported == 1
+    assert client.totals.unreported == 4
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+def test_the_delay_of_an_overloaded_server_is_waited_out(
+    make: Callable[..., AckerClient], server: LocalServer, time: SimulatedTime
+) -> None:
+    full = ApplyReply(1, Status.OVERLOADED, retry_delay_ms=5000, detail="no room")
+    client = make(connect=lambda address: Answering(server.connect(address), full))
+    client.open_source("orders")
+    client.init(ROOT, 5)
+    client.flush()
+    assert time.clock() >= 5.0
+    assert server.shard.stats.pending == 1
+
+
+def test_a_server_that_stays_full_is_overloaded(time: SimulatedTime) -> None:
+    server = LocalServer(new_shard(max_pending=10), clock=time.clock, sleep=time.sleep)
+    client = AckerClient(
+        Settings(("local:1",), budget_s=3.0), connect=server.connect, clock=time.clock, sleep=time.sleep
+    )
+    client.open_source("orders")
+    client.open_batch(1, 1 << 40, 8)
+    with pytest.raises(errors.Overloaded, match="--max-pending"):
+        client.open_batch(2, 1 << 41, 8)
+    client.settle(1, Settlement.ABANDON)
+    client.watch()
+    client.watch()
+    client.open_batch(2, 1 << 41, 8)
+
+
+def test_an_unanswered_status_keeps_the_report_and_names_itself(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    moving = ApplyReply(1, Status.NOT_OWNER)
+    client = make(connect=lambda address: Answering(server.connect(address), *[moving] * 1000), budget_s=1.0)
+    client.ack(ROOT, 5)
+    with pytest.raises(errors.DeadlineExceeded, match="NOT_OWNER"):
+        client.flush()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (Status.INVALID, errors.Rejected),
+        (Status.UNKNOWN_BATCH, errors.UnknownBatch),
+        (Status.STALE, errors.Rejected),
+    ],
+)
+def test_what_is_refused_for_good_is_raised_at_once_and_not_sent_again(
+    make: Callable[..., AckerClient], server: LocalServer, time: SimulatedTime, status: Status, error: type[Exception]
+) -> None:
+    transports: list[Answering] = []
+
+    def connect(address: str) -> Answering:
+        transports.append(Answering(server.connect(address), ApplyReply(1, status, detail="because")))
+        return transports[-1]
+
+    client = make(connect=connect)
+    client.ack(ROOT, 5)
+    with pytest.raises(error):
+        client.flush()
+    client.flush()
+    assert transports[0].applied == 1
+    assert time.clock() == 0.0
+
+
+def test_a_conflict_is_counted_and_logged_and_no_error(client: AckerClient, caplog: pytest.LogCaptureFixture) -> None:
+    roots = np.array([ROOT], np.uint64)
+    identity = Identity(3, 4)
+    assert client.report(identity, fold(roots, roots)).applied == 1
+    assert client.report(identity, fold(roots, roots)).duplicate == 1
+    assert client.report(identity, fold(roots, roots + np.uint64(1))).conflict == 1
+    assert "other records" in caplog.text
+
+
+def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
+    first = 1 << 40
+    client.open_batch(1, first, 10)
+    roots = ids.root_ids(first, np.arange(4, dtype=np.uint64))
+    session = client._process().source().session
+    scope = InitScope(session, 1, np.array([[0, 6]], np.uint64))
+    assert client.report(Identity(5, 6), fold(roots, roots), scope).applied == 4
+    client.report(Identity(7, 8), fold(roots[:3], roots[:3]))
+    reply = client.settle(1, Settlement.DONE)
+    told = outcomes(client)
+    assert [told[int(root)] for root in roots] == [(Verdict.ACKED, "")] * 3 + [(Verdict.FAILED, "unfinished")]
+    assert sorted(told[ids.root_id(first, number)] for number in range(6, 10)) == [(Verdict.LOST, "unread")] * 4
+    assert reply.roots == len(told) == 8
+
+
+def test_settling_what_is_not_open_is_an_unknown_batch(client: AckerClient) -> None:
+    with pytest.raises(errors.UnknownBatch, match="settle batch 9"):
+        client.settle(9, Settlement.DONE)
+
+
+def test_inits_to_a_batch_that_is_not_open_are_refused_and_the_acks_still_sent(client: AckerClient) -> None:
+    client.init(ROOT, 5, batch=7)
+    client.ack(OTHER, 5)
+    with pytest.raises(errors.UnknownBatch, match="inits of batch 7"):
+        client.flush()
+    client.flush()
+    assert client.totals.applied == 1
+
+
+def test_a_source_forgotten_by_its_server_is_renewed_by_the_flush_and_the_loss_told_by_the_watch(
+    client: AckerClient, server: LocalServer
+) -> None:
+    client.init(OTHER, 5)
+    client.flush()
+    server.start(with_state=False)
+    client.init(ROOT, 0)
+    client.flush()
+    watched = client.watch()
+    assert watched.generation_changed
+    assert watched.outcomes.root_ids.tolist() == [ROOT]
+    assert not client.watch().generation_changed
+
+
+def test_a_silent_server_is_no_error_of_a_watch_and_its_silence_is_measured(
+    client: AckerClient, server: LocalServer, time: SimulatedTime
+) -> None:
+    server.stop()
+    watched = client.watch(10.0)
+    assert not watched.answered
+    assert 0 < client.silent_for_s <= 10.0
+    time.sleep(100.0)
+    assert client.silent_for_s >= 100.0
+    server.start()
+    client.watch()
+    assert client.silent_for_s == 0.0
+
+
+def test_a_closed_source_leaves_nothing_at_the_server(client: AckerClient, server: LocalServer) -> None:
+    client.init(ROOT, 5)
+    client.flush()
+    client.close_source()
+    assert server.shard.stats.sources == 0
+    with pytest.raises(errors.UnknownSource, match="open_source"):
+        client.watch()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.init(ROOT, 5),
+        lambda client: client.init_columns([ROOT], [5]),
+        lambda client: client.watch(),
+        lambda client: client.open_batch(1, 1, 1),
+        lambda client: client.settle(1, Settlement.DONE),
+    ],
+)
+def test_what_needs_a_source_says_so(make: Callable[..., AckerClient], call: Callable[[AckerClient], object]) -> None:
+    with pytest.raises(errors.UnknownSource, match="open_source"):
+        call(make())
+
+
+def test_one_client_has_one_source(client: AckerClient) -> None:
+    with pytest.raises(ValueError, match="'orders' is open"):
+        client.open_source("more orders")
+
+
+def test_limits_of_the_source_are_those_of_batch_0(make: Callable[..., AckerClient]) -> None:
+    client = make()
+    client.open_source("orders", limits=Limits(message_timeout_ms=1000))
+    client.init(ROOT, 5)
+    client.flush()
+    assert outcomes(client, 5.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
+
+
+def test_a_clean_exit_flushes_and_closes(make: Callable[..., AckerClient], server: LocalServer) -> None:
+    with make() as client:
+        client.ack(ROOT, 5)
+    assert server.shard.stats.updates == 1
+    with pytest.raises(errors.Closed):
+        client.ack(ROOT, 5)
+
+
+def test_an_exit_by_an_exception_reports_nothing(
+    make: Callable[..., AckerClient], server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = make()
+    client.ack(ROOT, 5)
+    client.__exit__(RuntimeError, RuntimeError(), None)
+    assert server.shard.stats.updates == 0
+    assert "not flushed" in caplog.text
+
+
+def test_another_protocol_version_is_refused_by_a_sentence_with_both(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    def connect(address: str) -> Answering:
+        transport = Answering(server.connect(address))
+        hello = server.connect(address).hello(None, 1.0)  # type: ignore[arg-type]
+        transport.hello_reply = replace(hello, protocol_version=9, server_version="7.7")
+        return transport
+
+    with pytest.raises(errors.Rejected, match=r"7\.7.* speaks protocol version 9.* speaks 1"):
+        make(connect=connect).hello()
+
+
+def test_the_first_server_that_answers_is_used_and_another_when_it_falls_silent(time: SimulatedTime) -> None:
+    servers = {f"{name}:1": LocalServer(clock=time.clock, sleep=time.sleep) for name in "abc"}
+    client = AckerClient(
+        list(servers), connect=lambda address: servers[address].connect(address), clock=time.clock, sleep=time.sleep
+    )
+    servers["a:1"].stop()
+    assert client.hello().incarnation == servers["b:1"].shard.incarnation
+    client.ack(ROOT, 5)
+    servers["b:1"].stop()
+    client.flush()
+    assert client.hello().incarnation == servers["c:1"].shard.incarnation
+
+
+def test_threads_may_share_a_client(client: AckerClient) -> None:
+    def work(number: int) -> None:
+        for step in range(50):
+            root = ids.root_id(1 << 50, number * 1000 + step)
+            client.init(root, root)
+            client.ack(root, root)
+            if step % 7 == 0:
+                client.flush()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    client.flush()
+    told = outcomes(client)
+    assert len(told) == 200
+    assert set(told.values()) == {(Verdict.ACKED, "")}
+
+
+def test_only_the_settings_of_a_client_are_pickled() -> None:
+    settings = Settings(("far-away:7070",), token="t", budget_s=3.0)
+    travelled = pickle.loads(pickle.dumps(AckerClient(settings)))
+    assert travelled.settings == settings
+
+
+def test_a_client_with_a_connect_of_its_own_is_not_pickled(client: AckerClient) -> None:
+    with pytest.raises(TypeError, match="connect"):
+        pickle.dumps(client)
+
+
+def test_a_process_has_one_client_for_the_same_settings() -> None:
+    settings = Settings(("far-away:7070",))
+    first = of_process(settings)
+    assert of_process(pickle.loads(pickle.dumps(settings))) is first
+    first.close()
+    assert of_process(settings) is not first
+
+
+def test_without_an_address_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACKER_SERVERS", raising=False)
+    with pytest.raises(ValueError, match="ACKER_SERVERS"):
+        AckerClient()
+    monkeypatch.setenv("ACKER_SERVERS", "somewhere")
+    assert AckerClient().settings.servers == ("somewhere:7070",)
+
+
+def test_a_local_transport_of_its_own_is_enough_for_a_unit_test() -> None:
+    transport = LocalTransport()
+    client = AckerClient(connect=lambda address: transport)
+    client.open_source("orders")
+    client.init(ROOT, 0)
+    client.flush()
+    assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
+    assert client.stats().values["acked"] == 1
