@@ -1,0 +1,43 @@
+"""Sources: where records come from, and how each of them ends in exactly one of two ways: acked, or dead-lettered.
+
+    from acker_client.source import Files, Retry
+
+    source = Files("orders/*.jsonl", name="orders", checkpoint="orders.ckpt", dead_letters="dead.jsonl")
+    for batch in source.batches(spark):
+        save(batch.df.transform(items))
+    print(source.summary())
+
+Needs the extra `spark` where it runs (pyarrow and PySpark); importing it needs pyarrow only.
+"""
+
+from __future__ import annotations
+
+from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
+from acker_client.source.flight import Fallen
+from acker_client.source.input import Input, Original, Origins
+from acker_client.source.listener import Listener, Seen
+from acker_client.source.options import Options
+from acker_client.source.retry import Retry
+from acker_client.source.run import Batch
+from acker_client.source.source import Files, Source
+from acker_client.source.summary import Summary
+
+__all__ = [
+    "Batch",
+    "Broken",
+    "CheckpointError",
+    "Fallen",
+    "Files",
+    "Input",
+    "InputChanged",
+    "Listener",
+    "Options",
+    "Original",
+    "Origins",
+    "Retry",
+    "Seen",
+    "Source",
+    "SourceError",
+    "Summary",
+    "TooManyDeadLetters",
+]

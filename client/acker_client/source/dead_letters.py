@@ -56,7 +56,7 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The file of dead letters, appended to. Open from the first letter on."""
+    """The file of dead letters, appended to."""
 
     __slots__ = ("_file", "path")
 
@@ -64,12 +64,23 @@ class DeadLetters:
         self.path = path
         self._file: IO[bytes] | None = None
 
+    def open(self) -> IO[bytes]:
+        """Open the file, made if need be. Raises :class:`SourceError`."""
+        if self._file is None:
+            try:
+                self._file = open(self.path, "ab+")  # noqa: SIM115 (it stays open)
+                sync_directory(self.path)
+                self._end_torn_line(self._file)
+            except OSError as error:
+                raise SourceError(f"dead letters cannot be written to {self.path} ({error.strerror})") from None
+        return self._file
+
     def write(self, letters: Iterable[DeadLetter]) -> None:
         """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
         written."""
         lines = "".join(letter.to_json() + "\n" for letter in letters)
+        file = self.open()
         try:
-            file = self._opened()
             file.write(lines.encode(errors="surrogatepass"))
             file.flush()
             os.fsync(file.fileno())
@@ -83,13 +94,6 @@ class DeadLetters:
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _opened(self) -> IO[bytes]:
-        if self._file is None:
-            self._file = open(self.path, "ab+")  # noqa: SIM115 (it stays open)
-            sync_directory(self.path)
-            self._end_torn_line(self._file)
-        return self._file
 
     @staticmethod
     def _end_torn_line(file: IO[bytes]) -> None:

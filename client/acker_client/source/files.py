@@ -74,9 +74,12 @@ class FileInput:
 
     kind = "files"
 
-    def __init__(self, paths: Paths, parser: Parser, *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self, paths: Paths, parser: Parser, *, own_files: Sequence[Path] = (), block_bytes: int = BLOCK_BYTES
+    ) -> None:
         self.parser = parser
         self._paths = paths
+        self._own_files = {os.path.abspath(path) for path in own_files}
         self._block_bytes = block_bytes
         self._files: list[Found] = []
         self._done: dict[str, FileProgress] = {}
@@ -90,6 +93,9 @@ class FileInput:
 
     def start(self, progress: Progress | None) -> None:
         self._files = find_files(self._paths)
+        for found in self._files:
+            if found.path in self._own_files:
+                raise SourceError(f"Files: {found.shown!r} is written by this source: keep it out of {self._paths!r}")
         self._done = {} if progress is None else _read_progress(progress)
         for found in self._files:
             self._take_up(found)

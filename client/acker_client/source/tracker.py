@@ -87,6 +87,12 @@ class Tracker:
         """Emissions without an outcome."""
         return self._pending
 
+    def pending_between(self, start: int, stop: int) -> int:
+        """Emissions of ``start <= number < stop`` without an outcome."""
+        first = self._emission_state.start
+        states = self._emission_state.values[max(0, start - first) : max(0, stop - first)]
+        return int(np.count_nonzero(states == PENDING))
+
     @property
     def done_below(self) -> int:
         """Every emitted record below this number is done; this one is not, or was not emitted yet."""

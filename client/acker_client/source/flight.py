@@ -1,0 +1,167 @@
+"""Flight: what becomes of records between their emission and the moment when they are done. Pure.
+
+Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; which verdict counts
+as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST); and when too large a share went
+wrong. Reads no clock, writes no file, asks no server: `run` does, and tells it ``now``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.source.retry import Draw, Group, Retry, Schedule
+from acker_client.source.summary import Counts
+from acker_client.source.tracker import Applied, Emitted, Records, Tracker
+from acker_protocol.ids import Column
+from acker_protocol.messages import Kinds, Outcomes, ReasonIds, Verdict
+
+# Below so many dead letters the share of them says nothing yet.
+DEAD_MIN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """Records whose emission was not acked, ascending: ``records: int64[n]``, ``roots: uint64[n]``, ``verdicts:
+    uint8[n]``, ``reason_ids: uint32[n]`` (0 none, else index into ``reasons`` plus one)."""
+
+    records: Records
+    roots: Column
+    verdicts: Kinds
+    reason_ids: ReasonIds
+    reasons: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def reason(self, index: int) -> str:
+        """Why the ``index``-th was not acked, or the name of its verdict where nobody gave a reason."""
+        reason_id = int(self.reason_ids[index])
+        return self.reasons[reason_id - 1] if reason_id else Verdict(int(self.verdicts[index])).name
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Fallen:
+        """Those where ``chosen: bool[n]``."""
+        return Fallen(
+            self.records[chosen], self.roots[chosen], self.verdicts[chosen], self.reason_ids[chosen], self.reasons
+        )
+
+    def of(self, records: Records) -> Fallen:
+        """Those of ``records``."""
+        return self.only(np.isin(self.records, records))
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """What a stretch of outcomes came to: ``acked`` records (with ``acked_roots``) are done; of the ``fallen`` ones,
+    ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which broke as a whole."""
+
+    acked: Records
+    acked_roots: Column
+    fallen: Fallen
+    spent: Fallen
+    broken: Fallen
+
+    @property
+    def retried(self) -> Fallen:
+        """Those that are scheduled for another try."""
+        gone = np.concatenate((self.spent.records, self.broken.records))
+        return self.fallen.only(~np.isin(self.fallen.records, gone))
+
+
+class Flight:
+    """Everything in flight of one source session."""
+
+    __slots__ = ("counts", "schedule", "tracker")
+
+    def __init__(self, base: int, retry: Retry, draw: Draw) -> None:
+        self.tracker = Tracker(base)
+        self.schedule = Schedule(retry, draw)
+        self.counts = Counts()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every record that was emitted has its answer."""
+        return not self.tracker.pending and not self.schedule.waiting
+
+    def emit(self, records: Records, *, is_replay: bool) -> Emitted:
+        """Emit ``records``, ascending."""
+        self.counts.batches += 1
+        if is_replay:
+            self.counts.replayed += len(records)
+        else:
+            self.counts.records += len(records)
+        return self.tracker.emit(records)
+
+    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Landed:
+        """Apply outcomes. ``is_broken``: their batch broke as a whole, so LOST says nothing of a single record of
+        it."""
+        applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
+        self.counts.repeated += applied.repeated
+        self.counts.foreign += applied.foreign
+        ids = outcomes.reason_ids[applied.indices] if len(outcomes.reason_ids) else _no_reasons(len(applied.indices))
+        return self._land(applied, ids, outcomes.reasons, now, is_broken)
+
+    def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Landed:
+        """Give LOST to all emissions of ``start <= number < stop`` that have no outcome."""
+        applied = self.tracker.lose(start, stop, Verdict.LOST)
+        return self._land(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
+
+    def isolate(self, broken: Fallen, depth: int, now: float) -> Fallen:
+        """Schedule the records of a batch that broke as a whole: in smaller pieces, until a record breaks one alone,
+        which is then its own failure. Returns what is spent. ``depth``: of the batch."""
+        if len(broken) == 1:
+            return broken.of(self.schedule.fail(broken.records, now, depth=depth + 1))
+        if len(broken):
+            self.schedule.isolate(broken.records, depth, now)
+        return broken.only(np.zeros(len(broken), bool))
+
+    def take(self, now: float, records_max: int) -> Group | None:
+        """The next replay that is due."""
+        return self.schedule.take(now, records_max)
+
+    def has_too_many_dead(self, more: int, share_max: float) -> bool:
+        """Whether ``more`` dead letters would make too large a share of all records that have an answer."""
+        dead = self.counts.dead_lettered + more
+        return dead > DEAD_MIN and dead > share_max * (self.counts.acked + dead)
+
+    def bury(self, records: Records) -> None:
+        """Count ``records``, ascending, as done: they are safely in the dead letters."""
+        self.counts.dead_lettered += len(records)
+        self.tracker.finish(records)
+
+    def compact(self) -> int:
+        """Forget what is done; returns the record below which all are."""
+        self.tracker.compact()
+        self.schedule.forget(self.tracker.done_below)
+        return self.tracker.done_below
+
+    def _land(
+        self, applied: Applied, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
+    ) -> Landed:
+        acked = applied.verdicts == Verdict.ACKED
+        self._count(applied.verdicts)
+        self.tracker.finish(applied.records[acked])
+        fell = np.flatnonzero(~acked)
+        fell = fell[np.argsort(applied.records[fell], kind="stable")]
+        fallen = Fallen(applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons)
+        lost = fallen.verdicts == Verdict.LOST
+        spent = self.schedule.fail(fallen.records[~lost], now)
+        if not is_broken:
+            spent = np.sort(np.concatenate((spent, self.schedule.interrupt(fallen.records[lost], now))))
+        return Landed(
+            applied.records[acked], applied.roots[acked], fallen, fallen.of(spent), fallen.only(lost & is_broken)
+        )
+
+    def _count(self, verdicts: Kinds) -> None:
+        tally = np.bincount(verdicts, minlength=Verdict.LOST + 1)
+        self.counts.acked += int(tally[Verdict.ACKED])
+        self.counts.failed += int(tally[Verdict.FAILED])
+        self.counts.timed_out += int(tally[Verdict.TIMED_OUT])
+        self.counts.lost += int(tally[Verdict.LOST])
+
+
+def _no_reasons(count: int) -> ReasonIds:
+    return np.zeros(count, np.uint32)

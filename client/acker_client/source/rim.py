@@ -1,0 +1,105 @@
+"""Rim: everything of the outside that a run touches (Spark, the server, clocks, chance), in one place to put another
+in.
+
+The default reaches for Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from acker_client.client import AckerClient
+from acker_client.source.errors import SourceError
+from acker_client.source.watcher import Watcher, Watching
+from acker_protocol.ids import BASE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class FramePlan:
+    """A batch as it is to be read: numbers 0 to k - 1 over ``slices``, number i with root id ``mix64(first + i)``."""
+
+    name: str
+    session: int
+    number: int
+    first: int
+    schema: Any
+    slices: Sequence[Any]
+
+
+class Record(Protocol):
+    """What the driver side of Spark noted of a batch."""
+
+    @property
+    def error(self) -> BaseException | None:
+        """The exception that went through a sink of the batch, unless the sink has succeeded since."""
+        ...
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether a sink of the batch has succeeded, and none has an error."""
+        ...
+
+
+class Frame(Protocol):
+    """A batch as a tracked DataFrame."""
+
+    @property
+    def df(self) -> Any: ...
+    @property
+    def record(self) -> Record: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rim:
+    """``connect(spark)`` makes the client, ``frame(spark, plan)`` a batch's DataFrame, ``parallelism(spark)`` says
+    how many tasks run at once, ``arrow_schema(schema)`` translates a Spark schema; ``watch`` begins to watch for
+    outcomes. ``clock`` is monotonic seconds, ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a
+    session's base."""
+
+    connect: Callable[[Any], AckerClient]
+    frame: Callable[[Any, FramePlan], Frame]
+    parallelism: Callable[[Any], int]
+    watch: Callable[[AckerClient, Callable[[], None]], Watching] = Watcher
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    draw: Callable[[], float] = random.random
+    draw_base: Callable[[], int] = lambda: random.SystemRandom().randrange(1, BASE_MAX - (1 << 48))
+
+
+def spark_rim() -> Rim:
+    """The rim of a real run."""
+    return Rim(connect=_connect, frame=_frame, parallelism=_parallelism)
+
+
+def arrow_schema(schema: Any) -> Any:
+    """A Spark schema (DDL text or ``StructType``) as a ``pyarrow.Schema``."""
+    from acker_client.spark.schema import arrow_schema_of
+
+    return arrow_schema_of(schema)
+
+
+def _connect(spark: Any) -> AckerClient:
+    from acker_client.spark.session import settings_of
+
+    if spark is None or not hasattr(spark, "sparkContext"):
+        raise SourceError(f"batches({spark!r}): give the SparkSession that the batches shall run in")
+    return AckerClient(settings_of(spark))
+
+
+def _frame(spark: Any, plan: FramePlan) -> Frame:
+    from acker_client.spark.read import BatchScope, frame_of
+    from acker_client.spark.session import settings_of
+
+    scope = BatchScope(plan.session, plan.number, plan.first)
+    return frame_of(
+        spark, name=plan.name, scope=scope, schema=plan.schema, slices=plan.slices, settings=settings_of(spark)
+    )
+
+
+def _parallelism(spark: Any) -> int:
+    return max(1, int(spark.sparkContext.defaultParallelism))

@@ -1,0 +1,85 @@
+"""Summary: what a source has done so far, in numbers and as a small table."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counts:
+    """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
+    ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``repeated``: outcomes of emissions that had one;
+    ``foreign``: of roots that are none of this source."""
+
+    records: int = 0
+    acked: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    lost: int = 0
+    replayed: int = 0
+    dead_lettered: int = 0
+    batches: int = 0
+    repeated: int = 0
+    foreign: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet.
+
+    ``checkpoint``: up to where all records are done. ``elapsed_s``: since the run began, or how long it took.
+    """
+
+    name: str
+    records: int
+    acked: int
+    failed: int
+    timed_out: int
+    lost: int
+    replayed: int
+    dead_lettered: int
+    open: int
+    batches: int
+    elapsed_s: float
+    records_per_s: float
+    checkpoint: str
+
+    @classmethod
+    def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str) -> Summary:
+        """Sum up ``counts`` after ``elapsed_s``."""
+        done = counts.acked + counts.dead_lettered
+        return cls(
+            name=name,
+            records=counts.records,
+            acked=counts.acked,
+            failed=counts.failed,
+            timed_out=counts.timed_out,
+            lost=counts.lost,
+            replayed=counts.replayed,
+            dead_lettered=counts.dead_lettered,
+            open=counts.records - done,
+            batches=counts.batches,
+            elapsed_s=elapsed_s,
+            records_per_s=done / elapsed_s if elapsed_s > 0 else 0.0,
+            checkpoint=checkpoint,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        numbers = [
+            ("records", self.records, "read"),
+            ("acked", self.acked, "everything derived from them was processed"),
+            ("dead letters", self.dead_lettered, "tried often enough, kept in the dead letters"),
+            ("open", self.open, "no answer yet; read again at the next start"),
+            ("failed", self.failed, "attempts that an operator or the settling of the batch failed"),
+            ("timed out", self.timed_out, "attempts that took too long"),
+            ("lost", self.lost, "attempts that a failed job or a lost server interrupted"),
+            ("replayed", self.replayed, "emissions beyond the first"),
+            ("batches", self.batches, f"in {self.elapsed_s:.1f} s, {self.records_per_s:,.0f} records/s"),
+        ]
+        lines = [f"source {self.name}"]
+        lines += [f"  {what:<12} {number:>14,}  {words}" for what, number, words in numbers]
+        return "\n".join([*lines, f"  {'checkpoint':<12} {self.checkpoint}"])

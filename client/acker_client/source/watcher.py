@@ -1,0 +1,99 @@
+"""Watcher: the thread that renews a source's lease and collects its outcomes while Spark works.
+
+Decides nothing about outcomes: it hands over what each watch brought, in order. When the server has lost its state,
+it says so at once to ``on_lost`` (in its own thread), so that the batch in work need not die of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from acker_client.client import AckerClient
+from acker_client.errors import AckerError, Closed
+from acker_client.registration import Watched
+
+log = logging.getLogger("acker_client.source")
+
+WAIT_S = 5.0
+PAUSE_S = 1.0
+
+
+class Watching(Protocol):
+    """How a run learns of its outcomes."""
+
+    def take(self, timeout_s: float) -> Watched | None:
+        """What the next watch brought, in order; None: nothing within ``timeout_s``."""
+        ...
+
+    def stop(self) -> None: ...
+
+
+class Watcher:
+    """Watches from a thread of its own until it is stopped."""
+
+    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
+        self._client = client
+        self._on_lost = on_lost
+        self._brought: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
+        self._thread.start()
+
+    def take(self, timeout_s: float) -> Watched | None:
+        try:
+            return self._brought.get(timeout=timeout_s) if timeout_s > 0 else self._brought.get_nowait()
+        except queue.Empty:
+            return None
+
+    def stop(self) -> None:
+        """Stop, without waiting for a poll that is on its way: closing the client ends it."""
+        self._stopped.set()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _watch(self) -> None:
+        cursor = 0
+        while not self._stopped.is_set():
+            try:
+                watched = self._client.watch(WAIT_S)
+            except Closed:
+                return
+            except AckerError as error:
+                if self._stopped.is_set():
+                    return
+                log.warning("watching for outcomes: %s; trying again", error)
+                self._stopped.wait(PAUSE_S)
+                continue
+            if watched.generation_changed:
+                self._on_lost()
+            if _says_something(watched, cursor):
+                self._brought.put(watched)
+            cursor = watched.cursor
+
+
+class Polling:
+    """Watches only when it is asked, in the caller's thread: for tests with simulated time."""
+
+    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
+        self._client = client
+        self._on_lost = on_lost
+        self._cursor = 0
+
+    def take(self, timeout_s: float) -> Watched | None:
+        watched = self._client.watch(timeout_s)
+        if watched.generation_changed:
+            self._on_lost()
+        says, self._cursor = _says_something(watched, self._cursor), watched.cursor
+        return watched if says else None
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+def _says_something(watched: Watched, cursor: int) -> bool:
+    return bool(len(watched.outcomes)) or watched.generation_changed or watched.cursor != cursor

@@ -1,0 +1,191 @@
+"""Executors in memory: what Spark's tasks would read, report and ack, against a real shard, in simulated time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acker_client import AckerClient, Settings
+from acker_client.source import Batch, Files, Listener, Seen
+from acker_client.source.flight import Fallen
+from acker_client.source.rim import FramePlan, Rim
+from acker_client.source.watcher import Polling
+from acker_client.testing import LocalServer, SimulatedTime
+from acker_protocol.ids import edge0_column, mix64_column
+from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
+from acker_protocol.reports import fold, fold_updates
+
+
+@dataclass
+class Record:
+    """What the driver notes of a batch."""
+
+    error: BaseException | None = None
+    succeeded: bool = False
+
+
+@dataclass
+class Row:
+    """One row with its anchor."""
+
+    root: int
+    edge: int
+    value: Any
+    line: int
+    path: str
+
+
+@dataclass
+class Frame:
+    """A batch whose read and sink run here and now."""
+
+    client: AckerClient
+    plan: FramePlan
+    record: Record = field(default_factory=Record)
+
+    @property
+    def df(self) -> Frame:
+        return self
+
+    def rows(self, slices: slice = slice(None)) -> list[Row]:
+        """Read slices as their read tasks would: inits and what is covered, and fails of what is unreadable."""
+        return [row for piece in self.plan.slices[slices] for row in self._read(piece)]
+
+    def _read(self, piece: Any) -> Iterator[Row]:
+        for records in piece.read():
+            roots = mix64_column(records.numbers + np.uint64(self.plan.first))
+            edges = edge0_column(roots)
+            covered = np.array([[piece.start, piece.stop]], np.uint64)
+            scope = InitScope(self.plan.session, self.plan.number, covered)
+            self._report(fold(roots, edges), scope)
+            bad = {int(roots[row]): reason for row, reason in records.unreadable.items()}
+            self.fail(bad)
+            for root, edge, columns in zip(roots, edges, records.columns.to_pylist(), strict=True):
+                if int(root) not in bad:
+                    yield Row(
+                        int(root), int(edge), columns.get("value"), columns.get("line", 0), columns.get("path", "")
+                    )
+
+    def ack(self, rows: Iterable[Row]) -> None:
+        """Ack rows as a sink does, and note that it succeeded."""
+        pairs = [(row.root, row.edge) for row in rows]
+        if pairs:
+            roots, edges = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
+            self._report(fold(roots, edges))
+        self.record.succeeded = True
+
+    def fail(self, reasons: dict[int, str]) -> None:
+        """Fail roots as an operator does whose function raised."""
+        if reasons:
+            roots = np.array(list(reasons), np.uint64)
+            kinds = np.full(len(roots), ACK | FAIL, np.uint8)
+            self._report(fold_updates(roots, edge0_column(roots), kinds, reasons))
+
+    def _report(self, entries: Entries, scope: InitScope | None = None) -> None:
+        self.client.report(Identity(secrets.randbits(64), secrets.randbits(64)), entries, scope)
+
+
+@dataclass
+class Log(Listener):
+    """Everything a listener is told, record by record."""
+
+    emitted: list[tuple[int, list[int]]] = field(default_factory=list)
+    acked: list[int] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    retried: list[int] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
+
+    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+        self.emitted.append((batch, emitted.records.tolist()))
+
+    def on_ack(self, acked: Seen) -> None:
+        assert [len(acked.origins().lines), len(acked.originals())] == [len(acked), len(acked)]
+        self.acked += acked.records.tolist()
+
+    def on_fail(self, failed: Seen, why: Fallen) -> None:
+        self.failed += [(int(record), why.reason(k)) for k, record in enumerate(failed.records)]
+
+    def on_retry(self, retried: Seen) -> None:
+        self.retried += retried.records.tolist()
+
+    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+        self.dead += dead.records.tolist()
+
+
+class Cluster:
+    """A server, executors and simulated time; makes sources that run on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.time = SimulatedTime()
+        self.server = LocalServer(clock=self.time.clock, sleep=self.time.sleep)
+        self.base = 1 << 40
+        self.budget_s = 5.0
+
+    def client(self) -> AckerClient:
+        settings = Settings(("in-memory:1",), budget_s=self.budget_s)
+        return AckerClient(
+            settings,
+            connect=self.server.connect,
+            clock=self.time.clock,
+            sleep=self.time.sleep,
+            random=lambda: 0.5,
+        )
+
+    def rim(self) -> Rim:
+        executor = self.client()
+        return Rim(
+            connect=lambda spark: self.client(),
+            frame=lambda spark, plan: Frame(executor, plan),
+            parallelism=lambda spark: 2,
+            watch=Polling,
+            clock=self.time.clock,
+            wall=lambda: 1_700_000_000.0 + self.time.clock(),
+            sleep=self.time.sleep,
+            draw=lambda: 0.5,
+            draw_base=self._draw_base,
+        )
+
+    def _draw_base(self) -> int:
+        self.base += 1 << 40
+        return self.base
+
+    def source(self, paths: str = "*.txt", **options: Any) -> Files:
+        options = {"name": "lines", "dead_letters": self.folder / "dead.jsonl", "max_dead_share": 1.0, **options}
+        return Files(f"{self.folder}/{paths}", rim=self.rim(), **options)
+
+    def write(self, name: str, *lines: str) -> None:
+        (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+
+def save_all(batch: Batch) -> None:
+    """A job that processes every row."""
+    batch.df.ack(batch.df.rows())
+
+
+def failing(bad: Callable[[Row], bool], reason: str = "ValueError: bad") -> Callable[[Batch], None]:
+    """A job whose operator raises for some rows."""
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        batch.df.fail({row.root: reason for row in rows if bad(row)})
+        batch.df.ack(row for row in rows if not bad(row))
+
+    return process
+
+
+def breaking(bad: Callable[[Row], bool]) -> Callable[[Batch], None]:
+    """A job that Spark cannot finish when some rows are in it."""
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        if any(bad(row) for row in rows):
+            raise ArithmeticError("division by zero in a where")
+        batch.df.ack(rows)
+
+    return process

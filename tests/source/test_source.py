@@ -1,0 +1,456 @@
+"""The source's loop against a real shard, in simulated time, with executors in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
+from tests.source.executors import Cluster, Log, breaking, failing, save_all
+
+TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
+QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def letters(cluster: Cluster) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cluster.folder / "dead.jsonl").open()]
+
+
+def test_every_record_is_acked_once_and_the_summary_says_so(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(f"line {k}" for k in range(25)))
+    log = Log()
+    source = cluster.source(batch_records=10, listener=log)
+    for batch in source.batches(None):
+        save_all(batch)
+    summary = source.summary()
+    assert (summary.records, summary.acked, summary.open, summary.batches) == (25, 25, 0, 3)
+    assert (summary.failed, summary.lost, summary.replayed, summary.dead_lettered) == (0, 0, 0, 0)
+    assert sorted(log.acked) == list(range(25))
+    assert [records for _, records in log.emitted] == [list(range(10)), list(range(10, 20)), list(range(20, 25))]
+    assert summary.checkpoint == "end of the input (1 file)"
+    assert "acked                    25" in str(summary)
+
+
+def test_a_record_that_fails_is_replayed_alone_and_then_acked(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(10)))
+    log = Log()
+    source = cluster.source(retry=QUICK, listener=log)
+    once = set[str]()
+
+    def process(batch: Batch) -> None:
+        failing(lambda row: row.value in ("3", "7") and row.value not in once)(batch)
+        once.update(("3", "7"))
+
+    source.run(None, process)
+    assert [records for _, records in log.emitted] == [list(range(10)), [3, 7]]
+    assert log.failed == [(3, "ValueError: bad"), (7, "ValueError: bad")]
+    assert sorted(log.acked) == list(range(10))
+    assert (log.retried, log.dead) == ([3, 7], [])
+    assert source.summary().replayed == 2
+
+
+def test_replays_wait_for_their_backoff_and_new_records_do_not_wait_for_them(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+    log = Log()
+    emitted_at: list[float] = []
+
+    class Clocked(Log):
+        def on_emit(self, batch: int, emitted: Any, is_replay: bool) -> None:
+            super().on_emit(batch, emitted, is_replay)
+            emitted_at.append(cluster.time.clock())
+
+    log = Clocked()
+    retry = Retry(max_retries=2, initial_s=100, cap_s=1000)
+    cluster.source(retry=retry, listener=log, batch_records=10).run(None, failing(lambda row: row.value == "5"))
+    sizes = [len(records) for _, records in log.emitted]
+    assert sizes == [10, 10, 10, 1, 1]
+    assert emitted_at[3] - emitted_at[0] >= 50  # 0.5 x 100 s
+    assert emitted_at[4] - emitted_at[3] >= 100  # 0.5 x 200 s
+
+
+def test_a_record_that_spent_its_retries_is_in_the_dead_letters_with_everything_about_it(cluster: Cluster) -> None:
+    cluster.write("a.txt", "good", "bad", "good")
+    log = Log()
+    source = cluster.source(retry=QUICK, listener=log)
+    source.run(None, failing(lambda row: row.value == "bad", "ValueError: bad" + TRACEBACK))
+    (letter,) = letters(cluster)
+    assert letter["reason"] == "ValueError: bad" + TRACEBACK
+    assert letter["attempts"] == {"failed": 4, "interrupted": 0}
+    assert (letter["path"], letter["line"], letter["byte"]) == (f"{cluster.folder}/a.txt", 2, 5)
+    assert (letter["value"], letter["source"]) == ("bad", "lines")
+    assert letter["first"] < letter["last"]
+    summary = source.summary()
+    assert (summary.acked, summary.dead_lettered, summary.failed, summary.open) == (2, 1, 4, 0)
+    assert log.dead == [1]
+
+
+def test_only_the_first_letter_of_an_operator_has_the_traceback(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.write("a.txt", "bad", "bad")
+    reason = "items: ValueError: bad\nin two lines" + TRACEBACK
+    cluster.source(retry=Retry(max_retries=0)).run(None, failing(lambda row: True, reason))
+    assert [letter["reason"].count("Traceback") for letter in letters(cluster)] == [1, 0]
+    assert caplog.text.count("somewhere") == 1
+
+
+def test_a_line_that_is_not_utf8_ends_in_the_dead_letters_with_its_position(cluster: Cluster) -> None:
+    (cluster.folder / "a.txt").write_bytes(b"fine\nnot \xff fine\n")
+    source = cluster.source(retry=QUICK)
+    source.run(None, save_all)
+    (letter,) = letters(cluster)
+    assert letter["reason"].startswith(f"{cluster.folder}/a.txt:2 (byte 5): not valid UTF-8 at byte 9")
+    assert letter["value_base64"] == "bm90IP8gZmluZQ=="
+    assert source.summary().acked == 1
+
+
+def test_too_many_dead_letters_stop_the_run_and_lose_nothing(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(1000)))
+    options: dict[str, Any] = {
+        "retry": Retry(max_retries=0),
+        "max_dead_share": 0.01,
+        "batch_records": 100,
+        "checkpoint": cluster.folder / "lines.ckpt",
+    }
+    with pytest.raises(TooManyDeadLetters, match=r"max_dead_share=0\.01") as stopped:
+        cluster.source(**options).run(None, failing(lambda row: True, "TypeError: first day"))
+    assert "TypeError: first day" in str(stopped.value)
+    assert str(cluster.folder / "dead.jsonl") in str(stopped.value)
+    assert letters(cluster) == []
+    source = cluster.source(**options)
+    source.run(None, save_all)
+    assert source.summary().acked == 1000
+
+
+def test_a_few_dead_letters_in_a_small_input_do_not_stop_the_run(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    source = cluster.source(retry=Retry(max_retries=0), max_dead_share=0.01)
+    source.run(None, failing(lambda row: int(row.value) < 10))
+    assert source.summary().dead_lettered == 10
+
+
+def test_without_a_place_for_dead_letters_the_run_ends_with_the_option_to_give(cluster: Cluster) -> None:
+    cluster.write("a.txt", "bad")
+    with pytest.raises(SourceError, match=r"dead_letters='dead\.jsonl'"):
+        cluster.source(dead_letters=None, retry=Retry(max_retries=0)).run(None, failing(lambda row: True))
+
+
+def test_a_row_that_breaks_the_whole_job_ends_alone_in_the_dead_letters(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(300)))
+    log = Log()
+    source = cluster.source(retry=Retry(max_retries=2, initial_s=1, cap_s=4), listener=log)
+    source.run(None, breaking(lambda row: row.value == "137"))
+    (letter,) = letters(cluster)
+    assert (letter["value"], letter["attempts"]) == ("137", {"failed": 3, "interrupted": 0})
+    assert letter["reason"] == "the batch failed: ArithmeticError: division by zero in a where"
+    assert sorted(log.acked) == [k for k in range(300) if k != 137]
+    sizes = sorted((len(records) for _, records in log.emitted if 137 in records), reverse=True)
+    assert sizes == [300, 300, 19, 2, 1, 1, 1]
+
+
+def test_a_job_that_fails_once_is_replayed_as_it_was(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(100)))
+    log = Log()
+    source = cluster.source(retry=QUICK, listener=log)
+    tried: list[int] = []
+
+    def process(batch: Batch) -> None:
+        tried.append(batch.number)
+        batch.df.rows()
+        if len(tried) == 1:
+            raise OSError("disk full for a moment")
+        save_all(batch)
+
+    source.run(None, process)
+    assert [len(records) for _, records in log.emitted] == [100, 100]
+    assert source.summary().acked == 100
+    assert {reason for _, reason in log.failed} != {""}
+
+
+def test_a_sink_whose_exception_was_swallowed_abandons_the_batch(cluster: Cluster) -> None:
+    cluster.write("a.txt", "one", "two")
+    source = cluster.source(retry=QUICK)
+    for batch in source.batches(None):
+        save_all(batch)
+        if not batch.is_replay:
+            batch.df.record.error = OSError("the write failed at its commit")
+    summary = source.summary()
+    assert (summary.lost, summary.replayed, summary.acked) == (2, 2, 2)
+
+
+def test_a_write_that_never_works_stops_the_run_instead_of_making_dead_letters_of_good_records(
+    cluster: Cluster,
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(5000)))
+    source = cluster.source(retry=QUICK, checkpoint=cluster.folder / "c")
+    with pytest.raises(Broken, match="64 batches in a row failed as a whole, the last with 'ArithmeticError"):
+        source.run(None, breaking(lambda row: True))
+    assert letters(cluster) == []
+    again = cluster.source(checkpoint=cluster.folder / "c")
+    assert again.run(None, save_all).acked == 5000
+
+
+def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(40)))
+    log = Log()
+    source = cluster.source(retry=QUICK, listener=log, partitions=4, batch_records=40)
+
+    def process(batch: Batch) -> None:
+        batch.df.ack(batch.df.rows(slice(0, 4 if batch.is_replay else 1)))
+
+    summary = source.run(None, process)
+    assert (summary.acked, summary.lost, summary.failed) == (40, 30, 0)
+    assert {reason for _, reason in log.failed} == {"unread"}
+
+
+def test_rows_dropped_behind_the_librarys_back_fail_as_unfinished(cluster: Cluster) -> None:
+    cluster.write("a.txt", "keep", "drop")
+    source = cluster.source(retry=Retry(max_retries=0))
+
+    def process(batch: Batch) -> None:
+        batch.df.ack(row for row in batch.df.rows() if row.value == "keep")
+
+    source.run(None, process)
+    assert [(letter["value"], letter["reason"]) for letter in letters(cluster)] == [("drop", "unfinished")]
+
+
+def test_a_restart_goes_on_where_everything_before_was_done(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(100)))
+    seen: list[str] = []
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        seen.extend(row.value for row in rows)
+        batch.df.ack(rows)
+
+    source = cluster.source(checkpoint=cluster.folder / "c", batch_records=30)
+    for batch in source.batches(None):
+        process(batch)
+        if batch.number == 2:
+            break
+    assert seen == [str(k) for k in range(60)]
+    assert source.summary().acked == 60  # the sink had committed when the loop was left
+    cluster.write("b.txt", "new")
+    source = cluster.source(checkpoint=cluster.folder / "c")
+    source.run(None, process)
+    assert seen == [*(str(k) for k in range(100)), "new"]
+    assert cluster.source(checkpoint=cluster.folder / "c").run(None, process).records == 0
+
+
+def test_an_exception_in_the_loop_leaves_it_and_loses_nothing(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(10)))
+    source = cluster.source(checkpoint=cluster.folder / "c", batch_records=5)
+
+    def loop() -> None:
+        for batch in source.batches(None):
+            batch.df.rows()
+            if batch.number == 2:
+                raise KeyError("user code")
+            save_all(batch)
+
+    with pytest.raises(KeyError):
+        loop()
+    summary = source.summary()
+    assert (summary.records, summary.acked, summary.lost, summary.open) == (10, 5, 5, 5)
+    again = cluster.source(checkpoint=cluster.folder / "c")
+    assert again.run(None, save_all).acked == 5
+
+
+def test_done_records_behind_an_open_one_do_not_move_the_checkpoint(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+    source = cluster.source(checkpoint=cluster.folder / "c", batch_records=10, retry=Retry(initial_s=1000, cap_s=1000))
+    for batch in source.batches(None):
+        failing(lambda row: row.value == "12")(batch)
+        if batch.number == 3:
+            break
+    seen: list[str] = []
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        seen.extend(row.value for row in rows)
+        batch.df.ack(rows)
+
+    cluster.source(checkpoint=cluster.folder / "c").run(None, process)
+    assert seen == [str(k) for k in range(12, 30)]
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_without_its_state(
+    cluster: Cluster, with_state: bool
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    log = Log()
+    source = cluster.source(retry=QUICK, listener=log)
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        if not batch.is_replay:
+            cluster.server.stop()
+            cluster.server.start(with_state=with_state)
+        batch.df.ack(rows)
+
+    for batch in source.batches(None):
+        process(batch)
+    summary = source.summary()
+    assert (summary.acked, summary.lost, summary.replayed) == (20, *((0, 0) if with_state else (20, 20)))
+    assert sorted(log.acked) == list(range(20))
+
+
+def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(cluster: Cluster) -> None:
+    cluster.write("a.txt", "one", "two")
+    log = Log()
+    source = cluster.source(retry=Retry(max_retries=0), listener=log)
+
+    def process(batch: Batch) -> None:
+        if not batch.is_replay:
+            cluster.server.start(with_state=False)
+            raise RuntimeError("UNKNOWN_BATCH in a task")
+        save_all(batch)
+
+    summary = source.run(None, process)
+    assert (summary.acked, summary.lost, summary.dead_lettered) == (2, 2, 0)
+
+
+def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_own_deadline(
+    cluster: Cluster,
+) -> None:
+    cluster.write("a.txt", "one", "two")
+    source = cluster.source(retry=QUICK, deadline_s=60.0, lease_s=1000.0)
+    starts: list[float] = []
+    sleep = cluster.time.sleep
+
+    def process(batch: Batch) -> None:
+        if batch.is_replay:
+            save_all(batch)
+            return
+        batch.df.rows()
+        cluster.server.stop()
+        starts.append(cluster.time.clock())
+
+    class Waking(Log):
+        def on_fail(self, failed: Any, why: Any) -> None:
+            super().on_fail(failed, why)
+            cluster.server.start()
+
+    log = Waking()
+    source = cluster.source(retry=QUICK, deadline_s=60.0, lease_s=1000.0, listener=log)
+    summary = source.run(None, process)
+    assert (summary.acked, summary.lost) == (2, 2)
+    assert {reason for _, reason in log.failed} == {"the server lost the batch"}
+    assert sleep is not None
+
+
+def test_no_server_at_all_ends_the_run_with_a_clear_error(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    source = cluster.source(batch_records=10, deadline_s=30.0, checkpoint=cluster.folder / "c")
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+
+    class Stopping(Listener):
+        def on_ack(self, acked: Any) -> None:
+            cluster.server.stop()
+
+    source = cluster.source(batch_records=10, deadline_s=30.0, checkpoint=cluster.folder / "c", listener=Stopping())
+    with pytest.raises(SourceError, match="no batch could be opened for 30 s"):
+        source.run(None, process)
+    cluster.server.start()
+    assert cluster.source(checkpoint=cluster.folder / "c").run(None, process).acked == 10
+
+
+def test_a_batch_larger_than_the_server_ends_with_the_option_to_lower(cluster: Cluster) -> None:
+    from acker_client.testing import new_shard
+
+    cluster.server.shard = new_shard(max_pending=5)
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    with pytest.raises(SourceError, match="lower batch_records"):
+        cluster.source(deadline_s=20.0).run(None, save_all)
+    assert cluster.source(batch_records=5).run(None, save_all).acked == 20
+
+
+def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(100)))
+    log = Log()
+    retry = Retry(max_retries=1, initial_s=100, cap_s=100)
+    source = cluster.source(batch_records=10, max_uncommitted=20, listener=log, retry=retry)
+    seen = 0
+
+    def process(batch: Batch) -> None:
+        nonlocal seen
+        seen = max(seen, batch.records)
+        failing(lambda row: not batch.is_replay)(batch)
+
+    source.run(None, process)
+    first_replay = next(k for k, (_, records) in enumerate(log.emitted) if k and records[0] == 0)
+    assert first_replay == 2
+    assert sorted(log.acked) == list(range(100))
+
+
+def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> None:
+    cluster.write("a.txt", "one")
+    source = cluster.source()
+    batches = source.batches(None)
+    save_all(next(batches))
+    with pytest.raises(SourceError, match="is running already"):
+        next(source.batches(None))
+    batches.close()
+    assert source.run(None, save_all).acked == 1
+
+
+def test_a_source_that_cannot_start_lets_go_of_its_checkpoint(cluster: Cluster) -> None:
+    source = cluster.source(checkpoint=cluster.folder / "c")
+    for _ in range(2):
+        with pytest.raises(SourceError, match="nothing matches"):
+            next(source.batches(None))
+    cluster.write("a.txt", "one")
+    cluster.server.stop()
+    with pytest.raises(Exception, match="stopped"):
+        next(source.batches(None))
+    cluster.server.start()
+    assert source.run(None, save_all).acked == 1
+
+
+def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> None:
+    cluster.write("a.txt", "one")
+    for option in ("dead_letters", "checkpoint"):
+        source = cluster.source(**{option: cluster.folder / "own.txt"})
+        (cluster.folder / "own.txt").touch()
+        with pytest.raises(SourceError, match="is written by this source" if option == "dead_letters" else "own.txt"):
+            next(source.batches(None))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": " "}, "name: give the source a name"),
+        ({"format": "csv"}, "format='csv'"),
+        ({"format": "json"}, "json needs one"),
+        ({"schema": "a int"}, "text has its own"),
+        ({"retry": 3}, "retry=3: give a Retry"),
+        ({"listener": print}, "give a Listener"),
+        ({"max_dead_share": 1.5}, "max_dead_share=1.5"),
+        ({"batch_records": 0}, "batch_records=0"),
+        ({"batch_records": "many"}, "batch_records='many'"),
+        ({"max_uncommitted": 10, "batch_records": 20}, "no batch would fit"),
+        ({"partitions": 0}, "partitions=0"),
+        ({"deadline_s": 0}, "deadline_s=0"),
+        ({"lease_s": float("nan")}, "lease_s=nan"),
+        ({"checkpoint": "missing/c"}, "its directory does not exist"),
+        ({"checkpoint": "."}, "is a directory"),
+        ({"checkpoint": "c", "dead_letters": "./c"}, "are the same file"),
+        ({"checkpoint": "c", "dead_letters": "c.lock"}, "are the same file"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts(
+    options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Files("*.txt", **{"name": "lines", **options})
