@@ -273,7 +273,7 @@ class Shard:
         source = self._sources.get(request.session)
         if source is None:
             return self._answer(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
-        trouble = self._misfit(request)
+        trouble = _misfit_batch(request)
         if trouble:
             return self._answer(Status.INVALID, trouble)
         known = source.batches.get(request.number)
@@ -286,6 +286,10 @@ class Shard:
             return self._answer(
                 Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
             )
+        most = min(self.max_pending, self._max_per_source)
+        if request.up_to > most:
+            detail = f"up_to: {request.up_to} roots never fit into {most}; make smaller batches"
+            return self._answer(Status.INVALID, detail)
         if self._indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
         trouble = self._no_room(source, request.up_to)
@@ -294,18 +298,6 @@ class Shard:
         self._open(source, Batch.of(request, self._indexes.take(), self._now))
         self._reserved += request.up_to
         return self._answer(Status.APPLIED)
-
-    def _misfit(self, request: OpenBatch) -> str:
-        if not request.number:
-            return "number: 0 is the open stream, which is always open; batches are numbered from 1"
-        if not request.first or request.first + request.up_to > 1 << 64:
-            return "first: must be above 0, and first + up_to must not pass 2**64"
-        if are_too_long(request.limits):
-            return "limits: a timeout is at most 24 h (86400000 ms)"
-        most = min(self.max_pending, self._max_per_source)
-        return (
-            f"up_to: {request.up_to} roots never fit into {most}; make smaller batches" if request.up_to > most else ""
-        )
 
     def _open(self, source: Source, batch: Batch) -> None:
         self._indexes.claim(batch)
@@ -547,6 +539,14 @@ def _malformed_kinds(entries: Entries) -> str:
     if fails and int(entries.reason_ids.max()) >= len(entries.reasons):
         return f"reason_ids: an index is beyond the {len(entries.reasons)} reasons"
     return ""
+
+
+def _misfit_batch(request: OpenBatch) -> str:
+    if not request.number:
+        return "number: 0 is the open stream, which is always open; batches are numbered from 1"
+    if not request.first or request.first + request.up_to > 1 << 64:
+        return "first: must be above 0, and first + up_to must not pass 2**64"
+    return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
 
 
 def _misfit_watch(request: Watch) -> str:
