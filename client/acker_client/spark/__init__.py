@@ -8,11 +8,17 @@ from __future__ import annotations
 from acker_client.spark.operators import Operator, OperatorError, arrow_operator, operator, pandas_operator
 from acker_client.spark.refusals import MovingBoundaries, Refused
 from acker_client.spark.sink import Sink, sink
+from acker_client.spark.stock import branch, explode, group, join, where
 
 __all__ = [
     "operator",
     "pandas_operator",
     "arrow_operator",
+    "where",
+    "explode",
+    "branch",
+    "group",
+    "join",
     "sink",
     "Operator",
     "OperatorError",

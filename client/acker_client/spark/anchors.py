@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from acker_client.spark import kernels
 from acker_protocol.ids import Column
 
 ROOT, EDGE, ANCHORS = "_root", "_edge", "_anchors"
@@ -47,6 +49,19 @@ class Anchors:
         offsets = self.offsets[start : stop + 1]
         first, after = int(offsets[0]), int(offsets[-1])
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
+
+    def merged(self, bounds: Positions) -> Anchors:
+        """Packed anchors of rows that each descend from several of these: row j from ``bounds[j]`` up to ``bounds[j + 1]``.
+
+        One edge a root: edges of the same root XOR together.
+        """
+        at = bounds if self.offsets is None else self.offsets[bounds]
+        parts = [_one_edge_a_root(self.roots[start:stop], self.edges[start:stop]) for start, stop in pairwise(at.tolist())]
+        offsets = np.zeros(len(bounds), np.int64)
+        np.cumsum([len(roots) for roots, _ in parts], out=offsets[1:])
+        none = np.empty(0, np.uint64)
+        roots = np.concatenate([none, *(roots for roots, _ in parts)])
+        return Anchors(roots, np.concatenate([none, *(edges for _, edges in parts)]), offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +123,17 @@ def packed_column(anchors: Anchors) -> Any:
     offsets = (anchors.offsets * ANCHOR_BYTES).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pairs)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _one_edge_a_root(roots: Column, edges: Column) -> tuple[Column, Column]:
+    if not roots.all():
+        anchored = roots != 0
+        roots, edges = roots[anchored], edges[anchored]
+    if len(roots) < 2:
+        return roots, edges
+    roots, edges = roots.copy(), edges.copy()
+    count = kernels.sort_and_fold(roots, edges)
+    return roots[:count], edges[:count]
 
 
 def _words(data: Any, start: int, stop: int) -> Column:

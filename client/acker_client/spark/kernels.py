@@ -28,7 +28,8 @@ _BYTES_SALT = np.uint64(0xC0AC29B7C97C50DD)
 
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
-# Above so many entries, three passes instead of two: see sort_and_fold.
+# Below so many entries no radix pass, above so many three instead of two: see sort_and_fold.
+_NO_PASSES = 1 << 6
 _THREE_PASSES = 1 << 23
 
 _U64S = types.Array(types.uint64, 1, "C")
@@ -145,42 +146,16 @@ def packed_children(  # type: ignore[no-untyped-def]
         ordinals[parent] += 1
 
 
-@njit(types.int64(_I64S_IN, _U64S, _U64S, _I64S), nogil=True, cache=True)
-def merge_anchors(offsets, roots, edges, merged_offsets):  # type: ignore[no-untyped-def]
-    """One edge a root in each row: edges of the same root XOR together. In place; returns the anchors left.
-
-    ``offsets: int64[n + 1]``; ``merged_offsets: int64[n + 1]``, written. An anchor without root goes.
-    """
-    at = 0
-    for row in range(len(offsets) - 1):
-        start = at
-        merged_offsets[row] = start
-        for i in range(offsets[row], offsets[row + 1]):
-            root, edge = roots[i], edges[i]
-            if root == _ZERO:
-                continue
-            found = start
-            while found < at and roots[found] != root:
-                found += 1
-            if found < at:
-                edges[found] ^= edge
-            else:
-                roots[at], edges[at] = root, edge
-                at += 1
-    merged_offsets[len(offsets) - 1] = at
-    return at
-
-
 @njit(nogil=True)
 def _radix_pass(keys, vals, sorted_keys, sorted_vals, low_bit):  # type: ignore[no-untyped-def]
     starts = np.zeros(_RADIX + 1, np.int64)
     mask = np.uint64(_RADIX - 1)
     for i in range(len(keys)):
-        starts[np.int64((keys[i] >> low_bit) & mask) + 1] += 1
+        starts[((keys[i] >> low_bit) & mask) + _ONE] += 1
     for digit in range(_RADIX):
         starts[digit + 1] += starts[digit]
     for i in range(len(keys)):
-        digit = np.int64((keys[i] >> low_bit) & mask)
+        digit = (keys[i] >> low_bit) & mask
         at = starts[digit]
         starts[digit] = at + 1
         sorted_keys[at], sorted_vals[at] = keys[i], vals[i]
@@ -204,11 +179,11 @@ def _radix_pass_keys(keys, sorted_keys, low_bit):  # type: ignore[no-untyped-def
     starts = np.zeros(_RADIX + 1, np.int64)
     mask = np.uint64(_RADIX - 1)
     for i in range(len(keys)):
-        starts[np.int64((keys[i] >> low_bit) & mask) + 1] += 1
+        starts[((keys[i] >> low_bit) & mask) + _ONE] += 1
     for digit in range(_RADIX):
         starts[digit + 1] += starts[digit]
     for i in range(len(keys)):
-        digit = np.int64((keys[i] >> low_bit) & mask)
+        digit = (keys[i] >> low_bit) & mask
         sorted_keys[starts[digit]] = keys[i]
         starts[digit] += 1
 
@@ -225,7 +200,7 @@ def sort_and_fold(roots, vals):  # type: ignore[no-untyped-def]
     for i in range(n):
         keys[i] = _mix(keys[i])
     for low_bit in (31, 42, 53):
-        if low_bit == 31 and n <= _THREE_PASSES:
+        if n < _NO_PASSES or (low_bit == 31 and n <= _THREE_PASSES):
             continue
         _radix_pass(keys, values, other_keys, other_vals, np.uint64(low_bit))
         keys, values, other_keys, other_vals = other_keys, other_vals, keys, values
@@ -248,7 +223,7 @@ def has_copies(marks):  # type: ignore[no-untyped-def]
     n = len(marks)
     keys, other = marks, np.empty(n, np.uint64)
     for low_bit in (31, 42, 53):
-        if low_bit == 31 and n <= _THREE_PASSES:
+        if n < _NO_PASSES or (low_bit == 31 and n <= _THREE_PASSES):
             continue
         _radix_pass_keys(keys, other, np.uint64(low_bit))
         keys, other = other, keys

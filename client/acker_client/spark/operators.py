@@ -19,12 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.spark import kernels, stage
+from acker_client.spark import stage
 from acker_client.spark.anchors import TRACKING, Anchors, Positions, Rows
+from acker_client.spark.derive import batch_of, derive
 from acker_client.spark.rows import Child, Mismatch, RowReader, RowWriter, arrow_schema, flat
-from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally, digest_parents
-from acker_client.spark.values import digest_rows
-from acker_protocol.ids import Column
+from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
 
 OnError = Literal["fail", "raise"]
 RowFunction = Callable[[Any], Any]
@@ -270,7 +269,7 @@ class RowRun:
             columns = self._writer.columns(flat(children))
         counts = np.fromiter(map(len, children), np.int64, len(children))
         part = Rows(rows.data.slice(start, len(children)), rows.anchors.slice(start, start + len(children)))
-        return _derived(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)
+        return derive(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)
 
     def _drop_mismatches(self, rows: Rows, start: int, children: list[list[Child]]) -> None:
         for index, made in enumerate(children):
@@ -302,7 +301,7 @@ class BatchRun:
             return
         columns, parents = self._checked(given, len(rows))
         names, keep = self._step.schema.names, self._step.keep
-        yield _derived(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
+        yield derive(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
 
     def reports(self) -> Iterable[Report]:
         return [self._tally.report()]
@@ -318,31 +317,8 @@ class BatchRun:
 
     def _checked(self, given: Any, rows: int) -> tuple[list[Any], Positions | None]:
         data, parents = given if isinstance(given, tuple) else (given, None)
-        if isinstance(data, pa.Table):
-            data = data.combine_chunks().to_batches()[0] if data.num_rows else pa.RecordBatch.from_pylist([], data.schema)
-        if not isinstance(data, pa.RecordBatch):
-            raise OperatorError(
-                f"operator {self._step.name!r} is to return a pyarrow RecordBatch or Table, or that and parents;"
-                f" got {type(data).__name__}"
-            )
-        return [self._column(data, field) for field in self._schema], self._parents(parents, data.num_rows, rows)
-
-    def _column(self, data: pa.RecordBatch, field: pa.Field) -> Any:
-        if field.name not in data.schema.names:
-            raise OperatorError(
-                f"operator {self._step.name!r} declares a field {field.name!r}, and returned {data.schema.names}"
-            )
-        column = data.column(field.name)
-        if column.type != field.type:
-            try:
-                column = column.cast(field.type)
-            except pa.ArrowException as error:
-                raise OperatorError(
-                    f"operator {self._step.name!r}: field {field.name!r} is {field.type}, got {column.type} ({error})"
-                ) from None
-        if not field.nullable and column.null_count:
-            raise OperatorError(f"operator {self._step.name!r}: field {field.name!r} is declared not null, got a null")
-        return column
+        columns, children = checked_columns(data, self._schema, f"operator {self._step.name!r}")
+        return columns, self._parents(parents, children, rows)
 
     def _parents(self, parents: Any, children: int, rows: int) -> Positions | None:
         if parents is None:
@@ -353,6 +329,35 @@ class BatchRun:
                 )
             return None
         return checked_parents(parents, children, rows, f"operator {self._step.name!r}")
+
+
+def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], int]:
+    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises :class:`OperatorError`."""
+    if isinstance(data, pa.Table):
+        columns = [column.combine_chunks() for column in data.columns]
+        columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
+        data = batch_of(columns, data.schema.names, data.num_rows)
+    if not isinstance(data, pa.RecordBatch):
+        raise OperatorError(f"{who} is to return a pyarrow RecordBatch or Table, or that and parents; got {_type(data)}")
+    return [_checked_column(data, field, who) for field in schema], data.num_rows
+
+
+def _checked_column(data: pa.RecordBatch, field: pa.Field, who: str) -> Any:
+    if data.schema.names.count(field.name) != 1:
+        raise OperatorError(f"{who} declares a field {field.name!r}, and returned {data.schema.names}")
+    column = data.column(field.name)
+    if column.type != field.type:
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowException as error:
+            raise OperatorError(f"{who}: field {field.name!r} is {field.type}, got {column.type} ({error})") from None
+    if not field.nullable and column.null_count:
+        raise OperatorError(f"{who}: field {field.name!r} is declared not null, got a null")
+    return column
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
 
 
 def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positions:
@@ -396,48 +401,6 @@ class Culprits:
             reason = f"{reason}\n{shown[-TRACEBACK_LENGTH_MAX:]}"
         for root in roots:
             self._tally.fail(root, reason, brief)
-
-
-def _derived(
-    tally: Tally,
-    rows: Rows,
-    columns: list[Any],
-    names: Sequence[str],
-    keep: Sequence[str],
-    *,
-    counts: Positions | None = None,
-    parents: Positions | None = None,
-    digests_values: bool = True,
-) -> Rows:
-    """Rows of ``columns`` and what they keep of their parents, anchored to these, which are counted as consumed.
-
-    Who descends from whom: ``counts`` of children of each row, in order; else ``parents`` of each child; else one to one.
-    """
-    is_one_to_one = counts is None and parents is None
-    every = np.arange(len(rows))
-    if counts is None:
-        parents = every if parents is None else parents
-        counts = np.zeros(len(rows), np.int64)
-        kernels.count_children(parents, counts)
-    elif parents is None:
-        parents = np.repeat(every, counts)
-    kept = [rows.data.column(name) for name in keep]
-    digests = _digests(counts, parents, columns, kept) if digests_values else digest_parents(counts, parents)
-    anchors = tally.derive(rows.anchors, parents, digests)
-    if kept and not is_one_to_one:
-        kept = [column.take(pa.array(parents)) for column in kept]
-    return Rows(_batch([*columns, *kept], [*names, *keep], len(parents)), anchors)
-
-
-def _digests(counts: Positions, parents: Positions, columns: list[Any], kept: list[Any]) -> Column:
-    hashes = digest_rows(kept, len(counts)) if kept else None
-    return digest_parents(counts, parents, hashes, digest_rows(columns, len(parents)))
-
-
-def _batch(columns: list[Any], names: list[str], rows: int) -> pa.RecordBatch:
-    if not columns:
-        return pa.RecordBatch.from_pylist([{}] * rows, pa.schema([]))
-    return pa.RecordBatch.from_arrays(columns, names=names)
 
 
 def _over_pandas(function: BatchFunction, schema: StructType, name: str) -> BatchFunction:

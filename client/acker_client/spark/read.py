@@ -74,6 +74,7 @@ class BatchRecord:
         self.settings = settings
         self._lock = threading.Lock()
         self._errors: dict[tuple[str, object], BaseException] = {}
+        self._cached: list[DataFrame] = []
         self._successes = 0
 
     def sink_failed(self, sink: str, frame: object, error: BaseException) -> None:
@@ -92,6 +93,19 @@ class BatchRecord:
         """Whether a sink has succeeded, and none has left an error: what a source goes by when its loop was left."""
         with self._lock:
             return self._successes > 0 and not self._errors
+
+    def keep_cached(self, df: DataFrame) -> DataFrame:
+        """Cache a frame until :meth:`release`; returns it."""
+        with self._lock:
+            self._cached.append(df.cache())
+        return df
+
+    def release(self) -> None:
+        """Give back what the batch has cached; to be called when it is settled."""
+        with self._lock:
+            cached, self._cached = self._cached, []
+        for df in cached:
+            df.unpersist()
 
     @property
     def error(self) -> BaseException | None:

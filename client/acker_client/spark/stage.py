@@ -145,14 +145,22 @@ def apply_known(
     df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
 ) -> DataFrame:
     """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
-    record: Any = upstream.record
     applied = applied_to(df)
     if applied is None:
+        record: Any = upstream.record
         applied = Applied(df, Stage(record.settings, Arriving()), record)
+    return extend(applied, upstream, step, kind, schema, is_tracked=is_tracked)
+
+
+def extend(
+    applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
+) -> DataFrame:
+    """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
     stage = applied.stage.then(step, is_tracked=is_tracked)
-    out = plan_stage(applied.base, stage, kind, step.name, schema, upstream.columns, record, upstream.moving_boundaries)
+    moving = upstream.moving_boundaries
+    out = plan_stage(applied.base, stage, kind, step.name, schema, upstream.columns, applied.record, moving)
     if is_tracked:
-        remember(out, Applied(applied.base, stage, record))
+        remember(out, Applied(applied.base, stage, applied.record))
     return out
 
 

@@ -7,6 +7,7 @@ Neither partition numbers nor batch boundaries nor the process enter. It never s
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,9 +141,33 @@ class Tally:
         identity = Identity(*identity_of(self._name, (high << 64 | low) + salt))
         return Report(identity, self._entries(roots, vals))
 
-    def _compact(self) -> None:
+    def account(self) -> bytes:
+        """Everything counted so far, for another tally of the same operator in the same task to :meth:`absorb`."""
+        roots, vals = self._joined()
+        marks = np.concatenate(self._marks) if self._marks else _NONE
+        return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
+
+    def absorb(self, account: bytes) -> None:
+        """Count what another tally has counted."""
+        (low, high), roots, vals, marks, reasons = pickle.loads(account)
+        with np.errstate(over="ignore"):
+            self._total[0] += low
+            self._total[1] += high + np.uint64(self._total[0] < low)
+        self._chunks.append((roots, vals))
+        self._unfolded += len(roots)
+        if self._marks is not None:
+            self._marks.append(marks)
+        for root, reason in reasons.items():
+            self.fail(root, reason, reason.partition("\n")[0])
+        if self._unfolded > max(COMPACT_ENTRIES, self._folded):
+            self._compact()
+
+    def _joined(self) -> tuple[Column, Column]:
         roots = np.concatenate([_NONE, *(chunk[0] for chunk in self._chunks)])
-        vals = np.concatenate([_NONE, *(chunk[1] for chunk in self._chunks)])
+        return roots, np.concatenate([_NONE, *(chunk[1] for chunk in self._chunks)])
+
+    def _compact(self) -> None:
+        roots, vals = self._joined()
         count = kernels.sort_and_fold(roots, vals)
         self._chunks = [(roots[:count], vals[:count])]
         self._folded, self._unfolded = count, 0
