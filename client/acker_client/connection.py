@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from acker_client.backoff import Deadline
-from acker_client.errors import Rejected, Unavailable
+from acker_client.errors import Closed, Rejected, Unavailable
 from acker_client.settings import Settings
 from acker_client.version import VERSION
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, Transport
@@ -47,10 +47,13 @@ class Connection:
         self._transports: dict[str, Transport] = {}
         self._greeted: Greeted | None = None
         self._current = 0
+        self._is_closed = False
 
     def greeted(self, deadline: Deadline) -> Greeted:
         """The server to talk to, greeted; at first the first that answers. Unavailable when none does."""
         with self._lock:
+            if self._is_closed:
+                raise Closed("this client was closed: make another AckerClient")
             if self._greeted is not None:
                 return self._greeted
             failures: list[str] = []
@@ -75,6 +78,7 @@ class Connection:
     def close(self) -> None:
         """Close every channel."""
         with self._lock:
+            self._is_closed = True
             transports, self._transports, self._greeted = self._transports, {}, None
         for transport in transports.values():
             transport.close()

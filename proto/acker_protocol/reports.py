@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, mix64_column
-from acker_protocol.messages import ACK, FAIL, NO_KINDS, Apply, Entries, Identity, InitScope, Kinds
+from acker_protocol.messages import ACK, FAIL, Apply, Entries, Identity, InitScope, Kinds
 
 # gRPC is at its best around 1 MiB a message, and a server refuses what is above its cap.
 MESSAGE_BYTES = 1 << 20
 BYTES_AN_ENTRY = 17
+BYTES_A_REASON = 8  # its index, its tag and its length, beside its text
 
 
 def fold(roots: Column, vals: Column) -> Entries:
@@ -76,7 +78,7 @@ def pack(
     An empty report that covers something is one message without entries; an empty one that covers nothing is none.
     """
     total = digest(entries) if report_digest is None else report_digest
-    parts = list(_cut(entries, message_bytes // BYTES_AN_ENTRY))
+    parts = list(_cut(entries, message_bytes))
     if inits is None:
         return [Apply(identity, total, part) for part in parts]
     if not parts and len(inits.covered):
@@ -93,20 +95,35 @@ def _starts_of_runs(keys: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
 
 
-def _cut(entries: Entries, entries_max: int) -> Iterator[Entries]:
+def _cut(entries: Entries, message_bytes: int) -> Iterator[Entries]:
     if not len(entries):
         return
-    if len(entries) <= entries_max:
+    if len(entries) * BYTES_AN_ENTRY <= message_bytes and not len(entries.reason_ids):
         yield entries
         return
     bounds = np.append(section_starts(entries.root_ids), len(entries))
-    start = 0
-    while start < len(entries):
+    sizes = _bytes_before(entries, bounds)
+    first, last = 0, len(bounds) - 1
+    while first < last:
         # The last section boundary within reach, or the end of a section that is larger than a message.
-        index = int(np.searchsorted(bounds, start + entries_max, side="right")) - 1
-        stop = int(bounds[index]) if bounds[index] > start else int(bounds[index + 1])
-        yield _slice(entries, start, stop)
-        start = stop
+        after = int(np.searchsorted(sizes, sizes[first] + message_bytes, side="right")) - 1
+        after = max(after, first + 1)
+        yield _slice(entries, int(bounds[first]), int(bounds[after]))
+        first = after
+
+
+def _bytes_before(entries: Entries, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Bytes of the entries before each of ``bounds``, at most: a reason that several share counts for each."""
+    sizes = bounds * BYTES_AN_ENTRY
+    if not len(entries.reason_ids):
+        return sizes
+    lengths = np.array([BYTES_A_REASON + len(reason.encode()) for reason in entries.reasons], np.int64)
+    before = np.zeros(len(entries.reason_ids) + 1, np.int64)
+    np.cumsum(lengths[entries.reason_ids], out=before[1:])
+    fails_before = np.zeros(len(entries) + 1, np.int64)
+    np.cumsum((entries.kinds & FAIL) != 0, out=fails_before[1:])
+    total: npt.NDArray[np.int64] = sizes + before[fails_before[bounds]]
+    return total
 
 
 def _slice(entries: Entries, start: int, stop: int) -> Entries:
@@ -116,5 +133,7 @@ def _slice(entries: Entries, start: int, stop: int) -> Entries:
     failed = (entries.kinds & FAIL) != 0
     first = int(np.count_nonzero(failed[:start]))
     after = first + int(np.count_nonzero(failed[start:stop]))
-    kinds = entries.kinds[start:stop] if stop > start else NO_KINDS
-    return Entries(roots, vals, kinds, entries.reason_ids[first:after], entries.reasons)
+    # A message carries the reasons of its own fails only.
+    used, reason_ids = np.unique(entries.reason_ids[first:after], return_inverse=True)
+    reasons = tuple(entries.reasons[reason_id] for reason_id in used.tolist())
+    return Entries(roots, vals, entries.kinds[start:stop], reason_ids.astype(np.uint32), reasons)

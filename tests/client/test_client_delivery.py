@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.delivery import Delivery, ReportResult
+from acker_protocol import wire
 from acker_protocol.ids import mix64_column
 from acker_protocol.messages import ACK, FAIL, Apply, ApplyReply, Entries, Identity, InitScope, Status
-from acker_protocol.reports import digest, fold_updates, section_starts
+from acker_protocol.reports import digest, fold_updates, pack, section_starts
 
 IDENTITY = Identity(1, 2)
 NOT_FINAL = [Status.NOT_OWNER, Status.OVERLOADED, Status.UNKNOWN_SOURCE]
@@ -124,3 +125,20 @@ def test_an_answer_that_does_not_match_its_message_is_not_believed(statuses: lis
     key, _ = delivery.ready()[0]
     with pytest.raises(ValueError, match="section statuses"):
         delivery.answered(key, reply(Status.APPLIED, statuses))
+
+
+@given(st.integers(1, 600), st.integers(0, 300), st.sampled_from([3000, 10_000]))
+def test_no_message_is_larger_than_asked_and_each_has_the_reasons_of_its_own_fails(
+    count: int, length: int, message_bytes: int
+) -> None:
+    dice = np.random.default_rng(count)
+    roots = dice.integers(1, 2**64, count, np.uint64)
+    reasons = {int(root): f"{root % 50} " + "é" * length for root in roots}
+    entries = fold_updates(roots, roots, np.where(roots % 2, FAIL, ACK).astype(np.uint8), reasons)
+    messages = pack(IDENTITY, entries, message_bytes=message_bytes)
+    assert [row for message in messages for row in rows_of(message.entries)] == rows_of(entries)
+    for message in messages:
+        used = {reason for _, _, kind, reason in rows_of(message.entries) if kind & FAIL}
+        assert len(messages) == 1 or used == set(message.entries.reasons)
+        size = len(wire.encode_apply(message).SerializeToString())
+        assert size < message_bytes + 100 or sections_of(message) == 1

@@ -1,0 +1,174 @@
+"""The door to gRPC: a real server, and ports with something else behind them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from acker_client import AckerClient, Settings, errors
+from acker_client.transport import OPTIONS, GrpcTransport, translated
+from acker_protocol import ids
+from acker_protocol.messages import Apply, Entries, Hello, Identity
+from acker_protocol.reports import digest, fold
+
+COUNT = 200_000
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def transport(server: Any) -> Iterator[GrpcTransport]:
+    transport = GrpcTransport(server.address)
+    yield transport
+    transport.close()
+
+
+def test_a_large_report_goes_through_in_messages_that_the_server_takes(start_server: Callable[..., Any]) -> None:
+    server = start_server(max_message_bytes=300_000)
+    roots = ids.root_ids(1 << 40, np.arange(COUNT, dtype=np.uint64))
+    with AckerClient(server.address) as client:
+        result = client.report(Identity(1, 2), fold(roots, roots))
+        assert client.hello().max_message_bytes == 300_000
+    assert result.applied == 1024
+    assert server.shard.stats.updates == COUNT
+
+
+def test_a_large_report_of_fails_with_long_reasons_goes_through(start_server: Callable[..., Any]) -> None:
+    server = start_server(max_message_bytes=1 << 20)
+    roots = ids.root_ids(1 << 40, np.arange(20_000, dtype=np.uint64))
+    with AckerClient(server.address) as client:
+        client.open_source("orders")
+        client.init_columns(roots, roots)
+        client.fail_columns(roots, [f"{number} " + "x" * 400 for number in range(20_000)])
+        client.flush()
+        told = client.watch(10.0).outcomes
+    # The server keeps as many reasons as it has room for; each message takes only those of its own fails.
+    assert len(told) == 20_000
+    assert len(set(told.reasons)) > 1000
+
+
+def test_a_message_over_the_cap_says_how_to_raise_it(start_server: Callable[..., Any]) -> None:
+    transport = GrpcTransport(start_server(max_message_bytes=1 << 20).address)
+    roots = ids.root_ids(1 << 40, np.arange(COUNT, dtype=np.uint64))
+    entries = fold(roots, roots)
+    with pytest.raises(errors.Rejected, match="--max-message-bytes"):
+        transport.apply(Apply(Identity(1, 2), digest(entries), entries), 10.0)
+    transport.close()
+
+
+def test_a_malformed_message_is_rejected_by_the_server_s_own_sentence(transport: GrpcTransport) -> None:
+    crooked = Entries(np.ones(2, np.uint64), np.ones(1, np.uint64))
+    with pytest.raises(errors.Rejected, match="ack_vals: 1 for 2 root ids"):
+        transport.apply(Apply(Identity(1, 2), 0, crooked), 10.0)
+
+
+def test_another_protocol_version_is_rejected_naming_both(transport: GrpcTransport) -> None:
+    with pytest.raises(errors.Rejected, match=r"FAILED_PRECONDITION.*99.*1|FAILED_PRECONDITION.*1.*99"):
+        transport.hello(Hello(99, "from the future"), 10.0)
+
+
+def test_nobody_there_names_the_address_and_what_to_do() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        AckerClient(Settings((address,), budget_s=0.5)) as client,
+        pytest.raises(errors.Unavailable, match=rf"{address}.*acker serve.*ACKER_SERVERS"),
+    ):
+        client.hello()
+
+
+def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        client = AckerClient(Settings((address,), budget_s=1.0, call_timeout_s=0.3))
+        with pytest.raises(errors.Unavailable, match="DEADLINE_EXCEEDED|UNAVAILABLE"):
+            client.hello()
+        client.close()
+
+
+def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:
+    other = grpc.server(ThreadPoolExecutor(1))
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    client = AckerClient(f"127.0.0.1:{port}")
+    with pytest.raises(errors.Rejected, match="UNIMPLEMENTED.*an acker's gRPC port"):
+        client.hello()
+    client.close()
+    other.stop(None)
+
+
+def test_the_token_travels_with_every_call() -> None:
+    seen: list[str] = []
+
+    class Door(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> None:
+            seen.append(dict(details.invocation_metadata)["authorization"])
+
+    other = grpc.server(ThreadPoolExecutor(1), handlers=[Door()])
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    client = AckerClient(f"127.0.0.1:{port}", token="sesame")
+    with pytest.raises(errors.Rejected):
+        client.hello()
+    client.close()
+    other.stop(None)
+    assert seen == ["Bearer sesame"]
+
+
+def test_a_server_that_was_stopped_and_is_back_is_found_again(start_server: Callable[..., Any]) -> None:
+    first = start_server()
+    port = int(first.address.rpartition(":")[2])
+    client = AckerClient(first.address)
+    client.ack(5, 6)
+    client.flush()
+    first.stop()
+    client.ack(5, 7)
+    second = start_server(port=port)
+    client.flush()
+    assert second.shard.stats.updates == 1
+    client.close()
+
+
+def test_a_watch_in_flight_ends_when_the_client_is_closed(server: Any) -> None:
+    client = AckerClient(server.address)
+    client.open_source("orders")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(client.watch, 20.0)
+        while not server._shared.watches:
+            pass
+        client.close()
+        with pytest.raises(errors.Closed):
+            waiting.result(10.0)
+
+
+def test_keepalive_is_on_and_grpc_s_own_retries_are_off() -> None:
+    options = dict(OPTIONS)
+    assert options["grpc.enable_retries"] == 0
+    assert options["grpc.keepalive_time_ms"] == 30_000
+
+
+class Status(grpc.RpcError):  # type: ignore[misc]
+    def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
+        self.code = lambda: code
+        self.details = lambda: details
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code != grpc.StatusCode.OK])
+def test_every_grpc_status_is_an_error_of_the_client_s_own(code: grpc.StatusCode) -> None:
+    error = translated("here:1", Status(code, "because"))
+    assert isinstance(error, errors.Unavailable | errors.Rejected)
+    assert "here:1" in str(error)
+    assert "because" in str(error)
+    retried = {"CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "UNAVAILABLE", "INTERNAL", "ABORTED", "RESOURCE_EXHAUSTED"}
+    if code.name in retried:
+        assert isinstance(error, errors.Unavailable)
