@@ -23,7 +23,7 @@ def started(seed: int, rate: float, **options: Any) -> tuple[Play, LocalServer, 
     return play, server, time
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, RATES)
 def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(seed: int, rate: float) -> None:
     play, server, _ = started(seed, rate)
@@ -34,7 +34,7 @@ def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(see
     assert play.times_lost == 0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SEEDS, RATES, st.sampled_from(list(Settlement)), st.integers(0, 30), st.integers(0, 10))
 def test_a_settled_batch_leaves_no_root_without_its_outcome(
     seed: int, rate: float, settlement: Settlement, steps: int, unread: int
@@ -55,7 +55,7 @@ def test_a_settled_batch_leaves_no_root_without_its_outcome(
     assert play.unread() == unread
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> None:
     play, server, _ = started(seed, rate)
@@ -70,7 +70,7 @@ def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> Non
     assert play.times_lost == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_without_state_is_told_and_never_ends_in_a_false_ack(seed: int, rate: float) -> None:
     play, server, _ = started(seed, rate)

@@ -91,7 +91,7 @@ def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         client = AckerClient(Settings((address,), budget_s=1.0, call_timeout_s=0.3))
-        with pytest.raises(errors.Unavailable, match="DEADLINE_EXCEEDED|UNAVAILABLE"):
+        with pytest.raises(errors.Unavailable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             client.hello()
         client.close()
 
@@ -101,7 +101,7 @@ def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:
     port = other.add_insecure_port("127.0.0.1:0")
     other.start()
     client = AckerClient(f"127.0.0.1:{port}")
-    with pytest.raises(errors.Rejected, match="UNIMPLEMENTED.*an acker's gRPC port"):
+    with pytest.raises(errors.Rejected, match=r"UNIMPLEMENTED.*an acker's gRPC port"):
         client.hello()
     client.close()
     other.stop(None)
