@@ -1,8 +1,8 @@
 """Sink: the end of a tracked pipeline: what it writes is acked once the write is done.
 
 Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an exception of
-the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: a ``limit`` behind the
-sink's back lets a worker run ahead.
+the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where all that it ran is
+cut short by a limit, a worker may have run ahead, and the sink has failed (``executions``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark import plan, stage
 from acker_client.spark.anchors import Rows
+from acker_client.spark.executions import Executions
 from acker_client.spark.tally import Report, Tally
 
 Args = ParamSpec("Args")
@@ -37,8 +38,10 @@ class Sink(Generic[Args, Value]):
         rows = stage.apply_known(df, upstream, SinkStep(self.name), "sink", stage.user_schema(df), is_tracked=False)
         frame = tuple(node.tag for node in upstream.nodes)
         records: list[Any] = list({id(node.record): node.record for node in upstream.nodes}.values())
+        executions = Executions(df.sparkSession)
         try:
             value = self.function(rows, *args, **kwargs)
+            executions.refuse_partial(self.name, rows)
         except BaseException as error:
             for record in records:
                 record.sink_failed(self.name, frame, error)

@@ -1,0 +1,80 @@
+"""Executions: what Spark really ran over the rows of a sink.
+
+Decides whether a sink read its rows in part only. A worker runs ahead of a ``limit``, ``take`` or ``show`` behind a
+sink's back and acks what nobody wrote, so a sink of which every execution is cut short has not done its work. Looks at
+executions in Spark's own store (which is there without the UI); it never looks at rows and sees no jobs of RDDs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+# What ends before it has read its input.
+CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
+
+
+class PartialRead(Exception):
+    """A sink read only part of its rows. Nothing of the batch is acked; it is replayed."""
+
+    def __init__(self, sink: str, cut: str) -> None:
+        super().__init__(
+            f"sink {sink!r} read only part of its rows: all that Spark ran over them stands below a {cut} (limit, take,"
+            " head, first, show or isEmpty). What a sink does not read is not done, so its batch is abandoned. Write"
+            " all rows in the sink (a look at some of them beside that is fine), or drop rows before it with"
+            " acker_client.spark.where."
+        )
+
+
+class Executions:
+    """The executions that begin after this object was made."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        # py4j gives Java objects no type that a checker could use.
+        session: Any = spark._jsparkSession
+        self._store: Any = session.sharedState().statusStore()
+        self._bus: Any = session.sparkContext().listenerBus()
+        self._before = next(self._newest_first(), -1)
+
+    def refuse_partial(self, sink: str, rows: DataFrame) -> None:
+        """Raise :class:`PartialRead` when something ran over ``rows``, and all of it was cut short."""
+        self._bus.waitUntilEmpty()
+        function = str(rows._jdf.queryExecution().analyzed().functionExpr().name())
+        began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
+        cuts = [cut for execution in began for cut in self._cuts_over(execution, function)]
+        if cuts and all(cuts):
+            raise PartialRead(sink, cuts[0])
+
+    def _newest_first(self) -> Iterator[int]:
+        listed: Any = self._store.executionsList()
+        for index in reversed(range(listed.size())):
+            yield int(listed.apply(index).executionId())
+
+    def _cuts_over(self, execution: int, function: str) -> Iterator[str]:
+        """For each place of ``function`` in the plan of ``execution``: the cut above it, or nothing ("")."""
+        graph: Any = self._store.planGraph(execution)
+        nodes = {node.id(): node for node in _each(graph.allNodes())}
+        above = {edge.fromId(): edge.toId() for edge in _each(graph.edges())}
+        for number, node in nodes.items():
+            if function in node.desc() and not self._is_empty(execution, node):
+                yield next((name for name in _names_above(number, above, nodes) if name in CUTS), "")
+
+    def _is_empty(self, execution: int, node: Any) -> bool:
+        """Whether nothing came out of ``node``: then a cut above it has cut nothing off."""
+        values: Any = self._store.executionMetrics(execution)
+        rows = [metric for metric in _each(node.metrics()) if metric.name() == "number of output rows"]
+        return any(values.getOrElse(metric.accumulatorId(), None) == "0" for metric in rows)
+
+
+def _names_above(number: int, above: dict[int, int], nodes: dict[int, Any]) -> Iterator[str]:
+    while number in above:
+        number = above[number]
+        yield str(nodes[number].name())
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
