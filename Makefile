@@ -4,7 +4,7 @@
 #   make test         all tests (ARGS="tests/service -k settle")
 #   make check        format, lint, types, floors and doors, generated code, the README's programs
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
-#   make bench-storm  the same work in Apache Storm, from Maven Central (.build/bench-storm.json)
+#   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew
 #   make constraints  pin anew what is installed (constraints.txt)
 #   make clean        remove what these made, the virtual environment apart
@@ -62,7 +62,7 @@ bench: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m benchmarks.run $(ARGS)
 
 bench-storm: $(READY)
-	@$(BIN)/python -m benchmarks.storm $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m benchmarks.run --storm $(ARGS)
 
 # The oldest generator whose code runs on every grpcio from pyproject's floor up, in an environment of its own.
 $(GENERATOR)/.ready:

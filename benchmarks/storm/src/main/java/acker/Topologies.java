@@ -18,12 +18,15 @@ import org.apache.storm.tuple.Values;
 /**
  * Trees a second through Storm's LocalCluster: a spout that emits numbers, and one or two bolts that hand them on.
  *
- * One worker, one task each, batched queues and no sampling of statistics, as Storm's own performance topologies set
- * them. Acked: counted when the spout is told; untracked: when the last bolt has the tuple. Usage: Topologies SECONDS
+ * One worker, one task each, hardly any sampling of statistics, as Storm's own performance topologies have it. Acked:
+ * counted when the spout is told; untracked: when the last bolt has the tuple. Each shape is run with several settings of
+ * the two that matter, and all are printed: what is best depends on the machine. Usage: Topologies SECONDS
  */
 public final class Topologies {
-    private static final int ROUNDS = 5;
-    private static final int BATCH = 1000;
+    private static final int ROUNDS = 3;
+    /** Tuples that are handed on together (1 is Storm's default), and trees pending at most (0: no limit). */
+    private static final int[][] ACKED = {{1, 1000}, {1, 0}, {100, 1000}, {100, 0}};
+    private static final int[][] UNTRACKED = {{1, 0}, {1000, 0}};
 
     static volatile long done;
 
@@ -31,15 +34,19 @@ public final class Topologies {
         double seconds = Double.parseDouble(arguments[0]);
         for (int bolts = 1; bolts <= 2; bolts++) {
             for (boolean acked : new boolean[] {true, false}) {
-                System.out.printf("{\"bolts\": %d, \"acked\": %b, \"trees_per_s\": %.0f}%n",
-                    bolts, acked, measure(bolts, acked, seconds));
-                System.out.flush();
+                for (int[] setting : acked ? ACKED : UNTRACKED) {
+                    double rate = measure(bolts, acked, setting[0], setting[1], seconds);
+                    System.out.printf(
+                        "{\"bolts\": %d, \"acked\": %b, \"batch\": %d, \"max_pending\": %d, \"trees_per_s\": %.0f}%n",
+                        bolts, acked, setting[0], setting[1], rate);
+                    System.out.flush();
+                }
             }
         }
         System.exit(0);
     }
 
-    private static double measure(int bolts, boolean acked, double seconds) throws Exception {
+    private static double measure(int bolts, boolean acked, int batch, int maxPending, double seconds) throws Exception {
         TopologyBuilder builder = new TopologyBuilder();
         builder.setSpout("spout", new Numbers(acked));
         String before = "spout";
@@ -52,7 +59,10 @@ public final class Topologies {
         config.setNumWorkers(1);
         config.setNumAckers(acked ? 1 : 0);
         config.setStatsSampleRate(0.0001);
-        config.put(Config.TOPOLOGY_PRODUCER_BATCH_SIZE, BATCH);
+        config.put(Config.TOPOLOGY_PRODUCER_BATCH_SIZE, batch);
+        if (maxPending > 0) {
+            config.setMaxSpoutPending(maxPending);
+        }
         try (LocalCluster cluster = new LocalCluster();
              LocalCluster.LocalTopology topology = cluster.submitTopology("numbers", config, builder.createTopology())) {
             done = 0;

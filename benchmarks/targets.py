@@ -1,0 +1,141 @@
+"""Targets: what each figure should be, and whether it is. Reads figures; measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Figures = Mapping[str, Any]
+
+LEDGER_AND_STORM = (100_000, 1_000_000, 10_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``find`` takes the figures of all parts and raises LookupError where the part was not run."""
+
+    part: str
+    what: str
+    find: Callable[[Figures], float]
+    bound: float
+    unit: str
+    at_most: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table. ``figure`` None: not measured in this run."""
+
+    part: str
+    what: str
+    figure: float | None
+    target: Target
+
+    @property
+    def met(self) -> bool | None:
+        if self.figure is None:
+            return None
+        return self.figure <= self.target.bound if self.target.at_most else self.figure >= self.target.bound
+
+
+def rows(figures: Figures) -> Iterator[Row]:
+    """Every target beside what was measured."""
+    for target in TARGETS:
+        try:
+            figure: float | None = target.find(figures)
+        except (LookupError, TypeError):
+            figure = None
+        yield Row(target.part, target.what, figure, target)
+
+
+def table(figures: Figures) -> list[list[str]]:
+    """The rows as text: part, what, figure, target, met."""
+    return [
+        [row.part, row.what, shown(row.figure, row.target.unit), _bound(row.target), _met(row)] for row in rows(figures)
+    ]
+
+
+def shown(figure: float | None, unit: str) -> str:
+    """A figure with its unit, in as many digits as mean something."""
+    if figure is None:
+        return "not measured"
+    if unit in ("updates/s", "outcomes/s", "trees/s"):
+        return f"{figure / 1e6:.2f} M {unit}"
+    return f"{figure:.3g} {unit}" if figure < 100 else f"{figure:,.0f} {unit}"
+
+
+def _bound(target: Target) -> str:
+    return f"{'<=' if target.at_most else '>='} {shown(target.bound, target.unit)}"
+
+
+def _met(row: Row) -> str:
+    return {True: "met", False: "NOT MET", None: "-"}[row.met]
+
+
+def at(*path: str) -> Callable[[Figures], float]:
+    """The figure that stands at a path of keys."""
+
+    def find(figures: Figures) -> float:
+        found: Any = figures
+        for key in path:
+            found = found[key]
+        return float(found)
+
+    return find
+
+
+def ledger_at(pending: int, key: str = "updates_per_s") -> Callable[[Figures], float]:
+    """The ledger's largest figure over sizes of reports, at about so many pending roots."""
+
+    def find(figures: Figures) -> float:
+        runs = [float(run[key]) for run in figures["ledger"] if abs(run["pending"] - pending) <= pending // 10]
+        if not runs:
+            raise LookupError(pending)
+        return max(runs)
+
+    return find
+
+
+def storm_at(pending: int) -> Callable[[Figures], float]:
+    """Storm's acker alone at so many pending trees."""
+    return lambda figures: {run["pending"]: float(run["updates_per_s"]) for run in figures["storm"]["acker"]}[pending]
+
+
+def over(ours: Callable[[Figures], float], theirs: Callable[[Figures], float]) -> Callable[[Figures], float]:
+    """How many times theirs ours is."""
+    return lambda figures: ours(figures) / theirs(figures)
+
+
+def best_of(part: str, key: str) -> Callable[[Figures], float]:
+    """The best of the figures called ``key`` in a part's table of runs."""
+    return lambda figures: max(float(run[key]) for run in figures[part]["acker"].values())
+
+
+TARGETS: tuple[Target, ...] = (
+    Target("ledger", "100 k pending", ledger_at(100_000), 30e6, "updates/s"),
+    *(
+        Target("ledger", f"{n:,} pending, over Storm's acker", over(ledger_at(n), storm_at(n)), 8, "x")
+        for n in LEDGER_AND_STORM
+    ),
+    Target(
+        "ledger",
+        "bytes a pending root, 10 M",
+        ledger_at(10_000_000, "bytes_per_pending_root"),
+        40,
+        "bytes",
+        at_most=True,
+    ),
+    Target("service", "updates as they travel, 4 a root", best_of("service", "updates_per_s"), 8e6, "updates/s"),
+    Target("service", "outcomes at the source's callback", best_of("service", "outcomes_per_s"), 2e6, "outcomes/s"),
+    Target("service", "over Redis 7 with a Lua function", at("service", "times_redis"), 35, "x"),
+    Target("service", "over one record a call", at("service", "times_per_record_grpc"), 1000, "x"),
+    Target(
+        "service",
+        "p99, open loop at 4 M updates/s",
+        at("service", "open_loop", "latency_p99_s"),
+        0.02,
+        "s",
+        at_most=True,
+    ),
+)
