@@ -12,13 +12,13 @@ Needs the extra `spark` where it runs (pyarrow and PySpark); importing it needs 
 
 from __future__ import annotations
 
+from acker_client.source.batch import Batch
 from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
 from acker_client.source.flight import Fallen
 from acker_client.source.input import Input, Original, Origins
 from acker_client.source.listener import Listener, Seen
 from acker_client.source.options import Options
 from acker_client.source.retry import Retry
-from acker_client.source.run import Batch
 from acker_client.source.source import Files, Source
 from acker_client.source.summary import Summary
 

@@ -29,6 +29,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 BLOCK_BYTES = 4 << 20
 # The first and the last so many bytes before the committed position tell whether a file is still the same.
 MARK_BYTES = 1024
+GONE = "gone"
 PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".parquet", ".orc", ".avro"})
 
 
@@ -363,9 +364,12 @@ def _check_unchanged(found: Found, file: FileProgress) -> int:
 
 
 def _mark(path: str, position: int) -> str:
-    """Digest of what stands at the beginning of a file and right before ``position``."""
-    head = read_bytes(path, path, 0, min(MARK_BYTES, position))
-    tail = read_bytes(path, path, max(0, position - MARK_BYTES), position)
+    """Digest of what stands at the beginning of a file and right before ``position``; GONE if it was taken away."""
+    try:
+        head = read_bytes(path, path, 0, min(MARK_BYTES, position))
+        tail = read_bytes(path, path, max(0, position - MARK_BYTES), position)
+    except InputChanged:
+        return GONE
     return hashlib.blake2b(head + tail, digest_size=16).hexdigest()
 
 

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from acker_client.source.retry import Draw, Group, Retry, Schedule
 from acker_client.source.summary import Counts
-from acker_client.source.tracker import Applied, Emitted, Records, Tracker
+from acker_client.source.tracker import NO_RECORDS, Applied, Emitted, Records, Tracker
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Outcomes, ReasonIds, Verdict
+from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
 
 # Below so many dead letters the share of them says nothing yet.
 DEAD_MIN = 10
@@ -33,6 +33,17 @@ class Fallen:
     verdicts: Kinds
     reason_ids: ReasonIds
     reasons: Sequence[str]
+
+    @classmethod
+    def merged(cls, parts: Sequence[Fallen], reason: str) -> Fallen:
+        """All of ``parts`` in one, for one ``reason``."""
+        if not parts:
+            return cls(NO_RECORDS, NO_IDS, NO_KINDS, NO_REASON_IDS, ())
+        records = np.concatenate([part.records for part in parts])
+        order = np.argsort(records, kind="stable")
+        roots = np.concatenate([part.roots for part in parts])[order]
+        verdicts = np.concatenate([part.verdicts for part in parts])[order]
+        return cls(records[order], roots, verdicts, np.ones(len(order), np.uint32), (reason,))
 
     def __len__(self) -> int:
         return len(self.records)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from acker_client.source.batch import Batch
 from acker_client.source.errors import SourceError
 from acker_client.source.files import FileInput, Paths
 from acker_client.source.input import Input
@@ -16,7 +17,7 @@ from acker_client.source.listener import Listener
 from acker_client.source.options import Options
 from acker_client.source.retry import Retry
 from acker_client.source.rim import Rim, arrow_schema, spark_rim
-from acker_client.source.run import Batch, Run
+from acker_client.source.run import Run
 from acker_client.source.summary import Counts, Summary
 
 TEXT_SCHEMA = "value string, path string, line bigint"

@@ -15,6 +15,7 @@ from typing import Protocol
 from acker_client.client import AckerClient
 from acker_client.errors import AckerError, Closed
 from acker_client.registration import Watched
+from acker_client.source.errors import SourceError
 
 log = logging.getLogger("acker_client.source")
 
@@ -40,10 +41,15 @@ class Watcher:
         self._on_lost = on_lost
         self._brought: queue.SimpleQueue[Watched] = queue.SimpleQueue()
         self._stopped = threading.Event()
+        self._cursor = 0
+        self._died_of: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
         self._thread.start()
 
     def take(self, timeout_s: float) -> Watched | None:
+        """See :class:`Watching`. Raises :class:`SourceError` when the thread has died."""
+        if self._died_of is not None:
+            raise SourceError(f"nothing is heard of outcomes any more: {self._died_of!r}") from self._died_of
         try:
             return self._brought.get(timeout=timeout_s) if timeout_s > 0 else self._brought.get_nowait()
         except queue.Empty:
@@ -53,27 +59,31 @@ class Watcher:
         """Stop, without waiting for a poll that is on its way: closing the client ends it."""
         self._stopped.set()
 
-    def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
-
     def _watch(self) -> None:
-        cursor = 0
-        while not self._stopped.is_set():
-            try:
-                watched = self._client.watch(WAIT_S)
-            except Closed:
-                return
-            except AckerError as error:
-                if self._stopped.is_set():
-                    return
+        try:
+            while not self._stopped.is_set():
+                self._poll()
+        except Closed:
+            return
+        except BaseException as error:
+            self._died_of = error
+            raise
+
+    def _poll(self) -> None:
+        try:
+            watched = self._client.watch(WAIT_S)
+        except Closed:
+            raise
+        except AckerError as error:
+            if not self._stopped.is_set():
                 log.warning("watching for outcomes: %s; trying again", error)
                 self._stopped.wait(PAUSE_S)
-                continue
-            if watched.generation_changed:
-                self._on_lost()
-            if _says_something(watched, cursor):
-                self._brought.put(watched)
-            cursor = watched.cursor
+            return
+        if watched.generation_changed:
+            self._on_lost()
+        if _says_something(watched, self._cursor):
+            self._brought.put(watched)
+        self._cursor = watched.cursor
 
 
 class Polling:

@@ -1,0 +1,133 @@
+"""Burial: records that have spent their retries, on their way into the dead letters.
+
+Decides that a record counts as done only when its letter is on disk, that too many letters stop the run before they are
+written, and that a traceback is shown once for each operator: in the log, and in its first letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from acker_client.source.dead_letters import DeadLetter, DeadLetters
+from acker_client.source.errors import SourceError, TooManyDeadLetters
+from acker_client.source.flight import Fallen, Flight
+from acker_client.source.input import Input
+from acker_client.source.options import Options
+
+log = logging.getLogger("acker_client.source")
+
+# Where the traceback begins in the reason of an operator's failure.
+TRACEBACK = "\nTraceback (most recent call last)"
+NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
+
+
+class Burial:
+    """The dead letters of one run. Times are Unix seconds."""
+
+    def __init__(self, options: Options, source: Input, flight: Flight) -> None:
+        self._options = options
+        self._input = source
+        self._flight = flight
+        self._letters = None if options.dead_letters is None else DeadLetters(options.dead_letters)
+        self._told: set[str] = set()
+        self._first_emitted: list[tuple[int, float]] = []
+
+    def open(self) -> None:
+        """Make sure that letters can be written, before there is any. Raises ``SourceError``."""
+        if self._letters is not None:
+            self._letters.open()
+
+    def close(self) -> None:
+        if self._letters is not None:
+            self._letters.close()
+
+    def note_first_emission(self, record: int, now_s: float) -> None:
+        """Records from ``record`` on are emitted for the first time now."""
+        self._first_emitted.append((record, now_s))
+
+    def forget(self, done_below: int) -> None:
+        """Forget when records below ``done_below`` were emitted."""
+        del self._first_emitted[: max(0, self._index_of(done_below))]
+
+    def tell(self, reasons: Sequence[str]) -> None:
+        """Log the first traceback of each operator."""
+        for reason in reasons:
+            text, traceback = _split(reason)
+            if traceback and self._is_first(_operator_of(text)):
+                log.warning("first failure of %s\n%s", text, traceback)
+
+    def bury(self, spent: Fallen, now_s: float) -> None:
+        """Write a letter for each record, durably, then count it as done.
+
+        Raises ``SourceError`` when there is nowhere to write, ``TooManyDeadLetters`` when they are too large a share.
+        """
+        if self._letters is None:
+            raise SourceError(
+                f"{len(spent)} records have spent their retries (the first: {first_line(spent.reason(0))}), and there"
+                f" is"
+                f" nowhere to put them: give the source dead_letters='dead.jsonl'; {NOTHING_LOST}"
+            )
+        self._check_share(spent, self._letters)
+        self._letters.write(self._letters_of(spent, now_s))
+        self._flight.bury(spent.records)
+
+    def _check_share(self, spent: Fallen, letters: DeadLetters) -> None:
+        share_max, counts = self._options.max_dead_share, self._flight.counts
+        if not self._flight.has_too_many_dead(len(spent), share_max):
+            return
+        dead = counts.dead_lettered + len(spent)
+        raise TooManyDeadLetters(
+            f"{dead} of {counts.acked + dead} records have spent their retries, more than max_dead_share={share_max:g}"
+            f" allows; the last reason: {first_line(spent.reason(0))}. Earlier ones are in {letters.path}. Mend what"
+            f" fails"
+            f" and start again, or raise max_dead_share; {NOTHING_LOST}"
+        )
+
+    def _letters_of(self, spent: Fallen, now_s: float) -> Iterator[DeadLetter]:
+        schedule = self._flight.schedule
+        failed, interrupted = schedule.failed(spent.records), schedule.interrupted(spent.records)
+        for k, original in enumerate(self._input.originals(spent.records)):
+            yield DeadLetter(
+                source=self._options.name,
+                reason=self._reason(spent.reason(k)),
+                failed=int(failed[k]),
+                interrupted=int(interrupted[k]),
+                first_s=self._first_emitted[max(0, self._index_of(int(spent.records[k])))][1],
+                last_s=now_s,
+                path=original.path,
+                line=original.line,
+                byte=original.byte,
+                value=original.value,
+            )
+
+    def _reason(self, reason: str) -> str:
+        """The reason, with its traceback only in the first letter of each operator."""
+        text, traceback = _split(reason)
+        return reason if traceback and self._is_first("letter of " + _operator_of(text)) else text
+
+    def _is_first(self, what: str) -> bool:
+        is_first = what not in self._told
+        self._told.add(what)
+        return is_first
+
+    def _index_of(self, record: int) -> int:
+        return bisect_right(self._first_emitted, (record, float("inf"))) - 1
+
+
+def first_line(error: object) -> str:
+    """An error or a reason in one short line."""
+    kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
+    text = str(error).strip().partition("\n")[0]
+    return (kind + text)[:500]
+
+
+def _operator_of(text: str) -> str:
+    return text.partition(":")[0]
+
+
+def _split(reason: str) -> tuple[str, str]:
+    """(what went wrong, its traceback where there is one)."""
+    at = reason.find(TRACEBACK)
+    return (reason[:at], reason[at + 1 :]) if at >= 0 else (reason, "")
