@@ -30,3 +30,12 @@ def serve(options: tuple[str, ...]) -> None:
     except ModuleNotFoundError as error:
         raise click.ClickException(f"the server needs {error.name}: pip install 'acker[service]'") from None
     sys.exit(serve_main(options))
+
+
+@main.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def demo(options: tuple[str, ...]) -> None:
+    """Count words in Spark, break things on purpose, check every answer (acker demo --help)."""
+    from acker_command.demo.command import demo as demo_command
+
+    demo_command.main(options, prog_name="acker demo")

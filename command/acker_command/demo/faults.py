@@ -17,11 +17,11 @@ from pathlib import Path
 class Strike(enum.Enum):
     """One thing that goes wrong once. The value says it to people."""
 
-    WORKER_KILLED = "a worker process is killed (SIGKILL) among its records"
-    TASK_RERUN = "a task fails after its work was done and reported, and runs again"
+    WORKER_KILLED = "a worker process is killed (SIGKILL) among its rows"
+    TASK_RERUN = "a task fails after it has done and reported its work"
     WRITE_FAILED = "a write fails before it commits"
     SERVER_RESTARTED = "the server is restarted under load, with its state"
-    SERVER_LOST = "the server is killed (SIGKILL) under load, and comes back without its state"
+    SERVER_LOST = "the server is killed (SIGKILL) under load: its state is gone"
 
 
 FLAKY_ONE_IN = 200

@@ -5,6 +5,7 @@ On a terminal a live panel (rich); otherwise a plain line every few seconds. Str
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -30,7 +31,7 @@ class Progress(AbstractContextManager["Progress"]):
 
     def __init__(self, tally: Tally, console: Console | None = None) -> None:
         self._tally = tally
-        self._console = console or Console(file=sys.stderr, highlight=False)
+        self._console = console or _console()
         self._stage = "starting"
         self._since = time.monotonic()
         self._over = threading.Event()
@@ -81,6 +82,11 @@ class Progress(AbstractContextManager["Progress"]):
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, Text(f"{time.monotonic() - self._since:.0f} s  {self._stage}"))
         return Group(Text(), head, grid)
+
+
+def _console() -> Console:
+    """Standard error under a descriptor of its own, which stays when 2 is led elsewhere for a while (``silence``)."""
+    return Console(file=open(os.dup(sys.stderr.fileno()), "w"), highlight=False, soft_wrap=True)
 
 
 def figures(tally: Tally) -> list[tuple[str, str]]:

@@ -1,0 +1,99 @@
+"""Command: ``acker demo``, its options and its exit status.
+
+0: everything that was promised held. 1: something did not, or the demo could not run; the text says what. 130: Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+NEEDED = ("rich", "pyspark", "pyarrow", "pandas", "numba")
+INSTALL = "pip install 'acker[all]'"
+
+
+@click.command(
+    "demo", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, no_args_is_help=False
+)
+@click.option("--input", "patterns", multiple=True, metavar="PATH", help="Files, folders or quoted globs; repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+@click.option("--no-faults", is_flag=True, help="Break nothing.")
+@click.option("--records", type=click.IntRange(1), metavar="N", help="Read only the first N lines.")
+@click.option("--batch-records", type=click.IntRange(1), metavar="N", help="Lines a batch; default: by the input.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which records the faults strike.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Leave what was written (Parquet, dead letters, checkpoint, logs) in DIR, which has to be new or empty.",
+)
+def demo(
+    patterns: tuple[str, ...],
+    as_json: bool,
+    no_faults: bool,
+    records: int | None,
+    batch_records: int | None,
+    seed: int,
+    keep: Path | None,
+) -> None:
+    """Count words of real text in Spark, break things on purpose, and check every answer.
+
+    Starts a server in a process of its own and a local Spark, reads lines (by default every .py file of this Python's
+    standard library), splits them into words, drops the short ones, joins them with a small table, counts them and
+    writes Parquet. Meanwhile records raise, a worker process is killed, a task runs twice, a write fails, the server is
+    restarted, and killed. At each ACK the rows committed under that root id are held against what the line must give,
+    derived from the file in plain Python.
+
+    \b
+    records        lines of the input
+    acked          records whose final answer was ACKED
+    dead_lettered  records that were given up, with their reason: poison, or not UTF-8
+    lost           records without a final answer; has to be 0
+    false_acks     ACKs at which the committed rows were not what the line must give; has to be 0
+    failed         outcomes FAILED: the record raised, and was replayed or given up
+    timed_out      outcomes TIMED_OUT
+    interrupted    outcomes LOST: the batch was abandoned or the server was lost, and the record was replayed
+    replayed       emissions beyond the first of each record
+    records_per_s  acked and dead-lettered records, by the seconds from the first batch to the last answer
+
+    Ends with status 0 only if every record is acked or dead-lettered, none lost, none falsely acked, the counts over
+    all acked roots are those of the input, and the checkpoint is at its end.
+    """
+    check_packages()
+    from acker_command.demo.errors import DemoError
+    from acker_command.demo.job import Options, run
+    from acker_command.demo.result import as_json as json_of
+    from acker_command.demo.result import show
+
+    options = Options(patterns, records, batch_records, has_faults=not no_faults, seed=seed, keep=keep)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        result = run(options)
+    except DemoError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo("\nacker demo: stopped; server and Spark are down", err=True)
+        sys.exit(130)
+    if as_json:
+        click.echo(json.dumps(json_of(result)))
+    else:
+        show(result)
+    sys.exit(0 if result.passed else 1)
+
+
+def check_packages() -> None:
+    """Raise a one-line error if a package of the extras is missing."""
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"the demo needs {', '.join(missing)}: {INSTALL}")
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

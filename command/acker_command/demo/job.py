@@ -1,0 +1,195 @@
+"""Job: one run of the demo, from an empty folder to a result.
+
+Decides the order: server, Spark, what must come out, batch after batch with its strike, and the conclusion. Everything
+that was started is stopped again, however the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acker_client.errors import AckerError
+from acker_client.source import Batch, Files, Retry
+from acker_client.spark.session import SessionError, local_session
+from acker_command.demo import corpus, faults, silence
+from acker_command.demo.corpus import Corpus
+from acker_command.demo.errors import DemoError
+from acker_command.demo.expected import derive
+from acker_command.demo.faults import Faults, Schedule, Strike
+from acker_command.demo.pipeline import Pipeline, table_of_categories
+from acker_command.demo.progress import Progress
+from acker_command.demo.result import Result
+from acker_command.demo.sabotage import sabotage
+from acker_command.demo.server import Server
+from acker_command.demo.tally import Tally
+from acker_command.demo.verify import Verifier
+from acker_command.demo.watch import Watch
+
+CORES = 2
+ATTEMPTS = 4
+BATCH_RECORDS_MAX = 150_000
+RETRY = Retry(max_retries=3, max_interruptions=10, initial_s=1.0, cap_s=4.0)
+# Poison and unreadable lines are few; above this share something is wrong with the job, not with the lines.
+MAX_DEAD_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asked for. ``patterns`` empty: the standard library. ``batch_records`` None: by the
+    input."""
+
+    patterns: tuple[str, ...] = ()
+    records_max: int | None = None
+    batch_records: int | None = None
+    has_faults: bool = True
+    seed: int = 0
+    keep: Path | None = None
+
+    def size_of(self, records: int) -> int:
+        """Records of a batch: by default as many as leave a batch for each strike."""
+        return self.batch_records or min(BATCH_RECORDS_MAX, max(1, records // (len(Strike) + 1)))
+
+
+@dataclass(slots=True)
+class Stage:
+    """What a run works with."""
+
+    armed: Faults
+    schedule: Schedule
+    server: Server
+    pipeline: Pipeline
+    watch: Watch
+    view: Progress
+
+    def process(self, batch: Batch) -> None:
+        """One batch, and what goes wrong in it; replays run undisturbed, but for the records that raise."""
+        strike = None if batch.is_replay else self.schedule.deal(batch.records)
+        self.watch.strike = strike
+        with sabotage(self.server, self.armed, strike, self.view.strike):
+            self.pipeline.run(batch, strike)
+
+
+def run(options: Options) -> Result:
+    """Run the demo. Raises :class:`DemoError` when it cannot run; whether it showed what it should is in the result."""
+    with ExitStack() as exits:
+        folder = _folder(options.keep, exits)
+        text = corpus.measure(corpus.find(options.patterns), options.records_max, folder / "input")
+        tally = Tally(records=text.records)
+        _log_to(folder / "demo.log", exits)
+        view = exits.enter_context(Progress(tally))
+        view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting a server and Spark")
+        size = options.size_of(text.records)
+        stage = _set_up(options, folder, text, size, tally, view, exits)
+        source = _source(folder, text, size, stage.watch)
+        view.say(f"batches of {size:,} lines")
+        tally.start()
+        try:
+            source.run(stage.pipeline.spark, stage.process)
+        except AckerError as error:
+            raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
+        tally.stop()
+        view.say("checking the counts of all acked lines")
+        return _conclude(folder, text, stage)
+
+
+def is_at_end(checkpoint: Path, text: Corpus) -> bool:
+    """Whether a checkpoint file says of every file of the input that all of its bytes are done."""
+    done = {file["path"]: file["bytes"] for file in json.loads(checkpoint.read_text())["progress"]["files"]}
+    return all(done.get(path) == os.path.getsize(path) for path in text.paths)
+
+
+def _set_up(
+    options: Options, folder: Path, text: Corpus, size: int, tally: Tally, view: Progress, exits: ExitStack
+) -> Stage:
+    armed, schedule = _faults(options, folder / "faults", text.records, size)
+    server = Server(folder / "server")
+    exits.callback(server.stop)
+    with ThreadPoolExecutor(1) as beside:
+        expected = beside.submit(derive, text.paths, armed.is_poison)
+        server.start()
+        spark = _spark(server.address, folder, exits)
+        verifier = Verifier(expected.result(), folder / "counts")
+    pipeline = Pipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging")
+    return Stage(armed, schedule, server, pipeline, Watch(tally, verifier), view)
+
+
+def _faults(options: Options, folder: Path, records: int, size: int) -> tuple[Faults, Schedule]:
+    if not options.has_faults:
+        return faults.disarm(folder), faults.schedule(0, 0)
+    return faults.arm(folder, seed=options.seed, records=records), faults.schedule(-(-records // size), size // 2)
+
+
+def _source(folder: Path, text: Corpus, size: int, watch: Watch) -> Files:
+    return Files(
+        list(text.paths),
+        name="demo",
+        checkpoint=folder / "checkpoint.json",
+        dead_letters=folder / "dead.jsonl",
+        retry=RETRY,
+        max_dead_share=MAX_DEAD_SHARE,
+        batch_records=size,
+        listener=watch,
+    )
+
+
+def _spark(address: str, folder: Path, exits: ExitStack) -> Any:
+    """A local Spark whose chatter goes to a file."""
+    settings = {
+        "spark.acker.servers": address,
+        "spark.log.level": "ERROR",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.warehouse.dir": str(folder / "spark" / "warehouse"),
+    }
+    try:
+        with silence.to_file(folder / "spark.log"):
+            spark = local_session("acker demo", cores=CORES, attempts=ATTEMPTS, conf=settings)
+    except SessionError as error:
+        raise DemoError(str(error)) from None
+    exits.callback(spark.stop)
+    return spark
+
+
+def _conclude(folder: Path, text: Corpus, stage: Stage) -> Result:
+    dealt = tuple(stage.schedule.dealt)
+    return Result(
+        tally=stage.watch.tally,
+        conclusion=stage.watch.verifier.conclude(),
+        checkpoint_at_end=is_at_end(folder / "checkpoint.json", text),
+        planned=dealt,
+        struck=tuple(strike for strike in dealt if stage.armed.happened(strike.name)),
+        interrupted_by=dict(stage.watch.interrupted_by),
+    )
+
+
+def _folder(keep: Path | None, exits: ExitStack) -> Path:
+    """Where everything of this run is written."""
+    if keep is None:
+        folder = Path(tempfile.mkdtemp(prefix="acker-demo-"))
+        exits.callback(shutil.rmtree, folder, ignore_errors=True)
+    else:
+        folder = keep.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise DemoError(f"--keep {keep}: is not empty; name a new folder")
+    for name in ("counts", "staging", "spark"):
+        (folder / name).mkdir()
+    return folder
+
+
+def _log_to(path: Path, exits: ExitStack) -> None:
+    """What the library warns of goes to a file: half of it is what the faults are for."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    exits.callback(handler.close)
+    exits.callback(root.removeHandler, handler)

@@ -1,0 +1,150 @@
+"""Pipeline: what a user of the acker would write: lines to words, words to counts, counts to Parquet.
+
+Decides nothing about tracking: it sees rows and yields rows. The faults that fall in executors and in the sink are
+built in here, each behind one ``if``. The visible ``root_id`` is a copy of the tracking column, so that the verifier
+can find what was written under which root; nobody else needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import col, lit, pmod
+
+from acker_client.source import Batch
+from acker_client.spark import arrow_operator, group, join, operator, sink, where
+from acker_client.spark.operators import Operator
+from acker_client.spark.stock import Group
+from acker_command.demo.categories import CATEGORIES, NAME
+from acker_command.demo.faults import Faults, Strike
+from acker_command.demo.sabotage import mid_work
+
+BUCKETS = 16
+ORIGIN = ["root_id", "path", "line"]
+WORD_MIN = 3
+
+
+class Hiccup(Exception):
+    """What a record raises that will get through when it comes again."""
+
+
+class Poison(Exception):
+    """What a record raises each time."""
+
+
+class WriteFailed(Exception):
+    """What the write raises before it commits."""
+
+
+class TaskFailed(Exception):
+    """What a task raises after its work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written
+    first."""
+
+    spark: SparkSession
+    categories: DataFrame
+    faults: Faults
+    committed: Path
+    staging: Path
+
+    def run(self, batch: Batch, strike: Strike | None) -> None:
+        """Count the words of a batch and commit the counts, with ``strike`` falling somewhere on the way."""
+        rows = batch.df.withColumn("root_id", col("_root"))
+        rows = rows.transform(texts(self.faults))
+        rows = rows.transform(words(self.faults, strike))
+        rows = rows.transform(where(f"length(word) >= {WORD_MIN}"))
+        rows = rows.transform(join(self.categories, "word", "left"))
+        rows = rows.withColumn("bucket", pmod("root_id", lit(BUCKETS)))
+        rows = rows.transform(counts(self.faults, strike))
+        self._save(rows, batch.number, strike)
+
+    def _save(self, rows: DataFrame, number: int, strike: Strike | None) -> None:
+        @sink
+        def save(rows: DataFrame) -> None:
+            staged = self.staging / f"batch-{number:05}"
+            _write(rows, staged, self.faults, strike)
+            os.rename(staged, self.committed / staged.name)
+
+        save(rows)
+
+
+def table_of_categories(spark: SparkSession) -> DataFrame:
+    """The small table: word, category."""
+    return spark.createDataFrame(sorted(CATEGORIES.items()), "word string, category string")
+
+
+def texts(faults: Faults) -> Operator:
+    """A row operator: the text of a line, without what surrounds it. A share of the lines raises, once."""
+
+    @operator("text string", keep=ORIGIN)
+    def text(row: Row) -> Iterator[str]:
+        if faults.is_flaky(row.root_id):
+            raise Hiccup("comes again, and gets through")
+        yield row.value.strip()
+
+    return text
+
+
+def words(faults: Faults, strike: Strike | None) -> Operator:
+    """An Arrow operator: the words of each text. Poison raises; one worker process is killed in here."""
+
+    @arrow_operator("word string", keep=ORIGIN)
+    def word(lines: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+        if strike is Strike.WORKER_KILLED and faults.claim(strike.name):
+            os.kill(os.getpid(), signal.SIGKILL)
+        for text in lines["text"].to_pylist():
+            if faults.is_poison(text):
+                raise Poison(f"cannot be swallowed: {text}")
+        split = pc.split_pattern_regex(lines["text"], "[^A-Za-z_]+")
+        found = pc.ascii_lower(pc.list_flatten(split))
+        return pa.record_batch({"word": found}), pc.list_parent_indices(split)
+
+    return word
+
+
+def counts(faults: Faults, strike: Strike | None) -> Group:
+    """A group operator: how often each word stands in each line. A row descends from all the words that it counts."""
+
+    @group("bucket", "root_id bigint, path string, line bigint, word string, category string, count bigint")
+    def count(words: pa.Table) -> tuple[pa.Table, list[Any]]:
+        if strike in (Strike.SERVER_RESTARTED, Strike.SERVER_LOST):
+            faults.claim(mid_work(strike))
+        numbered = words.append_column("row", pa.array(np.arange(len(words))))
+        same = numbered.group_by([*ORIGIN, "word", "category"]).aggregate([("row", "list"), ("row", "count")])
+        lists = same["row_list"].combine_chunks()
+        parents = np.split(lists.flatten().to_numpy(), lists.offsets.to_numpy()[1:-1])
+        counted = same.drop_columns("row_list").rename_columns({"row_count": "count"})
+        return counted.set_column(4, "category", pc.fill_null(counted["category"], NAME)), parents
+
+    return count
+
+
+def _write(rows: DataFrame, staged: Path, faults: Faults, strike: Strike | None) -> None:
+    if strike is Strike.TASK_RERUN:
+        rows = rows.mapInArrow(_failing_once(faults), rows.schema)
+    rows.write.mode("overwrite").parquet(str(staged))
+    if strike is Strike.WRITE_FAILED and faults.claim(strike.name):
+        raise WriteFailed("the rows are written, and the commit fails")
+
+
+def _failing_once(faults: Faults) -> Any:
+    def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        # The input is exhausted: the stage before has reported what this task did.
+        if faults.claim(Strike.TASK_RERUN.name):
+            raise TaskFailed("after its work")
+
+    return pass_on

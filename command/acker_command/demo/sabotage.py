@@ -1,0 +1,75 @@
+"""Sabotage: a thread beside the job that lets strikes fall on the server, and tells of those that fell elsewhere.
+
+Decides the moment for the server: when a task of the batch says that it is in the middle of its work, so that the
+reports of the batch meet a server that is not there. The other strikes fall in the executors and in the sink
+(``pipeline``).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from acker_command.demo.faults import Faults, Strike
+from acker_command.demo.server import Server
+
+LOOK_S = 0.01
+
+
+@contextmanager
+def sabotage(server: Server, faults: Faults, strike: Strike | None, tell: Callable[[str], None]) -> Iterator[None]:
+    """Let ``strike`` fall while the body runs; leaves when it has fallen and the server is back, or it did not fall."""
+    if strike is None:
+        yield
+        return
+    falls = {Strike.SERVER_RESTARTED: server.restart, Strike.SERVER_LOST: server.lose}.get(strike)
+    striker = _Striker(faults, strike, falls, tell)
+    striker.start()
+    try:
+        yield
+    finally:
+        striker.finish()
+
+
+class _Striker(threading.Thread):
+    def __init__(
+        self, faults: Faults, strike: Strike, falls: Callable[[], None] | None, tell: Callable[[str], None]
+    ) -> None:
+        super().__init__(name="sabotage", daemon=True)
+        self._faults, self._strike, self._falls, self._tell = faults, strike, falls, tell
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        if not self._wait_for(self._strike.name if self._falls is None else mid_work(self._strike)):
+            return
+        self._tell(self._strike.value)
+        if self._falls is None:
+            return
+        self._faults.claim(self._strike.name)
+        try:
+            self._falls()
+        except BaseException as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Wait until the server is back. Raises what went wrong with it."""
+        self._over.set()
+        self.join()
+        if self._error is not None:
+            raise self._error
+
+    def _wait_for(self, name: str) -> bool:
+        """Whether ``name`` happened before the batch was over."""
+        while not self._faults.happened(name):
+            if self._over.is_set():
+                return self._faults.happened(name)
+            time.sleep(LOOK_S)
+        return True
+
+
+def mid_work(strike: Strike) -> str:
+    """What a task claims in the middle of the batch that ``strike`` is for."""
+    return f"{strike.name}-mid-work"
