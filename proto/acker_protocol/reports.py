@@ -22,23 +22,19 @@ BYTES_A_REASON = 8  # its index, its tag and its length, beside its text
 
 def fold(roots: Column, vals: Column) -> Entries:
     """XOR ``vals`` (uint64[n]) per root, the roots in wire order: the entries of a report of acks, or of inits."""
-    mixed = mix64_column(roots)
-    order = np.argsort(mixed)
-    mixed, roots, vals = mixed[order], roots[order], vals[order]
-    starts = _starts_of_runs(mixed)
+    order, starts = _order(roots)
+    vals = np.take(vals, order)
     if len(starts) == len(roots):
-        return Entries(roots, vals)
-    return Entries(roots[starts], np.bitwise_xor.reduceat(vals, starts))
+        return Entries(np.take(roots, order), vals)
+    return Entries(np.take(roots, order[starts]), np.bitwise_xor.reduceat(vals, starts))
 
 
 def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[int, str]) -> Entries:
     """Fold updates of several kinds: vals XOR, kinds OR per root. ``fail_reasons``: root -> its first fail's reason."""
-    mixed = mix64_column(roots)
-    order = np.argsort(mixed, kind="stable")
-    starts = _starts_of_runs(mixed[order])
-    if not len(starts):
+    if not len(roots):
         return Entries(roots, vals)
-    folded = roots[order][starts]
+    order, starts = _order(roots)
+    folded = roots[order[starts]]
     folded_vals = np.bitwise_xor.reduceat(vals[order], starts)
     folded_kinds = np.bitwise_or.reduceat(kinds[order], starts)
     if np.all(folded_kinds == ACK):
@@ -87,6 +83,26 @@ def pack(
     return [Apply(identity, total, part, silent) for part in parts[:-1]] + [
         Apply(identity, total, part, inits) for part in parts[-1:]
     ]
+
+
+def _order(roots: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The order that puts ``roots`` into wire order, stable, and where in it each root's run begins."""
+    bits = max(1, (len(roots) - 1).bit_length())
+    # The index rides in the low bits of what is sorted: sorting numbers is five times as fast as sorting their indices.
+    keys = mix64_column(roots)
+    keys &= np.uint64(MASK << bits & MASK)
+    keys |= np.arange(len(roots), dtype=np.uint64)
+    keys.sort()
+    order = (keys & np.uint64((1 << bits) - 1)).view(np.int64)
+    starts = _starts_of_runs(np.take(roots, order))
+    keys >>= np.uint64(bits)
+    tops = np.take(keys, starts)
+    if np.all(tops[1:] > tops[:-1]):
+        return order, starts
+    # Two roots share what is left of their high bits: rare below some million roots. Sort by all bits.
+    mixed = mix64_column(roots)
+    order = np.argsort(mixed, kind="stable")
+    return order, _starts_of_runs(mixed[order])
 
 
 def _starts_of_runs(keys: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
