@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -32,8 +33,12 @@ def test_the_first_program_runs_as_it_stands_and_a_second_run_has_nothing_to_do(
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "monday.jsonl").write_text(ORDERS)
     first = program("Files(", tmp_path, start_server().address)
+    # As in an activated environment.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for _ in range(2):
-        done = subprocess.run([sys.executable, first], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(
+            ["python", first], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
+        )
         assert done.returncode == 0, done.stderr
         rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
         assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
