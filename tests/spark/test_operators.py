@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from acker_client.spark import operator, sink
 from pyspark.sql import DataFrame, Row, SparkSession
 from trial import ACKED, Trial, texts, words_of
+
+from acker_client.spark import operator, sink
 
 
 @operator("word string", keep=["number"])
 def words(row: Row) -> Any:
-    for word in row.text.split():
-        yield word
+    yield from row.text.split()
 
 
 @sink

@@ -53,12 +53,19 @@ def test_explode_of_maps_and_outer(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         mapped = trial.df.select(
             "number",
-            F.expr("CASE WHEN number % 3 = 0 THEN map('a', number, 'b', 2) WHEN number % 3 = 1 THEN map() END").alias("m"),
+            F.expr("CASE WHEN number % 3 = 0 THEN map('a', number, 'b', 2) WHEN number % 3 = 1 THEN map() END").alias(
+                "m"
+            ),
             "_root",
             "_edge",
         )
         rows = collect(mapped.transform(explode("m", ("k", "v"), outer=True)))
-        assert rows[:4] == [Row(number=0, k="a", v=0), Row(number=0, k="b", v=2), Row(1, None, None), Row(2, None, None)]
+        assert rows[:4] == [
+            Row(number=0, k="a", v=0),
+            Row(number=0, k="b", v=2),
+            Row(1, None, None),
+            Row(2, None, None),
+        ]
         assert trial.settle() == ALL
 
 
@@ -97,7 +104,10 @@ def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> No
 def test_left_join_keeps_rows_without_a_match(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x"), (0, "y"), (3, None)], "number long, tag string")
     with Trial(spark, server.address, texts(20)) as trial:
-        rows = [(row.number, row.tag) for row in trial.df.transform(join(small, "number", "left")).transform(as_is).collect()]
+        rows = [
+            (row.number, row.tag)
+            for row in trial.df.transform(join(small, "number", "left")).transform(as_is).collect()
+        ]
         assert len(rows) == 21
         assert trial.settle() != ALL
 

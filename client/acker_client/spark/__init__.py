@@ -5,6 +5,9 @@ The only door to PySpark. Import from here: ``from acker_client.spark import ope
 
 from __future__ import annotations
 
+from acker_client.spark import functions
+from acker_client.spark.check import check
+from acker_client.spark.collector import Collector, CollectorError, collector_settings
 from acker_client.spark.operators import Operator, OperatorError, arrow_operator, operator, pandas_operator
 from acker_client.spark.refusals import MovingBoundaries, Refused
 from acker_client.spark.sink import Sink, sink
@@ -20,9 +23,14 @@ __all__ = [
     "group",
     "join",
     "sink",
+    "Collector",
+    "collector_settings",
+    "functions",
+    "check",
     "Operator",
     "OperatorError",
     "Sink",
+    "CollectorError",
     "MovingBoundaries",
     "Refused",
 ]

@@ -1,8 +1,9 @@
 """Anchors: what a row carries so that rows derived from it can be tied to their trees, as Arrow columns and as uint64.
 
 Decides the two forms of design section 4. **Thin**: ``_root bigint, _edge bigint``, null where a row is unanchored.
-**Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row is unanchored.
-Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for "unanchored".
+**Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row is
+unanchored. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for
+"unanchored".
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Anchors:
     edges: Column
     offsets: Positions | None = None
 
-    def roots_of(self, row: int) -> list[int]:
-        """Root ids of one row; empty when it is unanchored."""
-        if self.offsets is None:
-            return [int(self.roots[row])] if self.roots[row] else []
-        return [int(root) for root in self.roots[self.offsets[row] : self.offsets[row + 1]]]
+    def of(self, row: int) -> list[tuple[int, int]]:
+        """(root id, edge) of one row; empty when it is unanchored."""
+        start, stop = (row, row + 1) if self.offsets is None else self.offsets[row : row + 2].tolist()
+        pairs = zip(self.roots[start:stop].tolist(), self.edges[start:stop].tolist(), strict=True)
+        return [(root, edge) for root, edge in pairs if root]
 
     def slice(self, start: int, stop: int) -> Anchors:
         """Anchors of the rows from ``start`` up to ``stop``."""
@@ -51,12 +52,15 @@ class Anchors:
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
 
     def merged(self, bounds: Positions) -> Anchors:
-        """Packed anchors of rows that each descend from several of these: row j from ``bounds[j]`` up to ``bounds[j + 1]``.
+        """Packed anchors of rows that each descend from several of these: row j from ``bounds[j]`` up to ``bounds[j +
+        1]``.
 
         One edge a root: edges of the same root XOR together.
         """
         at = bounds if self.offsets is None else self.offsets[bounds]
-        parts = [_one_edge_a_root(self.roots[start:stop], self.edges[start:stop]) for start, stop in pairwise(at.tolist())]
+        parts = [
+            _one_edge_a_root(self.roots[start:stop], self.edges[start:stop]) for start, stop in pairwise(at.tolist())
+        ]
         offsets = np.zeros(len(bounds), np.int64)
         np.cumsum([len(roots) for roots, _ in parts], out=offsets[1:])
         none = np.empty(0, np.uint64)
@@ -80,9 +84,16 @@ def unpack(batch: pa.RecordBatch) -> Rows:
     names = batch.schema.names
     kept = [index for index, name in enumerate(names) if name not in TRACKING]
     data = batch.select(kept)
-    if ANCHORS in names:
-        return Rows(data, packed_anchors(batch.column(ANCHORS)))
-    return Rows(data, Anchors(_ids(batch.column(ROOT)), _ids(batch.column(EDGE))))
+    tracking = (ANCHORS,) if ANCHORS in names else (ROOT, EDGE)
+    return Rows(data, of_columns([batch.column(name) for name in tracking]))
+
+
+def of_columns(columns: Sequence[Any]) -> Anchors:
+    """Anchors out of their Arrow columns: roots and edges (thin), or packed ones alone."""
+    if len(columns) == 1:
+        return packed_anchors(columns[0])
+    roots, edges = columns
+    return Anchors(_ids(roots), _ids(edges))
 
 
 def pack(rows: Rows) -> pa.RecordBatch:

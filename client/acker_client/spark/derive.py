@@ -1,7 +1,7 @@
 """Derive: the rows that a step makes of the rows it took, anchored to them, and the account of both.
 
-Decides what of a row's children goes into its edges: how many there are, and, where asked, every value they have, their own
-and those they keep of their parent. Knows no user code.
+Decides what of a row's children goes into its edges: how many there are, and, where asked, every value they have, their
+own and those they keep of their parent. Knows no user code.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def derive(
 ) -> Rows:
     """Rows of ``columns`` and what they ``keep`` of their parents, anchored to these, which are counted as consumed.
 
-    Who descends from whom: ``counts`` (int64[n]) of children of each row, in order; else ``parents`` (int64[m], checked)
-    of each child; else one to one.
+    Who descends from whom: ``counts`` (int64[n]) of children of each row, in order; else ``parents`` (int64[m],
+    checked) of each child; else one to one.
     """
     is_one_to_one = counts is None and parents is None
     every = np.arange(len(rows))

@@ -121,9 +121,7 @@ def thin_children(edges, parents, digests, operator_hash, ordinals, children, pr
 
 
 @njit(
-    types.void(
-        _I64S_IN, _U64S_IN, _U64S_IN, _I64S_IN, _U64S_IN, types.uint64, _I64S, _I64S_IN, _U64S, _U64S, _U64S
-    ),
+    types.void(_I64S_IN, _U64S_IN, _U64S_IN, _I64S_IN, _U64S_IN, types.uint64, _I64S, _I64S_IN, _U64S, _U64S, _U64S),
     nogil=True,
     cache=True,
 )
@@ -132,7 +130,8 @@ def packed_children(  # type: ignore[no-untyped-def]
 ):
     """As :func:`thin_children` for rows with several anchors each: a child has its parent's roots, one edge under each.
 
-    ``offsets: int64[n + 1]`` into ``roots``, ``edges``, ``produced``; ``child_offsets: int64[m + 1]`` into the children's.
+    ``offsets: int64[n + 1]`` into ``roots``, ``edges``, ``produced``; ``child_offsets: int64[m + 1]`` into the
+    children's.
     """
     for j in range(len(parents)):
         parent = parents[j]
@@ -233,10 +232,10 @@ def has_copies(marks):  # type: ignore[no-untyped-def]
             keys[at] = keys[at - 1]
             at -= 1
         keys[at] = key
+    copies = 0
     for i in range(1, n):
-        if keys[i] == keys[i - 1]:
-            return True
-    return False
+        copies += keys[i] == keys[i - 1]
+    return copies > 0
 
 
 @njit(nogil=True, inline="always")

@@ -1,9 +1,9 @@
 """Operators: the user's functions as steps of a tracked pipeline. Storm's bolts.
 
-Decides how a function is called (row by row, or a batch at a time), how what it gives is held against the declared schema,
-which rows of its input its output descends from, and what becomes of a row that raises: its tree fails, with the exception
-as reason, and the rest goes on. Every output is anchored to its input, and the input is acked, in one breath.
-The function sees no tracking columns.
+Decides how a function is called (row by row, or a batch at a time), how what it gives is held against the declared
+schema, which rows of its input its output descends from, and what becomes of a row that raises: its tree fails, with
+the exception as reason, and the rest goes on. Every output is anchored to its input, and the input is acked, in one
+breath. The function sees no tracking columns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from acker_client.spark import stage
 from acker_client.spark.anchors import TRACKING, Anchors, Positions, Rows
 from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.rows import Child, Mismatch, RowReader, RowWriter, arrow_schema, flat
+from acker_client.spark.rows import Child, Mismatch, RowReader, RowWriter, arrow_schema, flat, struct_type
 from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
 
 OnError = Literal["fail", "raise"]
@@ -45,7 +45,9 @@ class Operator:
     ``function`` is the user's, untouched: call it to test it.
     """
 
-    def __init__(self, function: Callable[[Any], Any], declared: Declared, kind: Literal["row", "pandas", "arrow"]) -> None:
+    def __init__(
+        self, function: Callable[[Any], Any], declared: Declared, kind: Literal["row", "pandas", "arrow"]
+    ) -> None:
         self.function = function
         self.name = declared.name or function.__name__
         self.__doc__ = function.__doc__
@@ -64,9 +66,7 @@ class Operator:
     def __repr__(self) -> str:
         return f"<operator {self.name!r}>"
 
-    def _step(
-        self, spark: SparkSession, given: StructType, schema: StructType, keep: tuple[str, ...]
-    ) -> stage.Step:
+    def _step(self, spark: SparkSession, given: StructType, schema: StructType, keep: tuple[str, ...]) -> stage.Step:
         declared = self._declared
         if self._kind == "row":
             return RowStep(self.name, self.function, given, schema, keep, declared.on_error)
@@ -91,10 +91,12 @@ class Declared:
 
     def fields(self, name: str) -> StructType:
         """The schema. DDL is Spark's to read, so this needs a session."""
-        fields = StructType.fromDDL(self.schema) if isinstance(self.schema, str) else self.schema
+        fields = struct_type(self.schema)
         taken = [column for column in fields.names if column in TRACKING]
         if taken:
-            raise ValueError(f"operator {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
+            raise ValueError(
+                f"operator {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}"
+            )
         twice = {column for column in fields.names if fields.names.count(column) > 1}
         if twice:
             raise ValueError(f"operator {name!r}: the schema names {sorted(twice)} more than once")
@@ -109,7 +111,8 @@ class Declared:
         double = [column for column in keep if column in schema.names]
         if double:
             raise ValueError(
-                f"operator {name!r} keeps {double} and makes a column of that name too: take it out of keep, or rename it"
+                f"operator {name!r} keeps {double} and makes a column of that name too: take it out of keep, or"
+                " rename it"
             )
         return keep
 
@@ -149,9 +152,9 @@ def operator(
     """A row operator: ``function(row)`` yields or returns the rows that ``row`` becomes, or None for none.
 
     ``schema``: of what it gives, as DDL or StructType; ``keep``: columns of the input to hand on beside it, or ``"*"``.
-    A row may be a tuple, a Row, a dict, or the bare value where the schema has one column. ``name`` (the function's, unless
-    given) goes into edges and reports: keep it when you move the function. ``on_error``: ``"fail"`` fails the record of a
-    row that raises and goes on, ``"raise"`` fails the task.
+    A row may be a tuple, a Row, a dict, or the bare value where the schema has one column. ``name`` (the function's,
+    unless given) goes into edges and reports: keep it when you move the function. ``on_error``: ``"fail"`` fails the
+    record of a row that raises and goes on, ``"raise"`` fails the task.
     """
     declared = _declared(schema, keep, name, on_error, True)
     if function is not None:
@@ -170,8 +173,9 @@ def pandas_operator(
     """A batch operator over pandas: ``function(frame)`` returns a frame, one row for each of its input, in order; or
     ``(frame, parents)``, where ``parents[j]`` is the position of the input row that row j descends from.
 
-    The input has a RangeIndex, so ``parents`` of what ``explode`` or a selection gave is its index. ``deterministic=False``:
-    the function may give other values when a task is run again, so edges digest them. The rest as in :func:`operator`.
+    The input has a RangeIndex, so ``parents`` of what ``explode`` or a selection gave is its index.
+    ``deterministic=False``: the function may give other values when a task is run again, so edges digest them. The rest
+    as in :func:`operator`.
     """
     declared = _declared(schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declared, "pandas")
@@ -185,8 +189,8 @@ def arrow_operator(
     on_error: OnError = "fail",
     deterministic: bool = True,
 ) -> Callable[[BatchFunction], Operator]:
-    """A batch operator over ``pyarrow.RecordBatch``: as :func:`pandas_operator`; it returns a RecordBatch or Table, or that
-    and ``parents``. A batch that raises is run again in halves, down to the rows that are to blame.
+    """A batch operator over ``pyarrow.RecordBatch``: as :func:`pandas_operator`; it returns a RecordBatch or Table, or
+    that and ``parents``. A batch that raises is run again in halves, down to the rows that are to blame.
     """
     declared = _declared(schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declared, "arrow")
@@ -237,7 +241,8 @@ class RowRun:
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
     def take(self, rows: Rows) -> Iterator[Rows]:
-        """Calls the function for each row; hands on as soon as there are enough children, so that memory stays bounded."""
+        """Calls the function for each row; hands on as soon as there are enough children, so that memory stays
+        bounded."""
         given = self._reader.rows(rows.data)
         start, children, found = 0, list[list[Child]](), 0
         for row in range(len(given)):
@@ -332,13 +337,16 @@ class BatchRun:
 
 
 def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], int]:
-    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises :class:`OperatorError`."""
+    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises
+    :class:`OperatorError`."""
     if isinstance(data, pa.Table):
         columns = [column.combine_chunks() for column in data.columns]
         columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
         data = batch_of(columns, data.schema.names, data.num_rows)
     if not isinstance(data, pa.RecordBatch):
-        raise OperatorError(f"{who} is to return a pyarrow RecordBatch or Table, or that and parents; got {_type(data)}")
+        raise OperatorError(
+            f"{who} is to return a pyarrow RecordBatch or Table, or that and parents; got {_type(data)}"
+        )
     return [_checked_column(data, field, who) for field in schema], data.num_rows
 
 
@@ -389,7 +397,7 @@ class Culprits:
 
     def fail(self, anchors: Anchors, row: int, error: Exception) -> None:
         """Fail the trees of one row; raises ``error`` again where the operator is to raise, or the row has no tree."""
-        roots = anchors.roots_of(row)
+        roots = [root for root, _ in anchors.of(row)]
         if self._on_error == "raise" or not roots:
             raise error
         brief = f"{self._name}: {type(error).__name__}"
@@ -425,7 +433,9 @@ def _pandas_column(series: Any, field: pa.Field, name: str) -> Any:
     try:
         return pa.Array.from_pandas(series, type=field.type)
     except pa.ArrowException as error:
-        raise OperatorError(f"operator {name!r}: field {field.name!r} is {field.type}, got {series.dtype} ({error})") from None
+        raise OperatorError(
+            f"operator {name!r}: field {field.name!r} is {field.type}, got {series.dtype} ({error})"
+        ) from None
 
 
 def _declared(

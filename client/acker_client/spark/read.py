@@ -1,8 +1,8 @@
 """Read: how records of a source become rows of Spark, and how a task says which of them it has emitted.
 
-Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, what a read task reports (inits,
-and the range of numbers that it covered), and what becomes of a record that cannot be read: it is emitted, failed, and not
-handed on. Where records come from is the source's to say, slice by slice.
+Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, what a read task reports
+(inits, and the range of numbers that it covered), and what becomes of a record that cannot be read: it is emitted,
+failed, and not handed on. Where records come from is the source's to say, slice by slice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from acker_client.settings import Settings
 from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows
+from acker_client.spark.rows import struct_type
 from acker_client.spark.stage import Applied, Stage, plan_stage, remember
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
@@ -66,8 +67,8 @@ class Slice(Protocol):
 class BatchRecord:
     """The driver's record of a batch: how to reach the acker, and what became of the sinks. Thread-safe.
 
-    A sink that failed leaves its error here until the same sink has succeeded on the same frame: with an error left, *done*
-    becomes *abandon*, also when the user's code swallowed the exception.
+    A sink that failed leaves its error here until the same sink has succeeded on the same frame: with an error left,
+    *done* becomes *abandon*, also when the user's code swallowed the exception.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -132,7 +133,7 @@ def frame_of(
     settings: Settings,
 ) -> TrackedFrame:
     """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source."""
-    fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    fields = struct_type(schema)
     taken = [column for column in fields.names if column in TRACKING]
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")

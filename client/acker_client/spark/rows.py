@@ -1,8 +1,8 @@
 """Rows: between Arrow batches and the Python rows that a row operator sees and gives.
 
-Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give (rows
-as tuples, Rows, dicts, or the bare value where there is one column), and how that is held against the declared schema.
-Knows nothing of anchors.
+Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give
+(rows as tuples, Rows, dicts, or the bare value where there is one column), and how that is held against the declared
+schema. Knows nothing of anchors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,16 @@ Child = tuple[Any, ...]
 
 class Mismatch(TypeError):
     """What user code gave does not fit the declared schema. The message names the field and what came."""
+
+
+def struct_type(schema: str | StructType) -> StructType:
+    """A schema as users write it: DDL (which is Spark's to read, and needs a session) or a StructType."""
+    if isinstance(schema, StructType):
+        return schema
+    fields = StructType.fromDDL(schema)
+    if not isinstance(fields, StructType):
+        raise ValueError(f"the schema {schema!r} is a type, not columns; write it like 'word string, count int'")
+    return fields
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -62,7 +72,11 @@ class RowWriter:
         """What a call gave, as tuples: from None, one row, or any iterable of rows. Runs a generator to its end."""
         if given is None:
             return []
-        if isinstance(given, (tuple, dict)) or not isinstance(given, Iterable) or isinstance(given, (str, bytes, bytearray)):
+        if (
+            isinstance(given, (tuple, dict))
+            or not isinstance(given, Iterable)
+            or isinstance(given, (str, bytes, bytearray))
+        ):
             return [self._child(given)]
         children = list(given)
         if all(type(child) is tuple and len(child) == self._width for child in children):
@@ -100,7 +114,9 @@ class RowWriter:
         if isinstance(child, dict):
             unknown = child.keys() - set(self._schema.names)
             if unknown:
-                raise Mismatch(f"a dict names {sorted(map(str, unknown))}, which the schema ({self._ddl}) does not have")
+                raise Mismatch(
+                    f"a dict names {sorted(map(str, unknown))}, which the schema ({self._ddl}) does not have"
+                )
             return tuple(child.get(name) for name in self._schema.names)
         if not isinstance(child, tuple):
             if self._width == 1:
@@ -146,7 +162,9 @@ def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
 
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
     # Spark's converters turn anything into a string; ours holds strings, numbers and dates to the schema as they are.
-    if not isinstance(kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)) and kind.typeName() not in (
+    if not isinstance(
+        kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)
+    ) and kind.typeName() not in (
         "variant",
         "geography",
         "geometry",

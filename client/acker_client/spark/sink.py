@@ -1,8 +1,8 @@
 """Sink: the end of a tracked pipeline: what it writes is acked once the write is done.
 
-Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an exception of
-the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where all that it ran is
-cut short by a limit, a worker may have run ahead, and the sink has failed (``executions``).
+Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an
+exception of the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where
+all that it ran is cut short by a limit, a worker may have run ahead, and the sink has failed (``executions``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Sink(Generic[Args, Value]):
 
     def __init__(self, function: Callable[Concatenate[DataFrame, Args], Value], name: str | None = None) -> None:
         self.function = function
-        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 

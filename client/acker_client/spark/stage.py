@@ -1,10 +1,10 @@
 """Stage: what one Python task of Spark does: steps one after the other over the rows it is given, and their reports.
 
-Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and never
-before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A task that
-dies, is closed early or raises has reported nothing. Each step counts for itself, so a stage of three steps reports, edge
-for edge, what three stages of one step would. What steps do to rows is theirs to say (``operators``, ``stock``, ``sink``);
-what stands between stages is the guard's (``plan``).
+Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and
+never before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A
+task that dies, is closed early or raises has reported nothing. Each step counts for itself, so a stage of three steps
+reports, edge for edge, what three stages of one step would. What steps do to rows is theirs to say (``operators``,
+``stock``, ``sink``); what stands between stages is the guard's (``plan``).
 
 Nothing here that is pickled holds a channel: a stage carries settings, and the client is made inside the task.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -114,10 +115,9 @@ class Stage:
             flow = _through(run, flow)
         for rows in flow:
             yield from _chunks(pack(rows) if self.is_tracked else rows.data)
-        for reporter in (entry, *runs):
-            for report in reporter.reports():
-                if not report.is_empty:
-                    send(report)
+        for report in chain(entry.reports(), *(run.reports() for run in runs)):
+            if not report.is_empty:
+                send(report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class Applied:
 def apply(df: DataFrame, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True) -> DataFrame:
     """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
 
-    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not exactly
-    those of the stage before.
+    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
+    exactly those of the stage before.
     """
     return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema, is_tracked=is_tracked)
 

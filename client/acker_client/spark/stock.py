@@ -1,7 +1,8 @@
 """Stock operators: what Spark has for frames (filter, explode, union of copies, groupBy, join), with tracking.
 
-Decides how each of them keeps the account that Spark's own would lose: what is dropped is acked, what is multiplied gets an
-edge a copy, what is merged carries the anchors of all it came from. Conditions and join keys are Spark's to evaluate.
+Decides how each of them keeps the account that Spark's own would lose: what is dropped is acked, what is multiplied
+gets an edge a copy, what is merged carries the anchors of all it came from. Conditions and join keys are Spark's to
+evaluate.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from acker_client.spark.operators import (
     checked_parents,
     spark_checks_reruns,
 )
-from acker_client.spark.rows import arrow_schema
+from acker_client.spark.rows import arrow_schema, struct_type
 from acker_client.spark.tally import Report, Tally, digest_parents
 from acker_client.spark.values import digest_rows
 
@@ -65,8 +66,8 @@ def explode(
 ) -> Transform:
     """One row for each element of ``column`` (an array or a map), each with an edge of its own.
 
-    ``into``: name of the element's column, the array's unless given; of a map ``(key, value)``, ``("key", "value")`` unless
-    given. Rows without elements are done, and acked; with ``outer`` they are kept, with null.
+    ``into``: name of the element's column, the array's unless given; of a map ``(key, value)``, ``("key", "value")``
+    unless given. Rows without elements are done, and acked; with ``outer`` they are kept, with null.
     """
 
     def multiply(df: DataFrame) -> DataFrame:
@@ -82,8 +83,9 @@ def explode(
 def branch(df: DataFrame, copies: int, *, name: str = "branch") -> tuple[DataFrame, ...]:
     """``copies`` frames with the same rows, for as many consumers; a row is done when all its copies are.
 
-    What is below is evaluated once for each copy that is used; ``.cache()`` it where that is dear. Where the boundaries of
-    its tasks may move between evaluations (orderBy, repartition without a number), this caches it until the batch is settled.
+    What is below is evaluated once for each copy that is used; ``.cache()`` it where that is dear. Where the boundaries
+    of its tasks may move between evaluations (orderBy, repartition without a number), this caches it until the batch is
+    settled.
     """
     if copies < 1:
         raise ValueError(f"branch: copies={copies}; give how many frames you need")
@@ -101,7 +103,8 @@ def join(
 ) -> Transform:
     """Join tracked rows with an untracked table ``other`` that fits into memory, over columns ``on`` of both.
 
-    Each match is a row with an edge of its own; a row without a match is done, and acked (``"left"``: kept, with nulls).
+    Each match is a row with an edge of its own; a row without a match is done, and acked (``"left"``: kept, with
+    nulls).
     """
     if how not in ("inner", "left"):
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
@@ -132,11 +135,12 @@ def group(
     deterministic: bool = True,
     parents_max: int = PARENTS_MAX,
 ) -> Callable[[GroupFunction], Group]:
-    """A batch operator over groups: ``function(table)`` is called with the rows (a ``pyarrow.Table``) of each value of ``keys``.
+    """A batch operator over groups: ``function(table)`` is called with the rows (a ``pyarrow.Table``) of each value of
+    ``keys``.
 
-    It returns ``(rows, parents)``: a Table or RecordBatch, and for each of its rows the positions of the rows that it descends
-    from; or ``(rows, "all")`` when there is one row, or none, that descends from all of them. Rows that nobody names are done,
-    and acked. A row carries the anchors of all its parents, at most ``parents_max``.
+    It returns ``(rows, parents)``: a Table or RecordBatch, and for each of its rows the positions of the rows that it
+    descends from; or ``(rows, "all")`` when there is one row, or none, that descends from all of them. Rows that nobody
+    names are done, and acked. A row carries the anchors of all its parents, at most ``parents_max``.
     """
     columns = (keys,) if isinstance(keys, str) else tuple(keys)
     if not columns:
@@ -163,11 +167,11 @@ class Group:
     def __call__(self, df: DataFrame) -> DataFrame:
         """The frame of what the function makes of each group, with packed anchors.
 
-        Spark calls it once a group and says nothing at the end of a task, so the account of each group travels on in a column
-        of its rows to a step right behind, in the same task, which reports for all of them.
+        Spark calls it once a group and says nothing at the end of a task, so the account of each group travels on in a
+        column of its rows to a step right behind, in the same task, which reports for all of them.
         """
         upstream = plan.guard(df, self.name)
-        schema = self.schema if isinstance(self.schema, StructType) else StructType.fromDDL(self.schema)
+        schema = struct_type(self.schema)
         digests_values = not self.deterministic or not spark_checks_reruns(df.sparkSession)
         task = GroupTask(self.name, self.function, schema, self.on_error, digests_values, self.parents_max)
         fields = [*schema.fields, *stage.tracking_fields(plan.PACKED), StructField(ACCOUNT, BinaryType())]
@@ -219,7 +223,8 @@ class WhereRun:
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """Makes ``copies`` of each row and hands on the one of ``index``; every copy's step says the same of all of them."""
+    """Makes ``copies`` of each row and hands on the one of ``index``; every copy's step says the same of all of
+    them."""
 
     name: str
     index: int
@@ -359,11 +364,15 @@ class GroupTask:
     def _checked(self, given: Any, rows: int) -> tuple[list[Any], list[Positions]]:
         who = f"group {self.name!r}"
         if not isinstance(given, tuple) or len(given) != 2:
-            raise OperatorError(f"{who} is to return (rows, parents), parents a list of positions for each row, or 'all'")
+            raise OperatorError(
+                f"{who} is to return (rows, parents), parents a list of positions for each row, or 'all'"
+            )
         columns, children = checked_columns(given[0], arrow_schema(self.schema), who)
         if isinstance(given[1], str):
             if given[1] != "all" or children > 1:
-                raise OperatorError(f"{who} returned {children} rows and parents {given[1]!r}: 'all' is for one row a group")
+                raise OperatorError(
+                    f"{who} returned {children} rows and parents {given[1]!r}: 'all' is for one row a group"
+                )
             parents = [np.arange(rows)] * children
         else:
             parents = [checked_parents(named, len(named), rows, who) for named in given[1]]
@@ -454,9 +463,7 @@ def _table_function(task: GroupTask) -> Callable[[pa.Table], pa.Table]:
 def _exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataFrame:
     keep, elements = [field.name for field in ours.kept], [field.name for field in ours.elements]
     digests_values = not spark_checks_reruns(df.sparkSession)
-    step = ExplodeStep(
-        ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values
-    )
+    step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
     added = [_nullable(field) if ours.outer else field for field in ours.elements]
     return stage.apply_known(df, upstream, step, "operator", StructType([*ours.kept, *added]))
 
@@ -465,8 +472,9 @@ def _elements(given: StructType, column: str, into: str | tuple[str, str] | None
     """The columns that the elements of ``column`` become."""
     kind: DataType | None = given[column].dataType if column in given.names else None
     if isinstance(kind, ArrayType):
-        names = (column if into is None else into,)
-        fields = [StructField(str(names[0]), kind.elementType, kind.containsNull)]
+        if isinstance(into, tuple):
+            raise ValueError(f"{name}({column!r}) is of an array: into takes one name")
+        fields = [StructField(into or column, kind.elementType, kind.containsNull)]
     elif isinstance(kind, MapType):
         names = ("key", "value") if into is None else into
         if isinstance(names, str) or len(names) != 2:
@@ -474,10 +482,14 @@ def _elements(given: StructType, column: str, into: str | tuple[str, str] | None
         fields = [StructField(names[0], kind.keyType, False), StructField(names[1], kind.valueType)]
     else:
         what = "is not there" if kind is None else f"is {kind.simpleString()}"
-        raise ValueError(f"{name}({column!r}) takes the name of a column of arrays or maps; it {what}, of {given.names}")
+        raise ValueError(
+            f"{name}({column!r}) takes the name of a column of arrays or maps; it {what}, of {given.names}"
+        )
     taken = [field.name for field in fields if field.name in given.names and field.name != column]
     if taken:
-        raise ValueError(f"{name}({column!r}) makes a column {taken[0]!r}, which is there already: name it with into=...")
+        raise ValueError(
+            f"{name}({column!r}) makes a column {taken[0]!r}, which is there already: name it with into=..."
+        )
     return fields
 
 
@@ -493,7 +505,9 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:
     """All rows of a key as one array, in an order that does not hang on chance where Spark can sort them."""
     matches = F.collect_list(F.struct(*(other[field.name] for field in added)) if added else F.struct(F.lit(True)))
-    if not any("map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added):
+    if not any(
+        "map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added
+    ):
         matches = F.sort_array(matches)
     return other.groupBy(*keys).agg(matches.alias(MATCHES))
 

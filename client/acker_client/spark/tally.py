@@ -1,8 +1,9 @@
 """Tally: the account of one operator in one task, from the first row to the report at the end of input. Pure.
 
-Decides what an operator owes the acker: for each consumed anchor "this edge is done, and these are its children", folded per
-root as it comes; and under which identity it says so: that of what it consumed, and of nothing else (design section 5).
-Neither partition numbers nor batch boundaries nor the process enter. It never sends, and says nothing before the end.
+Decides what an operator owes the acker: for each consumed anchor "this edge is done, and these are its children",
+folded per root as it comes; and under which identity it says so: that of what it consumed, and of nothing else (design
+section 5). Neither partition numbers nor batch boundaries nor the process enter. It never sends, and says nothing
+before the end.
 """
 
 from __future__ import annotations
@@ -80,11 +81,14 @@ class Tally:
         self._reasons_length = 0
 
     def take(self, anchors: Anchors, produced: Column) -> None:
-        """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each of them the XOR of its children's."""
+        """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each of them the XOR of its
+        children's."""
         n = len(anchors.roots)
         roots, vals = np.empty(n, np.uint64), np.empty(n, np.uint64)
         count = kernels.consume(anchors.roots, anchors.edges, produced, self._total, roots, vals)
-        self._chunks.append((roots[:count].copy(), vals[:count].copy()) if count < n // 2 else (roots[:count], vals[:count]))
+        self._chunks.append(
+            (roots[:count].copy(), vals[:count].copy()) if count < n // 2 else (roots[:count], vals[:count])
+        )
         self._unfolded += count
         if self._marks is not None:
             # Kept to the end: eight bytes a row are the price of finding copies.
@@ -93,7 +97,8 @@ class Tally:
             self._compact()
 
     def derive(self, anchors: Anchors, parents: Positions, digests: Column) -> Anchors:
-        """Count the rows of ``anchors`` as consumed, each with the children that name it; returns the children's anchors.
+        """Count the rows of ``anchors`` as consumed, each with the children that name it; returns the children's
+        anchors.
 
         ``parents: int64[m]``: for each child the index of its row, checked before; ``digests: uint64[n]``: see
         :func:`digest_parents`. The k-th child of a row is the k-th that names it.
@@ -108,10 +113,9 @@ class Tally:
             offsets = np.zeros(len(parents) + 1, np.int64)
             np.cumsum(np.diff(anchors.offsets)[parents], out=offsets[1:])
             roots, edges = np.empty(offsets[-1], np.uint64), np.empty(offsets[-1], np.uint64)
-            kernels.packed_children(
-                anchors.offsets, anchors.roots, anchors.edges, parents, digests, self.hash, ordinals, offsets, roots, edges,
-                produced,
-            )  # fmt: skip
+            made = (offsets, roots, edges, produced)
+            parent_columns = (anchors.offsets, anchors.roots, anchors.edges)
+            kernels.packed_children(*parent_columns, parents, digests, self.hash, ordinals, *made)
             children = Anchors(roots, edges, offsets)
         self.take(anchors, produced)
         return children
@@ -190,5 +194,5 @@ class Tally:
             raise MultipliedEdges(
                 f"{self._name!r} was handed several copies of one row: something between it and the stage before"
                 " multiplied rows behind the acker's back (a join, an explode, a UDF that returns rows), so their edges"
-                " would cancel. Use acker_client.spark.explode, join or branch, which give every copy an edge of its own."
+                " would cancel. Use acker_client.spark.explode, join or branch, which give every copy its own edge."
             )

@@ -1,0 +1,204 @@
+"""Collector: Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
+
+Decides what explicit emits and acks of one partition add up to, and that they are reported when the block ends, and not
+at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is said: a
+child's edge enters the tree only together with its parent's consumption.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from acker_client.settings import Settings
+from acker_client.spark.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
+from acker_client.spark.content import hash_content
+from acker_client.spark.session import settings_of
+from acker_client.spark.stage import Sender
+from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_protocol.ids import MASK, child_edge, hash64, mix64
+from acker_protocol.messages import RESET, Entries, Identity
+
+Anchor = tuple[int, int]
+
+
+class CollectorError(ValueError):
+    """A collector was used in a way that would break the account. The message says how to put it right."""
+
+
+class Collector:
+    """Anchors, acks and fails of one partition::
+
+        def work(rows):
+            with Collector("words", settings) as out:
+                for row in rows:
+                    for word in row.text.split():
+                        yield out.emit(word, anchors=[row])
+                    out.ack(row)
+
+        words = batch.df.rdd.mapPartitions(work)
+
+    ``operator``: its name, which goes into edges and reports. ``servers``: a ``Settings`` (see
+    :func:`collector_settings`), addresses, or None for ``ACKER_SERVERS``. Not thread-safe. Every emit under a row comes
+    before its ack or fail.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        servers: Settings | str | Sequence[str] | None = None,
+        *,
+        send: Callable[[Report], None] | None = None,
+    ) -> None:
+        self._operator = operator
+        self._hash = hash64(operator)
+        self._settings = _settings(servers)
+        self._send: Callable[[Report], None] = send or Sender(self._settings)
+        self._emitted: dict[Anchor, list[int]] = {}
+        self._handled: dict[Anchor, int] = {}
+        self._reasons: dict[int, str] = {}
+
+    def emit(self, value: Any, anchors: Iterable[Any]) -> Row:
+        """``value`` as a record anchored to the ``anchors`` (records with tracking columns), to be yielded on.
+
+        Returns a Row: the fields of ``value`` (of a Row or dict; else one field ``value``), and its anchors, thin where
+        there is one and the inputs were thin. Its edges digest its content, and how many came before it under the same
+        anchor.
+        """
+        fields = _fields(value)
+        content = hash_content(list(fields.values()))
+        edges: dict[int, int] = {}
+        is_thin = True
+        for record in anchors:
+            is_thin = is_thin and not _is_packed(record)
+            for root, edge in _anchors_of(record):
+                child = self._child(root, edge, content)
+                edges[root] = edges.get(root, 0) ^ child
+        if is_thin and len(edges) <= 1:
+            thin = next(((_signed(root), _signed(edge)) for root, edge in edges.items()), (None, None))
+            return Row(**fields, **dict(zip((ROOT, EDGE), thin, strict=True)))
+        packed = b"".join(root.to_bytes(8, "little") + edge.to_bytes(8, "little") for root, edge in edges.items())
+        return Row(**fields, **{ANCHORS: packed})
+
+    def ack(self, record: Any) -> None:
+        """``record`` is done, and what was emitted under it are its children."""
+        for anchor in _anchors_of(record):
+            self._handle(anchor)
+
+    def fail(self, record: Any, reason: str = "") -> None:
+        """The trees of ``record`` fail with ``reason``; its source replays them, or gives them up."""
+        for anchor in _anchors_of(record):
+            self._handle(anchor)
+            said = f"{self._operator}: {reason}" if reason else self._operator
+            self._reasons.setdefault(anchor[0], said[:REASON_LENGTH_MAX])
+
+    def reset_timeout(self, record: Any) -> None:
+        """The message timeouts of the trees of ``record`` start anew. Sent at once: later would be too late."""
+        roots = np.array(sorted({root for root, _ in _anchors_of(record)}, key=mix64), np.uint64)
+        if not len(roots):
+            return
+        # Nothing is added up, so another attempt may say the same under an identity of its own.
+        identity = Identity(secrets.randbits(64), secrets.randbits(64))
+        kinds = np.full(len(roots), RESET, np.uint8)
+        self._send(Report(identity, Entries(roots, np.zeros(len(roots), np.uint64), kinds)))
+
+    def report(self) -> Report:
+        """What the partition has to say so far; sent when the block ends."""
+        tally = Tally(self._operator)
+        pairs = np.array(list(self._handled), np.uint64).reshape(-1, 2)
+        produced = np.fromiter(self._handled.values(), np.uint64, len(self._handled))
+        tally.take(Anchors(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])), produced)
+        for root, reason in self._reasons.items():
+            tally.fail(root, reason, self._operator)
+        return tally.report()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None:
+            return
+        report = self.report()
+        if not report.is_empty:
+            self._send(report)
+
+    def _child(self, root: int, edge: int, content: int) -> int:
+        anchor = root, edge
+        if anchor in self._handled:
+            raise CollectorError(f"{self._operator}: a record was emitted under a row that is acked or failed already")
+        children = self._emitted.setdefault(anchor, [0, 0])
+        child = child_edge(edge, self._hash, children[0], mix64(content ^ children[0]))
+        children[0] += 1
+        children[1] ^= child
+        return child
+
+    def _handle(self, anchor: Anchor) -> None:
+        if anchor in self._handled:
+            raise CollectorError(
+                f"{self._operator}: a row was acked or failed twice, or came twice: each edge is consumed once"
+            )
+        self._handled[anchor] = self._emitted.pop(anchor, [0, 0])[1]
+
+
+def collector_settings(spark: SparkSession | DataFrame) -> Settings:
+    """Settings for collectors in tasks of ``spark``; taken in the driver, and pickled with the function that uses
+    them."""
+    return settings_of(spark.sparkSession if isinstance(spark, DataFrame) else spark)
+
+
+def _settings(servers: Settings | str | Sequence[str] | None) -> Settings:
+    if isinstance(servers, Settings):
+        return servers
+    if servers is None:
+        return Settings.from_environment()
+    return Settings((servers,) if isinstance(servers, str) else tuple(servers))
+
+
+def _anchors_of(record: Any) -> list[Anchor]:
+    """(root id, edge) of a record; none when it is unanchored."""
+    fields = _fields(record, tracking=True)
+    packed = fields.get(ANCHORS)
+    if packed is not None:
+        words = np.frombuffer(bytes(packed), "<u8").tolist()
+        if len(words) % 2:
+            raise CollectorError(f"{ANCHORS} holds {len(packed)} bytes, which are not whole anchors of {ANCHOR_BYTES}")
+        return list(zip(words[0::2], words[1::2], strict=True))
+    if ANCHORS in fields:
+        return []
+    if ROOT not in fields or EDGE not in fields:
+        raise CollectorError(
+            f"a record without anchors: {_shown(record)}; it needs the columns {ROOT} and {EDGE}, or {ANCHORS}, as rows"
+            " of batch.df have them and what emit() returned"
+        )
+    root, edge = fields[ROOT], fields[EDGE]
+    return [] if root is None or edge is None else [(int(root) & MASK, int(edge) & MASK)]
+
+
+def _is_packed(record: Any) -> bool:
+    return ANCHORS in _fields(record, tracking=True)
+
+
+def _fields(value: Any, *, tracking: bool = False) -> dict[str, Any]:
+    names = getattr(value, "__fields__", None)
+    if names is not None:
+        fields = dict(zip(names, value, strict=True))
+    elif isinstance(value, dict):
+        fields = dict(value)
+    else:
+        fields = {} if tracking else {"value": value}
+    return fields if tracking else {name: item for name, item in fields.items() if name not in TRACKING}
+
+
+def _signed(value: int) -> int:
+    """A 64-bit id as the bigint that Spark has for it."""
+    return value if value < 1 << 63 else value - (1 << 64)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,97 @@
+"""Functions: ``ack`` and ``fail`` as columns of a plain ``select``::
+
+    from acker_client.spark import functions as AF
+    batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
+
+Decides that they are iterator UDFs, which have an end, and so can report. For held batches only: in an open one a row
+would be acked before Spark has written it. The guard does not see them: take each row through one ``ack``, once. Where
+Spark prunes the column nothing is acked, and the batch says ``unfinished``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+
+from acker_client.settings import Settings
+from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
+from acker_client.spark.session import SessionError, settings_of
+from acker_client.spark.stage import Sender
+from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_protocol.ids import identity_of, identity_term
+from acker_protocol.messages import FAIL, Identity
+from acker_protocol.reports import fold_updates
+
+THIN = (ROOT, EDGE)
+PACKED = (ANCHORS,)
+
+
+def ack(*anchors: str | Column, name: str = "ack") -> Column:
+    """A column of true that acks each row. ``anchors``: the tracking columns, ``_root`` and ``_edge`` unless given;
+    of a frame with packed anchors ``"_anchors"``."""
+    settings = _settings()
+    return _column(lambda batches: _acked(batches, name, settings), anchors or THIN)
+
+
+def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Column:
+    """A column of bool: where ``reason`` (a column of strings) is not null the row's trees fail with it, and it is
+    true.
+
+    It does not ack: put ``ack()`` beside it, for a failed row too.
+    """
+    settings = _settings()
+    return _column(lambda batches: _failed(batches, name, settings), (reason, *(anchors or THIN)))
+
+
+def _column(run: Callable[[Iterator[Any]], Iterator[Any]], columns: tuple[str | Column, ...]) -> Column:
+    udf: Any = arrow_udf(run, "boolean", ArrowUDFType.SCALAR_ITER)
+    column: Column = udf.asNondeterministic()(*(F.col(c) if isinstance(c, str) else c for c in columns))
+    return column
+
+
+def _settings() -> Settings:
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise SessionError("no SparkSession is active in this thread: build it before you use ack() or fail()")
+    return settings_of(spark)
+
+
+def _acked(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[Any]:
+    tally = Tally(name, finds_copies=True)
+    for columns in batches:
+        anchors, rows = _anchors(columns)
+        tally.take(anchors, np.zeros(len(anchors.roots), np.uint64))
+        yield pa.array(np.ones(rows, np.bool_))
+    _send(tally.report(), settings)
+
+
+def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[Any]:
+    reasons: dict[int, str] = {}
+    total = 0
+    for reason, *columns in batches:
+        anchors, _ = _anchors(columns)
+        is_failed = reason.is_valid()
+        for row in np.flatnonzero(is_failed.to_numpy(zero_copy_only=False)).tolist():
+            for root, edge in anchors.of(row):
+                total += identity_term(root, edge)
+                reasons.setdefault(root, f"{name}: {reason[row].as_py()}"[:REASON_LENGTH_MAX])
+        yield is_failed
+    roots = np.fromiter(reasons, np.uint64, len(reasons))
+    entries = fold_updates(roots, np.zeros(len(roots), np.uint64), np.full(len(roots), FAIL, np.uint8), reasons)
+    _send(Report(Identity(*identity_of(name, total)), entries), settings)
+
+
+def _send(report: Report, settings: Settings) -> None:
+    if not report.is_empty:
+        Sender(settings)(report)
+
+
+def _anchors(columns: Any) -> tuple[Anchors, int]:
+    arrays = list(columns) if isinstance(columns, (tuple, list)) else [columns]
+    return of_columns(arrays), len(arrays[0])

@@ -1,0 +1,56 @@
+"""Acks and fails as columns of a plain select."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from trial import ACKED, FAILED, Trial, texts
+
+from acker_client.spark import functions as AF
+from acker_client.spark import group
+
+
+@pytest.fixture
+def servers(spark: SparkSession, server: Any) -> Iterator[str]:
+    spark.conf.set("spark.acker.servers", server.address)
+    yield server.address
+    spark.conf.unset("spark.acker.servers")
+
+
+def test_rows_are_acked_when_the_select_is_run(spark: SparkSession, servers: str) -> None:
+    with Trial(spark, servers, texts(20)) as trial:
+        assert trial.df.select("number", AF.ack().alias("acked")).collect()[0] == (0, True)
+        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+
+
+def test_a_fail_beside_an_ack_wins(spark: SparkSession, servers: str) -> None:
+    with Trial(spark, servers, texts(20)) as trial:
+        reason = F.when(F.col("number") == 3, F.concat(F.lit("bad "), "number"))
+        rows = trial.df.select("number", AF.fail(reason).alias("failed"), AF.ack().alias("acked")).collect()
+        assert [row.number for row in rows if row.failed] == [3]
+        assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
+        assert trial.reasons[3] == "fail: bad 3"
+
+
+def test_a_column_that_nobody_selects_acks_nothing(spark: SparkSession, servers: str) -> None:
+    with Trial(spark, servers, texts(20)) as trial:
+        trial.df.select("number", AF.ack().alias("acked")).select("number").collect()
+        assert set(trial.settle().values()) == {FAILED}
+        assert set(trial.reasons.values()) == {"unfinished"}
+
+
+@group("first", "rows long")
+def count(rows: pa.Table) -> Any:
+    return pa.table({"rows": pa.array([len(rows)], pa.int64())}), "all"
+
+
+def test_packed_anchors_are_acked(spark: SparkSession, servers: str) -> None:
+    with Trial(spark, servers, texts(20)) as trial:
+        counted = trial.df.withColumn("first", F.col("number") % 2).transform(count)
+        assert counted.select("rows", AF.ack("_anchors")).collect() == [(10, True), (10, True)]
+        assert trial.settle() == dict.fromkeys(range(20), ACKED)
