@@ -283,7 +283,7 @@ class AckerClient:
         if process.is_closed:
             return
         process.is_closed = True
-        dropped = len(process.accumulator) + len(process.unanswered)
+        dropped = process.buffered() + len(process.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots end by their timeout", dropped)
         process.courier.connection.close()
@@ -329,7 +329,7 @@ class AckerClient:
 
     def _with_room(self) -> _Process:
         process = self._process()
-        if len(process.accumulator) >= self.settings.buffer_entries:
+        if process.buffered() >= self.settings.buffer_entries:
             self.flush()
         return process
 
@@ -429,6 +429,10 @@ class _Process:
         if self.registration is None:
             raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
         return self.registration
+
+    def buffered(self) -> int:
+        with self.lock:
+            return len(self.accumulator)
 
     def seal(self) -> bool:
         """Turn what is buffered into reports with identities; False when there is nothing."""
