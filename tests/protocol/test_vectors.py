@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from vectors import protocol
+from vectors import apply_of, protocol
 
 from acker_protocol import ids, reports, wire
-from acker_protocol.messages import Apply, Entries, Identity, InitScope
 from acker_protocol.v1 import acker_pb2 as pb
 
 VECTORS = protocol()
-
-
-def apply_of(vector: dict) -> Apply:
-    def column(name: str, dtype: type) -> np.ndarray:
-        return np.frombuffer(bytes.fromhex(vector[name]), dtype)
-
-    entries = Entries(
-        column("root_ids", np.uint64),
-        column("ack_vals", np.uint64),
-        column("kinds", np.uint8),
-        column("reason_ids", np.uint32),
-        tuple(vector["reasons"]),
-    )
-    inits = vector["inits"]
-    scope = inits and InitScope(inits["session"], inits["batch"], np.array(inits["covered"], np.uint64))
-    return Apply(Identity(**vector["identity"]), vector["digest"], entries, scope)
 
 
 def test_mix64_and_its_inverse_follow_the_vectors():

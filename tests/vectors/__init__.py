@@ -9,12 +9,39 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from acker_protocol.messages import Apply, Entries, Identity, InitScope
+
 PATH = Path(__file__).with_name("protocol.json")
 
 
 def protocol() -> dict[str, Any]:
     """The vectors as read, hexadecimal strings made numbers again (columns and messages stay bytes in hex)."""
     return _numbers(json.loads(PATH.read_text()))
+
+
+def report(name: str) -> dict[str, Any]:
+    """The vector of one report: "inits", "acks", "acks, fails and resets" or "one ack"."""
+    return next(vector for vector in protocol()["reports"] if vector["name"] == name)
+
+
+def apply_of(vector: dict[str, Any]) -> Apply:
+    """What the vector of a report says, as the message that our own code would make of it."""
+
+    def column(name: str, dtype: type) -> np.ndarray:
+        return np.frombuffer(bytes.fromhex(vector[name]), dtype)
+
+    entries = Entries(
+        column("root_ids", np.uint64),
+        column("ack_vals", np.uint64),
+        column("kinds", np.uint8),
+        column("reason_ids", np.uint32),
+        tuple(vector["reasons"]),
+    )
+    inits = vector["inits"]
+    scope = inits and InitScope(inits["session"], inits["batch"], np.array(inits["covered"], np.uint64))
+    return Apply(Identity(**vector["identity"]), vector["digest"], entries, scope)
 
 
 def _numbers(value: Any) -> Any:

@@ -107,7 +107,7 @@ def reports(draw: random.Random) -> list[dict[str, Any]]:
     base, session = draw.randrange(1, 2**62), draw.getrandbits(64)
     roots = [mix(base + number) for number in range(40)]
     operator = identity("orders.items", [(root, mix(root ^ EDGE0_SALT)) for root in roots])
-    scope = {"session": hex(session), "batch": 7, "covered": [[0, 30], [30, 40]]}
+    scope = {"session": hex(session), "batch": 7, "first": hex(base), "covered": [[0, 30], [30, 40]]}
     mixed = [(root, draw.getrandbits(64), ACK, "") for root in roots]
     mixed[3] = (roots[3], 0, FAIL, "ValueError: no price")
     mixed[8] = (roots[8], 5, ACK | FAIL, "KeyError: 'sku'")

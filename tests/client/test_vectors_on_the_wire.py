@@ -1,0 +1,51 @@
+"""The client writes the vectors: for what it is told, the very bytes that another language is told to expect."""
+
+from __future__ import annotations
+
+import pytest
+from vectors import apply_of, protocol, report
+
+from acker_client import AckerClient
+from acker_client.testing import LocalServer, LocalTransport
+from acker_protocol import reports, wire
+from acker_protocol.messages import Apply, Limits, OpenBatch, Status, Watch
+
+
+class Recorder(LocalTransport):
+    """A transport that notes what is sent."""
+
+    def __init__(self, server: LocalServer, address: str) -> None:
+        super().__init__(server, address)
+        self.sent: list[str] = []
+
+    def apply(self, message: Apply, timeout_s: float):
+        self.sent.append(wire.encode_apply(message).SerializeToString(deterministic=True).hex())
+        return super().apply(message, timeout_s)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """In front of a shard in which the batch of the vector of inits is open."""
+    inits = report("inits")["inits"]
+    recorder = Recorder(LocalServer(), "in-memory")
+    recorder.watch(Watch("vectors", inits["session"], 60_000, Limits()), 1.0)
+    opened = recorder.open_batch(OpenBatch(inits["session"], inits["batch"], inits["first"], 40), 1.0)
+    assert opened.status == Status.APPLIED
+    return recorder
+
+
+@pytest.mark.parametrize("vector", protocol()["reports"], ids=lambda vector: vector["name"])
+def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder, vector):
+    message = apply_of(vector)
+    client = AckerClient(connect=lambda address: recorder)
+    client.report(message.identity, message.entries, message.inits)
+    assert recorder.sent == [vector["message"]]
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["in order", "backwards"])
+def test_what_is_folded_from_single_updates_is_the_report_of_the_vectors(recorder, order):
+    message = apply_of(report("acks"))
+    entries = reports.fold(message.entries.root_ids[order], message.entries.ack_vals[order])
+    client = AckerClient(connect=lambda address: recorder)
+    client.report(message.identity, entries)
+    assert recorder.sent == [report("acks")["message"]]

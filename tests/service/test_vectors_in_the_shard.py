@@ -1,0 +1,63 @@
+"""The shard reads the vectors as another language writes them: the bytes of its messages, its sections, its roots."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from vectors import apply_of, protocol, report
+
+from acker_protocol import ids, wire
+from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Verdict, Watch
+from acker_protocol.v1 import acker_pb2 as pb
+from acker_service import kernels
+from acker_service.shard import Shard
+
+NAMES = [vector["name"] for vector in protocol()["reports"]]
+
+
+def decoded(name: str):
+    return wire.decode_apply(wire.parse(pb.ApplyRequest, bytes.fromhex(report(name)["message"])))
+
+
+@pytest.fixture
+def shard() -> Shard:
+    """A shard in which the batch of the vector of inits is open."""
+    inits = report("inits")["inits"]
+    shard = Shard(incarnation=1, generation=2)
+    shard.watch(Watch("vectors", inits["session"], 60_000), 0.0)
+    opened = shard.open_batch(OpenBatch(inits["session"], inits["batch"], inits["first"], 40), 0.0)
+    assert opened.status == Status.APPLIED
+    return shard
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_report_of_the_vectors_is_applied_once(shard, name):
+    assert shard.apply(decoded(name), 0.0).status == Status.APPLIED
+    assert shard.stats.sections_applied == len(set(report(name)["slots"]))
+    assert shard.apply(decoded(name), 0.0).status == Status.DUPLICATE
+    assert shard.stats.sections_duplicate == shard.stats.sections_applied
+
+
+def test_trees_of_the_vectors_of_which_nothing_is_consumed_fail_at_settle(shard):
+    inits = report("inits")["inits"]
+    shard.apply(decoded("inits"), 0.0)
+    settled = shard.settle([Settle(inits["session"], inits["batch"], Settlement.DONE)], 0.0)
+    assert settled[0].roots == 40
+    told = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
+    assert sorted(told.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())
+    assert set(told.verdicts.tolist()) == {Verdict.FAILED}
+
+
+def test_the_kernels_mix_as_the_vectors_do():
+    for vector in protocol()["mix64"]:
+        assert int(kernels._mix(np.uint64(vector["value"]))) == vector["mixed"]
+        assert int(kernels._unmix(np.uint64(vector["mixed"]))) == vector["value"]
+
+
+def test_the_shard_names_unread_roots_as_the_vectors_do(shard):
+    inits = report("inits")["inits"]
+    shard.settle([Settle(inits["session"], inits["batch"], Settlement.DONE)], 0.0)
+    told = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
+    assert set(told.verdicts.tolist()) == {Verdict.LOST}
+    assert sorted(ids.numbers_of(inits["first"], told.root_ids).tolist()) == list(range(40))
+    assert sorted(told.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())
