@@ -1,0 +1,193 @@
+"""Rivals: what a Python user would write instead of the acker, doing the same work: XOR, completion, expiry.
+
+One is a dict behind gRPC with a call per record. The other is Redis with a Lua function and a call per batch. Both
+answer a completed root in the reply, which spares them the outbox, the confirmations and the retries of the acker.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+Column = npt.NDArray[np.uint64]
+
+RECORD = struct.Struct("<QQ?")
+METHOD = "/Rival/Update"
+CALLS_IN_FLIGHT = 100
+EXPIRY_S = 30.0
+
+# Keys are raw root ids; a value is the two halves of the ack val and whether the init was seen, since Lua's numbers are
+# doubles. An init sets the expiry, an ack keeps it.
+LUA = """
+local done, count = {}, #ARGV[2] / 16
+local is_init = ARGV[1] == "1"
+for i = 0, count - 1 do
+  local key = string.sub(ARGV[2], i * 16 + 1, i * 16 + 8)
+  local low, high = struct.unpack("<I4I4", ARGV[2], i * 16 + 9)
+  local seen, known = is_init and 1 or 0, redis.call("GET", key)
+  if known then
+    local l, h, s = struct.unpack("<I4I4B", known)
+    low, high = bit.bxor(low, l), bit.bxor(high, h)
+    if low < 0 then low = low + 4294967296 end
+    if high < 0 then high = high + 4294967296 end
+    if s == 1 then seen = 1 end
+  end
+  if seen == 1 and low == 0 and high == 0 then
+    redis.call("DEL", key)
+    done[#done + 1] = key
+  elseif is_init or not known then
+    redis.call("SET", key, struct.pack("<I4I4B", low, high, seen), "PX", ARGV[3])
+  else
+    redis.call("SET", key, struct.pack("<I4I4B", low, high, seen), "KEEPTTL")
+  end
+end
+return table.concat(done)
+"""
+
+
+def per_record_updates_per_s(messages: Sequence[tuple[bool, Column, Column]]) -> float:
+    """Updates per second of a dict behind one-record-per-call gRPC, pipelined. ``messages``: (is init, roots, vals)."""
+    with _per_record_server() as address, grpc.insecure_channel(address) as channel:
+        update = channel.unary_unary(METHOD, request_serializer=bytes, response_deserializer=bytes)
+        records = [
+            RECORD.pack(root, val, is_init)
+            for is_init, roots, vals in messages
+            for root, val in zip(roots.tolist(), vals.tolist(), strict=True)
+        ]
+        started, done, in_flight = time.perf_counter(), 0, []
+        for record in records:
+            in_flight.append(update.future(record))
+            if len(in_flight) >= CALLS_IN_FLIGHT:
+                done += len(in_flight.pop(0).result())
+        done += sum(len(call.result()) for call in in_flight)
+        elapsed = time.perf_counter() - started
+    if done * 4 != len(records):
+        raise AssertionError(f"{done} roots completed of {len(records) // 4}")
+    return len(records) / elapsed
+
+
+def redis_updates_per_s(messages: Sequence[tuple[bool, Column, Column]], in_flight: int = 4) -> float | None:
+    """Updates per second of Redis with LUA, a call per message; None where redis-server is not installed."""
+    with _redis() as connection:
+        if connection is None:
+            return None
+        sha = connection.call(b"SCRIPT", b"LOAD", LUA.encode())
+        expiry = str(int(EXPIRY_S * 1000)).encode()
+        blobs = [(is_init, np.stack((roots, vals), axis=1).tobytes()) for is_init, roots, vals in messages]
+        updates = sum(len(roots) for _, roots, _ in messages)
+        started, done, sent = time.perf_counter(), 0, 0
+        for is_init, blob in blobs:
+            connection.send(b"EVALSHA", sha, b"0", b"1" if is_init else b"0", blob, expiry)
+            sent += 1
+            if sent > in_flight:
+                done += len(connection.receive()) // 8
+        done += sum(len(connection.receive()) // 8 for _ in range(min(in_flight, sent)))
+        elapsed = time.perf_counter() - started
+    if done * 4 != updates:
+        raise AssertionError(f"{done} roots completed of {updates // 4}")
+    return updates / elapsed
+
+
+def redis_version() -> str:
+    """What `redis-server --version` says, or that there is none."""
+    path = shutil.which("redis-server")
+    return "not installed" if path is None else subprocess.check_output([path, "--version"], text=True).split()[2]
+
+
+def serve_per_record() -> None:
+    """The dict behind gRPC; prints its port."""
+    ledger: dict[int, tuple[int, bool, float]] = {}
+
+    def update(content: bytes, context: grpc.ServicerContext) -> bytes:
+        root, val, is_init = RECORD.unpack(content)
+        known, seen, deadline = ledger.get(root, (0, False, 0.0))
+        val, seen = known ^ val, seen or is_init
+        if seen and not val:
+            ledger.pop(root, None)
+            return b"\1"
+        ledger[root] = (val, seen, time.monotonic() + EXPIRY_S if is_init else deadline)
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    handlers = {"Update": grpc.unary_unary_rpc_method_handler(update)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Rival", handlers),))
+    print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+    server.start()
+    server.wait_for_termination()
+
+
+@contextmanager
+def _per_record_server() -> Iterator[str]:
+    command = [sys.executable, "-c", "from benchmarks.rivals import serve_per_record; serve_per_record()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+class _Redis:
+    """As much of Redis' protocol as a function call needs."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(path)
+        self._reader = self._socket.makefile("rb")
+
+    def call(self, *words: bytes) -> bytes:
+        self.send(*words)
+        return self.receive()
+
+    def send(self, *words: bytes) -> None:
+        parts = [b"*%d\r\n" % len(words), *(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)]
+        self._socket.sendall(b"".join(parts))
+
+    def receive(self) -> bytes:
+        line = self._reader.readline()
+        if line[:1] != b"$":
+            raise RuntimeError(f"redis answered {line!r}")
+        return self._reader.read(int(line[1:]) + 2)[:-2]
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close()
+
+
+@contextmanager
+def _redis() -> Iterator[_Redis | None]:
+    path = shutil.which("redis-server")
+    if path is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        place = f"{folder}/socket"
+        command = [path, "--port", "0", "--unixsocket", place, "--save", "", "--appendonly", "no", "--dir", folder]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+            try:
+                connection = _connected(place, process)
+                yield connection
+                connection.close()
+            finally:
+                process.kill()
+
+
+def _connected(path: str, process: subprocess.Popen[bytes]) -> _Redis:
+    while process.poll() is None:
+        try:
+            return _Redis(path)
+        except OSError:
+            time.sleep(0.01)
+    raise RuntimeError(f"redis-server ended with {process.returncode}")

@@ -1,0 +1,314 @@
+"""Service: one server over loopback, as its callers see it.
+
+Measures updates per second as they travel (4 a root: an init and three acks, each in a report of its own) with every
+outcome arriving at the source's callback; the time from the answer to a root's last ack until that callback, under an
+open load; and the same mix through what a Python user would write instead. Nothing is folded: the client does that.
+
+    python -m benchmarks.service [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.transport import GrpcTransport
+from acker_protocol import ids
+from acker_protocol.ids import Column
+from acker_protocol.messages import (
+    Apply,
+    Entries,
+    Identity,
+    InitScope,
+    Limits,
+    Outcomes,
+    Status,
+    Verdict,
+    Watch,
+    WatchReply,
+)
+from acker_protocol.reports import digest
+from benchmarks import machine, rivals
+
+ACKS = 3
+UPDATES_A_ROOT = 1 + ACKS
+PENDING = 1_000_000
+SENDERS = 4
+TIMEOUT_S = 60.0
+LATENCY_UPDATES_PER_S = 4_000_000
+LATENCY_ENTRIES = 4096
+SESSION = 7
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What issue 3 asks for."""
+
+    updates_per_s: float = 8e6
+    outcomes_per_s: float = 2e6
+    times_redis: float = 35
+    times_per_record: float = 1000
+    latency_p99_s: float = 0.020
+
+
+class Load:
+    """Trees cut into reports of ``entries`` entries, in the order in which they are sent: ``PENDING`` roots stay open
+    between a root's init and its acks, so that the ledger works on memory and not on its cache."""
+
+    def __init__(self, chunks: int, entries: int, pending: int = PENDING) -> None:
+        self.base, self.entries, self.roots = 1 << 40, entries, chunks * entries
+        draw = np.random.default_rng(chunks)
+        lag = min(chunks, max(1, pending // entries))
+        parts = [self._chunk(chunk, draw) for chunk in range(chunks)]
+        order = [(part, step) for step in range(UPDATES_A_ROOT) for part in range(chunks)]
+        order.sort(key=lambda place: (place[0] + (lag if place[1] else 0), place[1] == 0, place[0], place[1]))
+        self.plan = order
+        self.columns = [(step == 0, *parts[part][step]) for part, step in order]
+
+    def messages(self) -> list[Apply]:
+        scope = InitScope(SESSION, 0)
+        return [
+            Apply(
+                Identity(99, number, True),
+                digest(Entries(roots, vals)),
+                Entries(roots, vals),
+                scope if is_init else None,
+            )
+            for number, (is_init, roots, vals) in enumerate(self.columns)
+        ]
+
+    def _chunk(self, chunk: int, draw: np.random.Generator) -> list[tuple[Column, Column]]:
+        numbers = np.arange(chunk * self.entries, (chunk + 1) * self.entries, dtype=np.uint64)
+        roots = ids.root_ids(self.base, numbers)
+        roots = roots[np.argsort(ids.mix64_column(roots))]
+        acks = [draw.integers(1, 1 << 63, self.entries, dtype=np.uint64) for _ in range(ACKS)]
+        return [(roots, acks[0] ^ acks[1] ^ acks[2]), *((roots, ack) for ack in acks)]
+
+
+class Source:
+    """Watches from a thread of its own; the callback notes for every root that it was told ACKED, once, and when."""
+
+    def __init__(self, address: str, load: Load) -> None:
+        self._transport = GrpcTransport(address)
+        self._load = load
+        self.told_s = np.zeros(load.roots)
+        self.roots = 0
+        self.watches = 0
+        self._watch(0, 0)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+        self._transport.close()
+
+    def _run(self) -> None:
+        cursor = 0
+        while self.roots < self._load.roots:
+            reply = self._watch(cursor, 1_000)
+            cursor = reply.cursor
+            if len(reply.outcomes):
+                self.watches += 1
+                self.callback(reply.outcomes)
+
+    def callback(self, outcomes: Outcomes) -> None:
+        now = time.monotonic()
+        numbers = ids.numbers_of(self._load.base, outcomes.root_ids)
+        if np.any(outcomes.verdicts != Verdict.ACKED) or np.any(self.told_s[numbers]):
+            raise AssertionError("a root was not ACKED, or told twice")
+        self.told_s[numbers] = now
+        self.roots += len(outcomes)
+
+    def _watch(self, confirmed: int, wait_ms: int) -> WatchReply:
+        watch = Watch("benchmark", SESSION, 600_000, Limits(), confirmed, wait_ms)
+        return self._transport.watch(watch, TIMEOUT_S)
+
+
+def send(address: str, messages: Sequence[Apply], due_s: Floats | None = None, senders: int = SENDERS) -> Floats:
+    """Send each message once, when it is due, by ``senders`` threads over one channel; gives when each was answered."""
+    transport = GrpcTransport(address)
+    answered_s = np.zeros(len(messages))
+    numbers = itertools.count()
+
+    def work() -> None:
+        while (number := next(numbers)) < len(messages):
+            if due_s is not None:
+                time.sleep(max(0.0, due_s[number] - time.monotonic()))
+            reply = transport.apply(messages[number], TIMEOUT_S)
+            answered_s[number] = time.monotonic()
+            if reply.status != Status.APPLIED or len(reply.section_statuses):
+                raise AssertionError(f"message {number}: {reply}")
+
+    threads = [threading.Thread(target=work) for _ in range(senders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    transport.close()
+    return answered_s
+
+
+def throughput(load: Load) -> dict[str, float]:
+    """One server process and one client process; from the first report until the last outcome is in the callback."""
+    messages = load.messages()
+    with server() as address:
+        send(address, [])
+        source = Source(address, load)
+        started = time.monotonic()
+        send(address, messages)
+        source.join()
+        elapsed = time.monotonic() - started
+    return {
+        "updates_per_s": load.roots * UPDATES_A_ROOT / elapsed,
+        "outcomes_per_s": load.roots / elapsed,
+        "outcomes_a_watch": load.roots / source.watches,
+    }
+
+
+def latency(seconds: float) -> dict[str, float]:
+    """Open loop at 4 M updates/s in reports of 4 k: server, source and reporter are three processes."""
+    reports_per_s = LATENCY_UPDATES_PER_S / LATENCY_ENTRIES
+    load = Load(int(seconds * reports_per_s / UPDATES_A_ROOT), LATENCY_ENTRIES)
+    with server() as address:
+        source = Source(address, load)
+        ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        reporter = multiprocessing.get_context("spawn").Process(
+            target=_report, args=(address, load.roots // LATENCY_ENTRIES, reports_per_s, theirs)
+        )
+        reporter.start()
+        due_s, answered_s = ours.recv()
+        source.join()
+        reporter.join()
+    answered_by_chunk = np.zeros(load.roots // LATENCY_ENTRIES)
+    for (chunk, _), answer_s in zip(load.plan, answered_s, strict=True):
+        answered_by_chunk[chunk] = max(answered_by_chunk[chunk], answer_s)
+    waited_s = source.told_s - np.repeat(answered_by_chunk, LATENCY_ENTRIES)
+    late_s = answered_s - due_s
+    return {
+        "offered_updates_per_s": LATENCY_UPDATES_PER_S,
+        "updates_per_s": len(answered_s) * LATENCY_ENTRIES / (answered_s.max() - due_s[0]),
+        **{f"latency_p{q}_s": float(np.percentile(waited_s, q)) for q in (50, 99)},
+        "latency_max_s": float(waited_s.max()),
+        **{f"answer_p{q}_s": float(np.percentile(late_s, q)) for q in (50, 99)},
+    }
+
+
+def _report(address: str, chunks: int, reports_per_s: float, pipe: Any) -> None:
+    messages = Load(chunks, LATENCY_ENTRIES).messages()
+    due_s = time.monotonic() + 0.5 + np.arange(len(messages)) / reports_per_s
+    pipe.send((due_s, send(address, messages, due_s, senders=8)))
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[str]:
+    """``python -m acker_service`` as a process of its own; gives its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder) / "ready.json"
+        command = [sys.executable, "-m", "acker_service", "--port=0", "--http-port=off", "--log-level=warning"]
+        with subprocess.Popen([*command, "--ready-file", str(ready), *flags]) as process:
+            try:
+                while not ready.exists():
+                    if process.poll() is not None:
+                        raise RuntimeError("the server did not start")
+                    time.sleep(0.01)
+                yield str(json.loads(ready.read_text())["address"])
+            finally:
+                process.terminate()
+
+
+def measure(runs: int = 3, quick: bool = False) -> dict[str, Any]:
+    """Every figure, medians over ``runs``; the rivals do the same mix, less of it."""
+    scale = 4 if quick else 1
+    sizes = {f"reports_of_{entries // 1024}k": entries for entries in (4096, 32768)}
+    ours = {
+        name: _median([throughput(Load(8_388_608 // entries // scale, entries)) for _ in range(runs)])
+        for name, entries in sizes.items()
+    }
+    open_loop = _median([latency(6.0 / scale) for _ in range(runs)])
+    redis = [rivals.redis_updates_per_s(Load(16, 4096, pending=16_384).columns) for _ in range(runs)]
+    per_record = [rivals.per_record_updates_per_s(Load(4, 1024 // scale, pending=1024).columns) for _ in range(runs)]
+    best = max(figures["updates_per_s"] for figures in ours.values())
+    redis_median = None if redis[0] is None else statistics.median(rate for rate in redis if rate is not None)
+    return {
+        "acker": ours,
+        "open_loop": open_loop,
+        "redis_updates_per_s": redis_median,
+        "redis_version": rivals.redis_version(),
+        "per_record_grpc_updates_per_s": statistics.median(per_record),
+        "times_redis": None if redis_median is None else best / redis_median,
+        "times_per_record_grpc": best / statistics.median(per_record),
+        "pending": PENDING,
+        "runs": runs,
+    }
+
+
+def rows(figures: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(what, figure, target) for the table."""
+    targets = Targets()
+    table = [
+        (
+            f"{name}: updates/s, outcomes/s",
+            f"{ours['updates_per_s'] / 1e6:.1f} M, {ours['outcomes_per_s'] / 1e6:.2f} M",
+            f">= {targets.updates_per_s / 1e6:.0f} M, {targets.outcomes_per_s / 1e6:.0f} M",
+        )
+        for name, ours in figures["acker"].items()
+    ]
+    loop = figures["open_loop"]
+    return [
+        *table,
+        (
+            "open loop at 4 M updates/s: p50, p99, max",
+            ", ".join(f"{loop[f'latency_{name}_s'] * 1e3:.1f} ms" for name in ("p50", "p99", "max")),
+            f"p99 <= {targets.latency_p99_s * 1e3:.0f} ms",
+        ),
+        (
+            f"Redis {figures['redis_version']}, a call per batch: updates/s, times",
+            _ratio(figures["redis_updates_per_s"], figures["times_redis"]),
+            f">= {targets.times_redis:.0f} x",
+        ),
+        (
+            "dict behind gRPC, a call per record: updates/s, times",
+            _ratio(figures["per_record_grpc_updates_per_s"], figures["times_per_record_grpc"]),
+            f">= {targets.times_per_record:.0f} x",
+        ),
+    ]
+
+
+def _ratio(rate: float | None, times: float | None) -> str:
+    return "not installed" if rate is None or times is None else f"{rate / 1e6:.3f} M, {times:.0f} x"
+
+
+def _median(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the work, once")
+    quick = parser.parse_args().quick
+    figures = measure(1 if quick else 3, quick)
+    print(json.dumps({"machine": machine.describe(), "service": figures}, indent=2))
+    for what, figure, target in rows(figures):
+        print(f"{what:<58} {figure:<28} {target}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
