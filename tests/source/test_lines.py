@@ -79,11 +79,11 @@ def test_slices_give_what_readline_gives_whatever_the_bytes_and_the_boundaries(
     assert len(records) == len(expected)
     rows = rows_of(source.slices(records, partitions))
     assert [number for number, _, _ in rows] == list(range(len(expected)))
-    for (_, row, reason), (path, line, byte, value) in zip(rows, expected, strict=True):
-        assert (row["path"], row["line"]) == (path, line)
+    for (_, row, reason), (shown, line, byte, value) in zip(rows, expected, strict=True):
+        assert (row["path"], row["line"]) == (shown, line)
         assert row["value"] == _decoded(value)
         assert (reason is None) == (row["value"] is not None)
-        assert reason is None or reason.startswith(f"{path}:{line} (byte {byte}): not valid UTF-8 at byte ")
+        assert reason is None or reason.startswith(f"{shown}:{line} (byte {byte}): not valid UTF-8 at byte ")
     origins = source.locate(records)
     assert [origins.paths[i] for i in origins.path_ids] == [path for path, _, _, _ in expected]
     assert origins.lines.tolist() == [line for _, line, _, _ in expected]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +187,7 @@ def _lines_run(outcomes: int) -> int:
     verdicts = np.full(outcomes, ACKED, np.uint8)
     lines = 0
 
-    def count(frame: object, event: str, argument: object) -> object:
+    def count(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal lines
         lines += 1
         return count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Source:
         """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
         raise NotImplementedError
 
-    def batches(self, spark: Any) -> Iterator[Batch]:
+    def batches(self, spark: Any) -> Generator[Batch, None, None]:
         """Hand out batches, replays among them, until every record has its answer.
 
         A batch is settled *done* when the loop comes back for the next one, and *abandoned* when an exception went
