@@ -1,0 +1,55 @@
+"""The command: errors of one line that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from acker_command.demo import command, corpus, job
+from acker_command.demo.command import demo
+
+
+def test_help_defines_every_figure() -> None:
+    told = CliRunner().invoke(demo, ["--help"]).output
+    for figure in ("records", "acked", "dead_lettered", "lost", "false_acks", "failed", "timed_out", "replayed"):
+        assert f"\n  {figure} " in told
+
+
+def test_an_input_that_nothing_matches_is_an_error_that_names_it() -> None:
+    ran = CliRunner().invoke(demo, ["--input", "/nowhere/*.txt"])
+    assert ran.exit_code == 1
+    assert "Error: --input /nowhere/*.txt: no file matches" in ran.output
+
+
+def test_a_folder_to_keep_things_in_has_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "something").touch()
+    ran = CliRunner().invoke(demo, ["--keep", str(tmp_path)])
+    assert ran.exit_code == 1
+    assert "is not empty; name a new folder" in ran.output
+
+
+def test_a_missing_extra_is_one_line_with_the_command_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "NEEDED", ("json", "no_such_package"))
+    ran = CliRunner().invoke(demo, [])
+    assert ran.exit_code == 1
+    assert ran.output.strip() == "Error: the demo needs no_such_package: pip install 'acker[all]'"
+
+
+def test_the_checkpoint_is_at_the_end_only_when_every_byte_of_every_file_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1\n2\n")
+    text = corpus.measure([str(tmp_path / "a")], None, tmp_path)
+    checkpoint = tmp_path / "checkpoint.json"
+    for done, is_at_end in ((4, True), (2, False)):
+        checkpoint.write_text(f'{{"progress": {{"files": [{{"path": "{tmp_path}/a", "bytes": {done}}}]}}}}')
+        assert job.is_at_end(checkpoint, text) == is_at_end
+    checkpoint.write_text('{"progress": {"files": []}}')
+    assert not job.is_at_end(checkpoint, text)
+
+
+def test_a_batch_is_small_enough_for_every_fault_to_have_one() -> None:
+    assert job.Options().size_of(858_237) == 858_237 // 6
+    assert job.Options().size_of(10_000_000) == job.BATCH_RECORDS_MAX
+    assert job.Options().size_of(3) == 1
+    assert job.Options(batch_records=7).size_of(3) == 7

@@ -1,0 +1,96 @@
+"""The demo as it is run: a server, Spark, every fault, and the exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from acker_command.demo.faults import Strike
+
+RECORDS = "600"
+
+# The sink's own write leaves out one word, behind the acker's back: the rows were read, so they are acked.
+SABOTAGED = """
+from acker_command.demo import command, pipeline
+
+write = pipeline._write
+
+def write_less(rows, *more):
+    write(rows.where("word <> 'return'"), *more)
+
+pipeline._write = write_less
+command.demo()
+"""
+
+
+def run(command: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command, *options], capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+@pytest.mark.spark
+def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    ran = run(["-m", "acker_command"], "demo", "--records", RECORDS, "--json", "--keep", str(keep))
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["records"] == told["acked"] + told["dead_lettered"] == int(RECORDS)
+    assert (told["lost"], told["false_acks"], told["wrong_counts"], told["broken"]) == (0, 0, 0, [])
+    assert told["faults"] == {strike.name.lower(): True for strike in Strike}
+    assert told["dead_lettered"] == len((keep / "dead.jsonl").read_text().splitlines()) > 0
+    assert told["replayed"] > 0
+    assert all(strike.value in ran.stderr for strike in Strike)
+
+
+@pytest.mark.spark
+def test_a_sink_that_drops_rows_is_found_out(tmp_path: Path) -> None:
+    ran = run(["-c", SABOTAGED], "--records", "300", "--batch-records", "300", "--no-faults", "--json")
+    assert ran.returncode == 1, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["false_acks"] > 0
+    assert told["wrong_counts"] == 1
+    assert told["lost"] == 0
+
+
+@pytest.mark.spark
+def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "acker_command", "demo", "--records", RECORDS]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if "batches of" in line:
+                break
+        os.killpg(demo.pid, signal.SIGINT)
+        rest = demo.stderr.read()
+        assert demo.wait(60) == 130, rest
+    assert "server and Spark are down" in rest
+    assert "Traceback" not in rest
+    assert not list(tmp_path.glob("acker-demo-*"))
+    assert not processes_of(str(tmp_path), within_s=10)
+
+
+def processes_of(mark: str, *, within_s: float) -> list[str]:
+    """Command lines that name ``mark``, once there are none any more or ``within_s`` is over."""
+    deadline = time.monotonic() + within_s
+    while found := [line for line in command_lines() if mark in line]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def command_lines() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # gone since
+            yield path.read_bytes().decode(errors="replace")
