@@ -1,1 +1,1 @@
-"""The acker's server: a pure core (``shard``) with doors around it. Import the modules; this package re-exports nothing."""
+"""The acker's server: a pure core (``shard``) with doors around it. Import the modules; nothing is re-exported here."""
