@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -12,10 +15,12 @@ from acker_client.spark.session import local_session
 
 HERE = Path(__file__).parent
 
+LOCAL_DIR = Path(tempfile.gettempdir(), f"acker-spark-{os.getpid()}")
+
 CONF = {
+    "spark.local.dir": str(LOCAL_DIR),
     "spark.sql.shuffle.partitions": "3",
-    "spark.python.worker.reuse": "true",
-    "spark.sql.warehouse.dir": "/nonexistent",
+    "spark.sql.warehouse.dir": str(LOCAL_DIR / "warehouse"),
 }
 
 
@@ -26,6 +31,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _session() -> SparkSession:
+    # Workers unpickle `trial` and `faults` by name.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     spark = local_session("acker-tests", conf=CONF)
     spark.sparkContext.setLogLevel("OFF")
     return spark
@@ -36,3 +44,43 @@ def spark() -> Iterator[SparkSession]:
     session = _session()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def local_dir() -> Path:
+    """Where Spark keeps its shuffle files."""
+    return LOCAL_DIR
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Set an option of the session until the test ends: ``conf("spark.sql.adaptive.enabled", "false")``."""
+    before: dict[str, str | None] = {}
+
+    def set_option(key: str, value: str) -> None:
+        before.setdefault(key, spark.conf.get(key, None))
+        spark.conf.set(key, value)
+
+    yield set_option
+    for key, value in before.items():
+        if value is None:
+            spark.conf.unset(key)
+        else:
+            spark.conf.set(key, value)
+
+
+@pytest.fixture
+def trial(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
+    """Open a batch at the test's server: ``trial(texts, slices=2)``; see ``trial.Trial``."""
+    from trial import Trial
+
+    trials: list[Trial] = []
+    conf("spark.acker.servers", server.address)
+
+    def start(texts: Sequence[str], **options: Any) -> Trial:
+        trials.append(Trial(spark, server.address, texts, **options))
+        return trials[-1]
+
+    yield start
+    for one in trials:
+        one.close()

@@ -30,6 +30,9 @@ TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI an
 BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 
+# Workers that are ready at once; see `acker_client.spark.daemon`.
+DAEMON = "acker_client.spark.daemon"
+
 JAVA_MIN = 17
 
 
@@ -78,6 +81,7 @@ def local_session(
         "spark.sql.shuffle.partitions": str(cores),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": DAEMON,
         **(conf or {}),
     }
     builder = SparkSession.builder.appName(name)

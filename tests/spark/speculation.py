@@ -1,0 +1,78 @@
+"""A driver program of its own: one batch on a cluster that speculates; prints JSON.
+
+``python speculation.py MASTER SERVER FOLDER``.
+
+Task 1 of the writing stage waits, after it has reported, until its speculative copy has reported as well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, Row
+from trial import Trial, texts, words_of
+
+from acker_client.spark import operator, sink
+from acker_client.spark.session import local_session
+
+EAGER = {
+    "spark.executor.memory": "512m",
+    "spark.acker.servers": sys.argv[2] if len(sys.argv) > 2 else "",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.minTaskRuntime": "50ms",
+}
+
+
+@operator("number long, word string")
+def words(row: Row) -> Iterator[tuple[int, str]]:
+    for word in row.text.split():
+        yield row.number, word
+
+
+def both_at_the_end(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Hand rows on; at the end the first attempt of task 1 waits for the second to come there too."""
+
+    def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        if TaskContext.get().partitionId() == 1 and not faults.first_time(folder, "original"):
+            faults.first_time(folder, "copy")
+        elif TaskContext.get().partitionId() == 1:
+            faults.await_file(folder / "copy")
+
+    return hand_on
+
+
+def main(master: str, server: str, folder: Path) -> None:
+    spark = local_session("speculation", conf={**EAGER, "spark.master": master})
+    spark.sparkContext.setLogLevel("OFF")
+    wait = both_at_the_end(folder)
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.mapInArrow(wait, rows.schema).write.parquet(str(folder / "out"))
+
+    with Trial(spark, server, texts(20), slices=4) as batch:
+        save(batch.df.transform(words))
+        verdicts = batch.settle()
+    found = sorted((row.number, row.word) for row in spark.read.parquet(str(folder / "out")).collect())
+    answer = {
+        "verdicts": sorted({verdict.name for verdict in verdicts.values()}),
+        "records": len(verdicts),
+        "is_exact": found == sorted(words_of(batch.texts)),
+        "copied": (folder / "copy").exists(),
+    }
+    print(json.dumps(answer))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,306 @@
+"""What may cost a replay, and must never end in an ACK of a record whose rows were not all committed."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row, SparkSession
+from test_faults_no_replay import WORDS, shout, sink_to, words, written
+from trial import ACKED, FAILED, LOST, Trial, texts, words_of
+
+from acker_client import Settings
+from acker_client.spark import arrow_operator, operator, sink
+from acker_client.spark.executions import PartialRead
+
+Options = Callable[[str, str], None]
+Start = Callable[..., Trial]
+
+JobFailed = (PySparkException, Py4JJavaError)
+
+# What user code makes of a text, by attempt: (attempt, ordinal, count, word).
+MADE = "number long, attempt int, ordinal int, count int, word string"
+Made = tuple[int, int, int, str]
+
+
+def made(how: str, text: str, attempt: int) -> list[Made]:
+    """Children of ``text`` that differ between attempts in their count, in a value, or only in their order."""
+    found = text.split()
+    if how == "count" and attempt % 2:
+        found = found[:-1]
+    if how == "order" and attempt % 2:
+        found = found[::-1]
+    shown = 0 if how == "order" else attempt
+    return [(shown, ordinal, len(found), word) for ordinal, word in enumerate(found)]
+
+
+def complete(how: str, trial: Trial, rows: set[tuple[int, ...]]) -> set[int]:
+    """Numbers of records of which everything that one attempt made stands in ``rows``, and nothing of another."""
+    of_number: dict[int, list[Any]] = defaultdict(list)
+    for number, *rest in rows:
+        of_number[number].append(tuple(rest))
+    whole = set()
+    for number, text in enumerate(trial.texts):
+        here = sorted(of_number[number])
+        if any(here == sorted(made(how, text, attempt)) for attempt in range(6)):
+            whole.add(number)
+        if how == "order" and sorted(word for *_, word in here) == sorted(text.split()):
+            whole.add(number)
+    return whole
+
+
+def assert_no_false_ack(trial: Trial, whole: set[int]) -> None:
+    verdicts = trial.settle()
+    assert len(verdicts) == len(trial.texts)
+    acked = {number for number, verdict in verdicts.items() if verdict == ACKED}
+    assert acked <= whole, f"acked without their rows: {sorted(acked - whole)}"
+
+
+def len_of(rows: Iterator[Any]) -> Iterator[int]:
+    yield sum(1 for _ in rows)
+
+
+def losing_operator(folder: Path, local_dir: Path) -> Any:
+    """Hands rows on; the first task of it loses one shuffle file, so that what comes later sees another attempt."""
+
+    @operator(MADE)
+    def losing(row: Row) -> Iterator[Any]:
+        if faults.first_time(folder, "lost"):
+            assert faults.lose_shuffle_file(local_dir)
+        yield row.number, row.attempt, row.ordinal, row["count"], row.word
+
+    return losing
+
+
+def fickle_rows(how: str, folder: Path) -> Any:
+    attempts: dict[int, int] = {}
+
+    @operator(MADE)
+    def fickle(row: Row) -> Iterator[Any]:
+        context = TaskContext.get()
+        task = context.taskAttemptId()
+        if task not in attempts:
+            attempts[task] = faults.attempt_of(folder, f"map.{context.partitionId()}")
+        for child in made(how, row.text, attempts[task]):
+            yield (row.number, *child)
+
+    return fickle
+
+
+def fickle_arrow(how: str, folder: Path) -> Any:
+    @arrow_operator(MADE)
+    def fickle(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
+        attempt = faults.attempt_of(folder, f"map.{TaskContext.get().partitionId()}")
+        columns: dict[str, list[Any]] = {name: [] for name in ("number", "attempt", "ordinal", "count", "word")}
+        parents: list[int] = []
+        pairs = zip(rows.column("number").to_pylist(), rows.column("text").to_pylist(), strict=True)
+        for index, (number, text) in enumerate(pairs):
+            for child in made(how, text, attempt):
+                for column, value in zip(columns.values(), (number, *child), strict=True):
+                    column.append(value)
+                parents.append(index)
+        types = [pa.int64(), pa.int32(), pa.int32(), pa.int32(), pa.string()]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns.values(), types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, list(columns)), parents
+
+    return fickle
+
+
+@pytest.mark.parametrize("checked", ["true", "false"], ids=["checked", "unchecked"])
+@pytest.mark.parametrize("form", [fickle_rows, fickle_arrow], ids=["rows", "arrow"])
+@pytest.mark.parametrize("how", ["count", "value", "order"])
+def test_a_stage_run_again_gives_other_children(
+    trial: Start, tmp_path: Path, local_dir: Path, conf: Options, how: str, form: Any, checked: str
+) -> None:
+    conf("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", checked)
+    batch = trial(texts(40))
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.write.mode("overwrite").parquet(str(tmp_path / "out"))
+
+    try:
+        save(batch.df.transform(form(how, tmp_path)).repartition(6).transform(losing_operator(tmp_path, local_dir)))
+    except JobFailed:
+        # Spark's own check found it and gave up: nothing is committed, everything is replayed.
+        assert batch.error is not None
+        assert set(batch.settle().values()) == {LOST}
+        return
+    assert (tmp_path / "lost").exists()
+    assert (tmp_path / "map.0.1").exists() or (tmp_path / "map.1.1").exists()
+    rows = {tuple(row) for row in batch.spark.read.parquet(str(tmp_path / "out")).collect()}
+    assert_no_false_ack(batch, complete(how, batch, rows))
+
+
+@pytest.mark.parametrize("is_swallowed", [True, False], ids=["swallowed", "raised"])
+def test_a_write_that_fails_at_its_commit(trial: Start, tmp_path: Path, is_swallowed: bool) -> None:
+    batch = trial(texts(20))
+    out = tmp_path / "out"
+    # The marker of success cannot be written over a folder: the commit of the job fails, after all its tasks.
+    (out / "_SUCCESS").mkdir(parents=True)
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.write.mode("append").parquet(str(out))
+
+    if is_swallowed:
+        try:
+            save(batch.df.transform(words))
+        except Exception as error:
+            print(error)
+    else:
+        with pytest.raises(JobFailed):
+            save(batch.df.transform(words))
+    assert batch.error is not None
+    assert set(batch.settle().values()) == {LOST}
+
+
+def test_a_write_that_failed_and_then_succeeded_is_done(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+    out = tmp_path / "out"
+    (out / "_SUCCESS").mkdir(parents=True)
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.write.mode("append").parquet(str(out))
+
+    frame = batch.df.transform(words)
+    with pytest.raises(JobFailed):
+        save(frame)
+    for part in out.glob("*.parquet"):
+        part.unlink()
+    (out / "_SUCCESS").rmdir()
+    save(frame)
+
+    assert batch.error is None
+    assert set(batch.settle().values()) == {ACKED}
+    assert written(batch.spark, out) == sorted(words_of(batch.texts))
+
+
+def test_a_sink_that_reads_ten_rows(trial: Start) -> None:
+    batch = trial(texts(4000), slices=4)
+    taken: list[Row] = []
+
+    @sink
+    def peek(rows: DataFrame) -> None:
+        taken.extend(rows.take(10))
+
+    with pytest.raises(PartialRead, match=r"'peek' read only part of its rows"):
+        peek(batch.df.transform(words))
+    assert len(taken) == 10
+    # Abandoned also where the exception is swallowed; the first partition was read to its end and has reported.
+    assert batch.error is not None
+    assert ACKED not in batch.settle().values()
+    assert len(batch.verdicts) == 4000
+
+
+def test_a_sink_that_stops_reading_behind_its_back_leaves_the_rest_unread(trial: Start) -> None:
+    batch = trial(texts(40), slices=4)
+
+    @sink
+    def half(rows: DataFrame) -> None:
+        rows.rdd.context.runJob(rows.rdd, len_of, [0, 1])
+
+    half(batch.df.transform(words))
+    verdicts = batch.settle()
+    assert {verdicts[number] for number in range(20, 40)} == {LOST}
+    assert {batch.reasons[number] for number in range(20, 40)} == {"unread"}
+    assert {verdicts[number] for number in range(20)} == {ACKED}
+
+
+def test_a_batch_on_which_no_action_ran(trial: Start) -> None:
+    batch = trial(texts(20))
+
+    @sink
+    def forget(rows: DataFrame) -> None:
+        rows.select("word")
+
+    forget(batch.df.transform(words))
+    assert batch.settle() == dict.fromkeys(range(20), LOST)
+    assert set(batch.reasons.values()) == {"unread"}
+
+
+def test_a_batch_that_nobody_touched(trial: Start) -> None:
+    batch = trial(texts(20))
+
+    assert batch.settle() == dict.fromkeys(range(20), LOST)
+
+
+@pytest.mark.parametrize("adaptive", ["true", "false"])
+def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(
+    trial: Start, tmp_path: Path, conf: Options, adaptive: str
+) -> None:
+    conf("spark.sql.adaptive.enabled", adaptive)
+    batch = trial(texts(300))
+    frame = batch.df.transform(words).repartitionByRange(5, "word").transform(shout)
+
+    assert frame.count() == 900
+    sink_to(tmp_path / "out")(frame)
+    whole = {number for number, _ in written(batch.spark, tmp_path / "out")}
+    assert_no_false_ack(batch, whole)
+
+
+def test_a_frame_whose_task_boundaries_did_move_is_replayed(trial: Start, tmp_path: Path, conf: Options) -> None:
+    batch = trial(texts(300))
+    frame = batch.df.transform(words).repartition("word").transform(shout)
+
+    conf("spark.sql.shuffle.partitions", "2")
+    conf("spark.sql.adaptive.enabled", "false")
+    assert frame.select("*").count() == 900
+    conf("spark.sql.shuffle.partitions", "5")
+    again = frame.select("*")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sink_to(tmp_path / "out")(again)
+    assert_no_false_ack(batch, {number for number, _ in written(batch.spark, tmp_path / "out")})
+
+
+def test_a_server_killed_in_a_batch_costs_a_replay_of_it(
+    spark: SparkSession, server_process: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = server_process()
+    with Trial(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
+        frame = batch.df.transform(words)
+        assert frame.count() == 60
+        server.restart(kill=True)
+        with pytest.raises(JobFailed):
+            sink_to(tmp_path / "out")(frame)
+        assert batch.error is not None
+        assert set(batch.lost().values()) == {LOST}
+
+
+def test_a_server_killed_before_settling_costs_a_replay_of_the_batch(
+    spark: SparkSession, server_process: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = server_process()
+    with Trial(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
+        sink_to(tmp_path / "out")(batch.df.transform(words))
+        server.restart(kill=True)
+
+        assert batch.lost() == dict.fromkeys(range(20), LOST)
+
+
+def test_records_that_user_code_raises_on_fail_alone(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+
+    @operator(WORDS)
+    def picky(row: Row) -> Iterator[tuple[int, str]]:
+        if row.number % 7 == 3:
+            raise ValueError(f"no taste for {row.number}")
+        for word in row.text.split():
+            yield row.number, word
+
+    sink_to(tmp_path / "out")(batch.df.transform(picky))
+    verdicts = batch.settle()
+    assert {number for number, verdict in verdicts.items() if verdict == FAILED} == {3, 10, 17}
+    assert "no taste for 10" in batch.reasons[10]
+    assert sum(verdict == ACKED for verdict in verdicts.values()) == 17
