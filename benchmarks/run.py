@@ -36,7 +36,7 @@ PARTS = (
     Part("ledger", ("--pending", "10000", "100000")),
     Part("service"),
     Part("client"),
-    Part("tracker"),
+    Part("tracker", ("--outcomes", "200000")),
     Part("spark"),
 )
 

@@ -138,4 +138,6 @@ TARGETS: tuple[Target, ...] = (
         "s",
         at_most=True,
     ),
+    Target("client", "updates folded, slotted and serialised", at("client", "updates_per_s"), 15e6, "updates/s"),
+    Target("tracker", "10 M outcomes into the window", at("tracker", "apply_s"), 1, "s", at_most=True),
 )
