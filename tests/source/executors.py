@@ -124,6 +124,7 @@ class Cluster:
         self.folder = folder
         self.time = SimulatedTime()
         self.server = LocalServer(clock=self.time.clock, sleep=self.time.sleep)
+        self._back_s = float("inf")
         self.base = 1 << 40
         self.budget_s = 5.0
 
@@ -133,9 +134,20 @@ class Cluster:
             settings,
             connect=self.server.connect,
             clock=self.time.clock,
-            sleep=self.time.sleep,
+            sleep=self.sleep,
             random=lambda: 0.5,
         )
+
+    def stop_for(self, seconds: float) -> None:
+        """The server is away for so long; it keeps its state."""
+        self.server.stop()
+        self._back_s = self.time.clock() + seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.time.sleep(seconds)
+        if self.time.clock() >= self._back_s:
+            self._back_s = float("inf")
+            self.server.start()
 
     def rim(self) -> Rim:
         executor = self.client()
@@ -146,7 +158,7 @@ class Cluster:
             watch=Polling,
             clock=self.time.clock,
             wall=lambda: 1_700_000_000.0 + self.time.clock(),
-            sleep=self.time.sleep,
+            sleep=self.sleep,
             draw=lambda: 0.5,
             draw_base=self._draw_base,
         )
