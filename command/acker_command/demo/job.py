@@ -22,7 +22,7 @@ from acker_client.source import Batch, Files, Retry
 from acker_client.spark.session import SessionError, local_session
 from acker_command.demo import corpus, faults, silence
 from acker_command.demo.corpus import Corpus
-from acker_command.demo.errors import DemoError
+from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.expected import derive
 from acker_command.demo.faults import Faults, Schedule, Strike
 from acker_command.demo.pipeline import Pipeline, table_of_categories
@@ -94,7 +94,7 @@ def run(options: Options) -> Result:
         tally.start()
         try:
             source.run(stage.pipeline.spark, stage.process)
-        except AckerError as error:
+        except (AckerError, Abort) as error:
             raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
         tally.stop()
         view.say("checking the counts of all acked lines")

@@ -80,8 +80,8 @@ class Progress(AbstractContextManager["Progress"]):
         grid.add_row(*(Text(name, "dim") for name, _ in figures(tally)))
         grid.add_row(*(Text(value, "bold") for _, value in figures(tally)))
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(f"{time.monotonic() - self._since:.0f} s  {self._stage}"))
-        return Group(Text(), head, grid)
+        head.add_row(bar, f"{time.monotonic() - self._since:.0f} s")
+        return Group(Text(), head, Text(self._stage, "dim"), grid)
 
 
 def _console() -> Console:

@@ -70,7 +70,7 @@ class Result:
             fell = f"{len(self.struck)} of {len(self.planned)}"
             checks.append(Check("every fault that was planned has fallen", self.struck == self.planned, fell))
             needless = sum(self.interrupted_by.get(strike, 0) for strike in HARMLESS)
-            checks.append(_none("a killed worker, a re-run task, a planned restart: no replay", needless, "replays"))
+            checks.append(_none("killed worker, re-run task, planned restart: no replay", needless, "replays"))
         return checks
 
 
@@ -137,9 +137,9 @@ def _numbers(result: Result) -> Table:
         ("falsely acked", f"{result.conclusion.false_acks:,}"),
         ("", ""),
         ("replayed", f"{tally.replayed:,}"),
-        ("  after FAILED", f"{tally.failed:,}"),
-        ("  after TIMED_OUT", f"{tally.timed_out:,}"),
-        ("  after LOST", f"{tally.interrupted:,}"),
+        ("outcomes FAILED", f"{tally.failed:,}"),
+        ("outcomes TIMED_OUT", f"{tally.timed_out:,}"),
+        ("outcomes LOST", f"{tally.interrupted:,}"),
         ("", ""),
         ("batches", f"{result.tally.batches:,}"),
         ("seconds", f"{tally.seconds:,.1f}"),
@@ -161,7 +161,9 @@ def _words(words: Sequence[TopWord]) -> Table:
 
 def _strikes(result: Result) -> Table:
     table = _table("", "what was broken on purpose", "replayed")
-    table.add_row(_mark(result.tally.failed > 0), "records raise, some of them each time", f"{result.tally.failed:,}")
+    tally = result.tally
+    again = max(tally.failed - tally.dead_lettered, 0)
+    table.add_row(_mark(tally.failed > 0), "records raise, some of them each time", f"{again:,}")
     for strike in result.planned:
         replays = f"{result.interrupted_by.get(strike, 0):,}"
         table.add_row(_mark(strike in result.struck), strike.value, replays)

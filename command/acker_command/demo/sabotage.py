@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.faults import Faults, Strike
 from acker_command.demo.server import Server
 
@@ -40,7 +41,7 @@ class _Striker(threading.Thread):
         super().__init__(name="sabotage", daemon=True)
         self._faults, self._strike, self._falls, self._tell = faults, strike, falls, tell
         self._over = threading.Event()
-        self._error: BaseException | None = None
+        self._error: DemoError | None = None
 
     def run(self) -> None:
         if not self._wait_for(self._strike.name if self._falls is None else mid_work(self._strike)):
@@ -51,15 +52,15 @@ class _Striker(threading.Thread):
         self._faults.claim(self._strike.name)
         try:
             self._falls()
-        except BaseException as error:
+        except DemoError as error:
             self._error = error
 
     def finish(self) -> None:
-        """Wait until the server is back. Raises what went wrong with it."""
+        """Wait until the server is back. Raises :class:`Abort` if it does not come back."""
         self._over.set()
         self.join()
         if self._error is not None:
-            raise self._error
+            raise Abort(str(self._error)) from self._error
 
     def _wait_for(self, name: str) -> bool:
         """Whether ``name`` happened before the batch was over."""
