@@ -102,6 +102,12 @@ def storm_at(pending: int) -> Callable[[Figures], float]:
     return lambda figures: {run["pending"]: float(run["updates_per_s"]) for run in figures["storm"]["acker"]}[pending]
 
 
+def storm_trees(figures: Figures) -> float:
+    """Trees a second of Storm's acked spout -> bolt -> bolt."""
+    shapes = {(run["bolts"], run["acked"]): float(run["trees_per_s"]) for run in figures["storm"]["topologies"]}
+    return shapes[2, True]
+
+
 def over(ours: Callable[[Figures], float], theirs: Callable[[Figures], float]) -> Callable[[Figures], float]:
     """How many times theirs ours is."""
     return lambda figures: ours(figures) / theirs(figures)
@@ -140,4 +146,20 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("client", "updates folded, slotted and serialised", at("client", "updates_per_s"), 15e6, "updates/s"),
     Target("tracker", "outcomes into the window of 10 M", at("tracker", "outcomes_per_s"), 10e6, "outcomes/s"),
+    *(
+        Target("spark", f"words job, {kind}, {shape} over {rival}", at("spark", "words", kind, key), bound, "x")
+        for kind in ("arrow", "rows")
+        for shape, rival, key, bound in (
+            ("fused", "untracked", "fused_over_untracked", 1.0),
+            ("with hops", "untracked", "hops_over_untracked", 0.6),
+            ("fused", "untracked and fused by hand", "fused_over_hand_fused", 0.8),
+        )
+    ),
+    Target(
+        "spark",
+        "trivial job over Storm's acked spout, bolt, bolt, in trees/s",
+        over(at("spark", "trivial", "trees_per_s"), storm_trees),
+        2,
+        "x",
+    ),
 )
