@@ -8,10 +8,13 @@ breath. The function sees no tracking columns.
 
 from __future__ import annotations
 
+import gc
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -22,7 +25,7 @@ from pyspark.sql.types import StructType
 from acker_client.spark import stage
 from acker_client.spark.anchors import TRACKING, Anchors, Positions, Rows
 from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.rows import Child, Mismatch, RowReader, RowWriter, arrow_schema, flat, struct_type
+from acker_client.spark.rows import Mismatch, RowReader, RowWriter, arrow_schema, struct_type
 from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
 
 OnError = Literal["fail", "raise"]
@@ -31,6 +34,9 @@ BatchFunction = Callable[[Any], Any]
 
 # Spark's own check that a task which is run again gives the same rows; with it off, batch operators digest values too.
 RETRY_ON_MISMATCH = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
+
+# Objects between two collections of garbage while rows are made: enough to be quick, few enough to hold in memory.
+COLLECT_EVERY = 50_000
 
 _logger = logging.getLogger("acker.spark")
 
@@ -168,14 +174,15 @@ def pandas_operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
     """A batch operator over pandas: ``function(frame)`` returns a frame, one row for each of its input, in order; or
     ``(frame, parents)``, where ``parents[j]`` is the position of the input row that row j descends from.
 
-    The input has a RangeIndex, so ``parents`` of what ``explode`` or a selection gave is its index.
-    ``deterministic=False``: the function may give other values when a task is run again, so edges digest them. The rest
-    as in :func:`operator`.
+    The input has a RangeIndex, so ``parents`` of what ``explode`` or a selection gave is its index. Edges digest the
+    values that are made, so that output of two runs that differ is never taken for one. ``deterministic=True`` promises
+    that a task which is run again gives the same, and saves the digest where Spark checks the promise. The rest as in
+    :func:`operator`.
     """
     declared = _declared(schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declared, "pandas")
@@ -187,7 +194,7 @@ def arrow_operator(
     keep: Sequence[str] | Literal["*"] = (),
     name: str | None = None,
     on_error: OnError = "fail",
-    deterministic: bool = True,
+    deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
     """A batch operator over ``pyarrow.RecordBatch``: as :func:`pandas_operator`; it returns a RecordBatch or Table, or
     that and ``parents``. A batch that raises is run again in halves, down to the rows that are to blame.
@@ -243,43 +250,55 @@ class RowRun:
     def take(self, rows: Rows) -> Iterator[Rows]:
         """Calls the function for each row; hands on as soon as there are enough children, so that memory stays
         bounded."""
-        given = self._reader.rows(rows.data)
-        start, children, found = 0, list[list[Child]](), 0
-        for row in range(len(given)):
-            made = self._call(rows, row, given[row])
-            children.append(made)
-            found += len(made)
-            if found >= stage.BATCH_ROWS:
-                yield self._made(rows, start, children)
-                start, children, found = row + 1, [], 0
-        if children:
-            yield self._made(rows, start, children)
+        with _rare_collections():
+            given = self._reader.rows(rows.data)
+        start = 0
+        while start < len(given):
+            with _rare_collections():
+                children = self._children(rows, start, given)
+                made = self._made(rows, start, children)
+            yield made
+            start += len(children)
 
     def reports(self) -> Iterable[Report]:
         return [self._tally.report()]
 
-    def _call(self, rows: Rows, row: int, given: Any) -> list[Child]:
+    def _children(self, rows: Rows, start: int, given: list[Any]) -> list[list[Any]]:
+        """What the rows from ``start`` on become: a list for each, up to the end or to a full batch of children."""
+        children, found = list[list[Any]](), 0
+        for row in range(start, len(given)):
+            made = self._call(rows, row, given[row])
+            children.append(made)
+            found += len(made)
+            if found >= stage.BATCH_ROWS:
+                break
+        return children
+
+    def _call(self, rows: Rows, row: int, given: Any) -> list[Any]:
         try:
-            return self._writer.children(self._step.function(given))
+            return self._writer.listed(self._step.function(given))
         except Exception as error:
             self._culprits.fail(rows.anchors, row, error)
             return []
 
-    def _made(self, rows: Rows, start: int, children: list[list[Child]]) -> Rows:
+    def _made(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
         """The children of the rows from ``start`` on, anchored to them."""
+        every = list(chain.from_iterable(children))
         try:
-            columns = self._writer.columns(flat(children))
+            columns = self._writer.columns(every if self._writer.fits(every) else self._writer.tuples(every))
         except Exception:
             self._drop_mismatches(rows, start, children)
-            columns = self._writer.columns(flat(children))
+            columns = self._writer.columns(list(chain.from_iterable(children)))
         counts = np.fromiter(map(len, children), np.int64, len(children))
         part = Rows(rows.data.slice(start, len(children)), rows.anchors.slice(start, start + len(children)))
         return derive(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)
 
-    def _drop_mismatches(self, rows: Rows, start: int, children: list[list[Child]]) -> None:
+    def _drop_mismatches(self, rows: Rows, start: int, children: list[list[Any]]) -> None:
+        """Fail the rows of which a child does not fit the schema; make tuples of the others' children."""
         for index, made in enumerate(children):
             try:
-                self._writer.check(made)
+                children[index] = self._writer.tuples(made)
+                self._writer.check(children[index])
             except Mismatch as error:
                 self._culprits.fail(rows.anchors, start + index, error)
                 children[index] = []
@@ -384,6 +403,17 @@ def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positio
         bad = int(positions[(positions < 0) | (positions >= rows)][0])
         raise OperatorError(f"{who}: {bad} is no parent; its input had rows 0 up to {rows - 1}")
     return positions
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Python collects garbage every 700 new objects, which doubles the cost of making rows; here it waits for more."""
+    before = gc.get_threshold()
+    gc.set_threshold(before[0] and max(before[0], COLLECT_EVERY), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class Culprits:

@@ -7,9 +7,9 @@ schema. Knows nothing of anchors.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -20,6 +20,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType, UserDefinedType
 
 Child = tuple[Any, ...]
+
+# What is one row, although one could iterate over it.
+_SINGLE = (tuple, dict, str, bytes, bytearray)
 
 
 class Mismatch(TypeError):
@@ -68,26 +71,27 @@ class RowWriter:
         self._types = arrow_schema(schema).types
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
-    def children(self, given: Any) -> list[Child]:
-        """What a call gave, as tuples: from None, one row, or any iterable of rows. Runs a generator to its end."""
+    def listed(self, given: Any) -> list[Any]:
+        """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end."""
         if given is None:
             return []
-        if (
-            isinstance(given, (tuple, dict))
-            or not isinstance(given, Iterable)
-            or isinstance(given, (str, bytes, bytearray))
-        ):
-            return [self._child(given)]
-        children = list(given)
-        if all(type(child) is tuple and len(child) == self._width for child in children):
-            return children
+        if isinstance(given, _SINGLE) or not isinstance(given, Iterable):
+            return [given]
+        return list(given)
+
+    def fits(self, children: list[Any]) -> bool:
+        """Whether all of ``children`` are plain tuples of the right width, so that :meth:`tuples` need not look at
+        each."""
+        return set(map(type, children)) <= {tuple} and set(map(len, children)) <= {self._width}
+
+    def tuples(self, children: list[Any]) -> list[Child]:
+        """``children`` as tuples: of Rows, dicts, or bare values where there is one column. Raises
+        :class:`Mismatch`."""
         return [self._child(child) for child in children]
 
     def columns(self, children: list[Child]) -> list[Any]:
         """Arrow arrays of ``children``. Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`."""
-        if not children:
-            return [pa.array([], kind) for kind in self._types]
-        return [self._column(index, list(values)) for index, values in enumerate(zip(*children, strict=True))]
+        return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
 
     def check(self, children: list[Child]) -> None:
         """Raise :class:`Mismatch` for the first value of ``children`` that does not fit its field."""
@@ -137,14 +141,11 @@ class RowWriter:
         return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self._schema.fields)
 
 
-def flat(children: Iterable[list[Child]]) -> list[Child]:
-    """The children of several rows behind one another."""
-    return list(chain.from_iterable(children))
-
-
 def _row_class(names: tuple[str, ...]) -> type[Row]:
     """A Row whose fields are found without a search. It pickles and prints as any Row."""
-    fields = {name: property(itemgetter(index)) for index, name in enumerate(names) if not hasattr(Row, name)}
+    # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
+    getters = vars(namedtuple("Getters", [f"at_{index}" for index in range(len(names))]))
+    fields = {name: getters[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
 
 

@@ -120,7 +120,9 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(upstream.record))
         joined = df.join(right, keys, "left")
-        ours = ExplodePlan(name, MATCHES, added, given.fields, outer=how == "left", fans_out=True)
+        # In which order the matches of a key were collected is Spark's affair, and may differ when it collects them again.
+        digests_values = not spark_checks_reruns(df.sparkSession)
+        ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
         return _exploded(joined, plan.guard(joined, name), ours)
 
     return match
@@ -264,8 +266,9 @@ class ExplodePlan:
     column: str
     elements: list[StructField]
     kept: list[StructField]
-    outer: bool = False
-    fans_out: bool = False
+    outer: bool
+    fans_out: bool
+    digests_values: bool = True
 
 
 @dataclass(frozen=True, slots=True)
