@@ -442,3 +442,14 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts
 ) -> None:
     with pytest.raises(ValueError, match=says):
         Files("*.txt", **{"name": "lines", **options})
+
+
+def test_what_is_done_is_in_the_checkpoint_before_the_next_batch_is_handed_out(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+    lines: list[int] = []
+    for batch in cluster.source(checkpoint=cluster.folder / "c", batch_records=10).batches(None):
+        if batch.number > 1:
+            progress = json.loads((cluster.folder / "c").read_text())["progress"]
+            lines += [file["lines"] for file in progress["files"]]
+        save_all(batch)
+    assert lines == [10, 20]
