@@ -22,7 +22,7 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
     "IN (subquery)": (sql("SELECT * FROM tracked WHERE id IN (SELECT id FROM range(1))"), "Filter", "where(condition)"),
     "join": (lambda df: df.join(df.sparkSession.range(3), "id"), "Join", "acker_client.spark.join(...)"),
     "left join": (lambda df: df.join(df.sparkSession.range(3), "id", "left"), "Join", "acker_client.spark.join(...)"),
-    "semi join": (lambda df: df.join(df.sparkSession.range(3), "id", "semi"), "Join", "cogroup(...)"),
+    "semi join": (lambda df: df.join(df.sparkSession.range(3), "id", "semi"), "Join", "group(...)"),
     "self-join": (
         lambda df: df.alias("a").join(df.alias("b"), "id").select("a.id", "a._root", "a._edge"),
         "Join",
@@ -49,9 +49,9 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
         "Aggregate",
         "group(...)",
     ),
-    "intersect": (lambda df: df.intersect(df), "Intersect", "cogroup(...)"),
-    "subtract": (lambda df: df.subtract(df), "Except", "cogroup(...)"),
-    "exceptAll": (lambda df: df.exceptAll(df), "Except All", "cogroup(...)"),
+    "intersect": (lambda df: df.intersect(df), "Intersect", "group(...)"),
+    "subtract": (lambda df: df.subtract(df), "Except", "group(...)"),
+    "exceptAll": (lambda df: df.exceptAll(df), "Except All", "group(...)"),
     "unpivot": (lambda df: df.unpivot(["_root", "_edge"], ["id"], "what", "value"), "Expand", "explode(...)"),
     "cube": (lambda df: df.cube("_root", "_edge").count(), "Aggregate", "group(...)"),
     "mapInPandas": (lambda df: df.mapInPandas(lambda frames: frames, SAME), "MapInPandas", "@pandas_operator"),
@@ -69,12 +69,12 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
     "cogroup().applyInPandas": (
         lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInPandas(lambda left, right: left, SAME),
         "FlatMapCoGroupsInPandas",
-        "cogroup(...)",
+        "group(...)",
     ),
     "cogroup().applyInArrow": (
         lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInArrow(lambda left, right: left, SAME),
         "FlatMapCoGroupsInArrow",
-        "cogroup(...)",
+        "group(...)",
     ),
     "TRANSFORM": (
         sql("SELECT TRANSFORM(id, _root, _edge) USING 'cat' AS (id bigint, _root bigint, _edge bigint) FROM tracked"),

@@ -40,8 +40,8 @@ _EXPLODE = "use df.transform(acker_client.spark.explode(...)), which gives every
 _YIELD_NOTHING = "use an @operator that yields nothing for what it drops, or limit the source"
 _PART = "use df.transform(acker_client.spark.where(condition)) on a hash of a column, or branch(...) and a where a part"
 _GROUP = "use acker_client.spark.group(...), whose function names the parents of each output"
-_COGROUP = "use acker_client.spark.cogroup(...)"
-_JOIN = "use acker_client.spark.join(...), or cogroup(...) where both sides are tracked"
+_MEET = "unionByName(..., allowMissingColumns=True) and acker_client.spark.group(...) over the keys"
+_JOIN = f"use acker_client.spark.join(...) with a table; two tracked frames meet in {_MEET}"
 _YIELD_MANY = "use an @operator that yields the rows, or acker_client.spark.explode(...)"
 
 REFUSALS: dict[str, Refusal] = {
@@ -59,15 +59,15 @@ REFUSALS: dict[str, Refusal] = {
     "DeduplicateWithinWatermark": Refusal("dropDuplicatesWithinWatermark", _DROPS, _GROUP),
     "Distinct": Refusal("SELECT DISTINCT", _DROPS, _GROUP),
     "Aggregate": Refusal("groupBy().agg, count, GROUP BY, pivot", _MERGES, _GROUP),
-    "Intersect": Refusal("intersect", _DROPS, _COGROUP),
-    "Except": Refusal("subtract, exceptAll, EXCEPT", _DROPS, _COGROUP),
+    "Intersect": Refusal("intersect", _DROPS, _JOIN),
+    "Except": Refusal("subtract, exceptAll, EXCEPT", _DROPS, _JOIN),
     "Expand": Refusal("unpivot, cube, rollup, grouping sets", _COPIES, _YIELD_MANY),
     "MapInPandas": Refusal("mapInPandas", _UNTRACKED, "use @pandas_operator, or @operator for rows"),
     "MapInArrow": Refusal("mapInArrow of your own", _UNTRACKED, "use @arrow_operator, or @operator for rows"),
     "FlatMapGroupsInPandas": Refusal("groupBy().applyInPandas", _MERGES, _GROUP),
     "FlatMapGroupsInArrow": Refusal("groupBy().applyInArrow of your own", _MERGES, _GROUP),
-    "FlatMapCoGroupsInPandas": Refusal("cogroup().applyInPandas", _MERGES, _COGROUP),
-    "FlatMapCoGroupsInArrow": Refusal("cogroup().applyInArrow of your own", _MERGES, _COGROUP),
+    "FlatMapCoGroupsInPandas": Refusal("cogroup().applyInPandas", _MERGES, _JOIN),
+    "FlatMapCoGroupsInArrow": Refusal("cogroup().applyInArrow of your own", _MERGES, _JOIN),
     "ScriptTransformation": Refusal("TRANSFORM ... USING", _UNTRACKED, "use @operator"),
     "LogicalRDD": Refusal(
         "df.rdd.toDF, createDataFrame, checkpoint, localCheckpoint",
@@ -135,8 +135,7 @@ def lost_columns(consumer: str) -> Refused:
 def doubled_columns(consumer: str, columns: Sequence[str]) -> Refused:
     return _refused(
         consumer,
-        f"it has {' and '.join(columns)} more than once. Keep those of one side only, and use"
-        " acker_client.spark.join(...) or cogroup(...) where rows of two tracked frames meet.",
+        f"it has {' and '.join(columns)} more than once. Keep those of one side only, and {_JOIN}.",
     )
 
 
