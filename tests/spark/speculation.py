@@ -1,6 +1,6 @@
 """A driver program of its own: one batch on a cluster that speculates; prints JSON.
 
-``python speculation.py MASTER SERVER FOLDER``.
+``python speculation.py SERVER FOLDER``.
 
 Task 1 of the writing stage waits, after it has reported, until its speculative copy has reported as well.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import faults
+from cluster import start_cluster
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 from trial import Trial, texts, words_of
 
 from acker_client.spark import operator, sink
-from acker_client.spark.session import local_session
+from acker_client.spark.session import local_session, prepare
 
 EAGER = {
     "spark.executor.memory": "512m",
-    "spark.acker.servers": sys.argv[2] if len(sys.argv) > 2 else "",
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
     "spark.speculation.quantile": "0.1",
@@ -51,8 +51,10 @@ def both_at_the_end(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return hand_on
 
 
-def main(master: str, server: str, folder: Path) -> None:
-    spark = local_session("speculation", conf={**EAGER, "spark.master": master})
+def main(server: str, folder: Path) -> None:
+    prepare()
+    master = start_cluster(folder)
+    spark = local_session("speculation", conf={**EAGER, "spark.master": master, "spark.acker.servers": server})
     spark.sparkContext.setLogLevel("OFF")
     wait = both_at_the_end(folder)
 
@@ -60,7 +62,8 @@ def main(master: str, server: str, folder: Path) -> None:
     def save(rows: DataFrame) -> None:
         rows.mapInArrow(wait, rows.schema).write.parquet(str(folder / "out"))
 
-    with Trial(spark, server, texts(20), slices=4) as batch:
+    # Many tasks, so that the median of their times, which speculation goes by, is not that of the first, slow one.
+    with Trial(spark, server, texts(20), slices=10) as batch:
         save(batch.df.transform(words))
         verdicts = batch.settle()
     found = sorted((row.number, row.word) for row in spark.read.parquet(str(folder / "out")).collect())
@@ -75,4 +78,4 @@ def main(master: str, server: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]))

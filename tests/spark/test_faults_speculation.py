@@ -9,17 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster import standalone
-
 HERE = Path(__file__).parent
 PROGRAM_S = 240.0
 
 
 def test_a_speculative_copy_reports_what_its_original_has_reported(server: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-    with standalone(tmp_path) as master:
-        command = [sys.executable, str(HERE / "speculation.py"), master, server.address, str(tmp_path)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment, check=False)
+    command = [sys.executable, str(HERE / "speculation.py"), server.address, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
 
     answer = json.loads(run.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """Daemon: PySpark's own, which forks Python workers, with what a tracked stage imports loaded before the fork.
 
-A new worker is then ready at once instead of after a second or two of imports: it matters where workers die or tasks fail.
+A new worker is then ready at once instead of after a second or two of imports, which matters where tasks fail.
 Set ``spark.python.daemon.module`` to ``acker_client.spark.daemon`` to use it. It never imports gRPC: a channel, and the
 threads of it, belong to one worker, after the fork.
 """
