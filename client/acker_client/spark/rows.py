@@ -7,19 +7,45 @@ schema. Knows nothing of anchors.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import itemgetter
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructType, TimestampType, UserDefinedType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    UserDefinedType,
+)
 
 Child = tuple[Any, ...]
+
+# Arrow would cut 2.5 to 2, read True as 1.0 and a datetime as its day, and take bytes for text.
+_TAKEN: dict[type[DataType], tuple[type, ...]] = {
+    IntegralType: (int, np.integer),
+    FractionalType: (float, int, np.floating, np.integer, decimal.Decimal),
+    StringType: (str,),
+    BinaryType: (bytes, bytearray, memoryview),
+    DateType: (datetime.date,),
+}
+_NARROWER = (bool, datetime.datetime)
 
 # What is one row, although one could iterate over it.
 _SINGLE = (tuple, dict, str, bytes, bytearray)
@@ -104,15 +130,13 @@ class RowWriter:
 
     def _column(self, index: int, values: list[Any]) -> Any:
         field, convert = self._schema.fields[index], self._converters[index]
-        if not field.nullable and None in values:
+        if not field.nullable and any(value is None for value in values):
             raise Mismatch(f"field {field.name!r} is declared not null, got None")
         if convert is not None:
             values = [convert(value) for value in values]
-        array = pa.array(values, self._types[index])
-        # Arrow would read True as 1, and Spark would not.
-        if pa.types.is_integer(array.type) and not {bool}.isdisjoint(map(type, values)):
-            raise Mismatch(f"field {field.name!r} is {field.dataType.simpleString()}, got a bool")
-        return array
+        if not all(_is_taken(kind, field.dataType) for kind in set(map(type, values))):
+            raise TypeError(f"field {field.name!r}")
+        return pa.array(values, self._types[index])
 
     def _child(self, child: Any) -> Child:
         if isinstance(child, dict):
@@ -144,9 +168,17 @@ class RowWriter:
 def _row_class(names: tuple[str, ...]) -> type[Row]:
     """A Row whose fields are found without a search. It pickles and prints as any Row."""
     # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
-    getters = vars(namedtuple("Getters", [f"at_{index}" for index in range(len(names))]))
-    fields = {name: getters[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
+    getters = namedtuple("Getters", [f"at_{index}" for index in range(len(names))])
+    fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
+
+
+def _is_taken(kind: type, declared: DataType) -> bool:
+    """Whether values of a Python type are taken for a declared type. Where nothing is said here, Arrow decides."""
+    for field, taken in _TAKEN.items():
+        if isinstance(declared, field):
+            return kind is NoneType or (issubclass(kind, taken) and not (kind in _NARROWER and kind not in taken))
+    return True
 
 
 def _values(column: Any) -> list[Any]:
