@@ -168,7 +168,8 @@ class RowWriter:
 def _row_class(names: tuple[str, ...]) -> type[Row]:
     """A Row whose fields are found without a search. It pickles and prints as any Row."""
     # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
-    getters = namedtuple("Getters", [f"at_{index}" for index in range(len(names))])
+    make: Any = namedtuple
+    getters = make("Getters", [f"at_{index}" for index in range(len(names))])
     fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
 
