@@ -1,0 +1,174 @@
+"""RDDs with a Collector: Spark has no check of its own there, and rows can vanish behind the library's back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from pyspark import TaskContext
+from test_faults_replay import assert_no_false_ack, complete, made
+from trial import ACKED, FAILED, Trial, texts, words_of
+
+from acker_client.spark import Collector
+
+Start = Callable[..., Trial]
+Rows = Iterator[Any]
+
+
+def splitting(batch: Trial) -> Callable[[Rows], Rows]:
+    settings = batch.settings
+
+    def split(rows: Rows) -> Rows:
+        with Collector("split", settings) as out:
+            for row in rows:
+                for word in row.text.split():
+                    yield out.emit({"number": row.number, "word": word}, anchors=[row])
+                out.ack(row)
+
+    return split
+
+
+def writing(batch: Trial, folder: Path) -> Callable[[Rows], None]:
+    """One file a task, in place whole or not at all: a task that runs again writes the same file again."""
+    settings = batch.settings
+    folder.mkdir()
+
+    def write(rows: Rows) -> None:
+        partition = TaskContext.get().partitionId()
+        with Collector("write", settings) as out:
+            lines = []
+            for row in rows:
+                lines.append(repr(tuple(row[name] for name in row.__fields__ if not name.startswith("_"))))
+                out.ack(row)
+            part = folder / f"part-{partition}"
+            part.with_suffix(".new").write_text("\n".join(lines))
+            part.with_suffix(".new").rename(part)
+
+    return write
+
+
+def written(folder: Path) -> list[tuple[Any, ...]]:
+    lines = [line for part in folder.glob("part-*") for line in part.read_text().splitlines()]
+    return sorted(eval(line) for line in lines)
+
+
+def assert_all_acked(batch: Trial, folder: Path) -> None:
+    assert batch.settle() == dict.fromkeys(range(len(batch.texts)), ACKED)
+    assert written(folder) == sorted(words_of(batch.texts))
+
+
+def by_word(row: Any) -> tuple[str, Any]:
+    return row.word, row
+
+
+def test_collectors_over_a_shuffle_ack_everything(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+    words = batch.df.rdd.mapPartitions(splitting(batch)).map(by_word).partitionBy(3).values()
+
+    assert words.count() == 60
+    words.foreachPartition(writing(batch, tmp_path / "out"))
+    assert_all_acked(batch, tmp_path / "out")
+
+
+def test_a_lost_shuffle_file_of_an_rdd_costs_nothing(trial: Start, tmp_path: Path, local_dir: Path) -> None:
+    batch = trial(texts(20))
+    write = writing(batch, tmp_path / "out")
+
+    def losing(rows: Rows) -> None:
+        held = list(rows)
+        if faults.first_time(tmp_path, "lost"):
+            assert faults.lose_shuffle_file(local_dir)
+        write(iter(held))
+
+    batch.df.rdd.mapPartitions(splitting(batch)).map(by_word).partitionBy(6).values().foreachPartition(losing)
+    assert (tmp_path / "lost").exists()
+    assert_all_acked(batch, tmp_path / "out")
+
+
+def test_a_killed_worker_of_a_collector_costs_nothing(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+    write = writing(batch, tmp_path / "out")
+
+    def deadly(rows: Rows) -> None:
+        write(rows)
+        if faults.first_time(tmp_path, "killed"):
+            faults.kill_this_worker()
+
+    batch.df.rdd.mapPartitions(splitting(batch)).foreachPartition(deadly)
+    assert (tmp_path / "killed").exists()
+    assert_all_acked(batch, tmp_path / "out")
+
+
+@pytest.mark.parametrize("how", ["count", "value", "order"])
+def test_a_collector_run_again_emits_other_children(trial: Start, tmp_path: Path, local_dir: Path, how: str) -> None:
+    batch = trial(texts(40))
+    settings, write = batch.settings, writing(batch, tmp_path / "out")
+
+    def fickle(rows: Rows) -> Rows:
+        attempt = faults.attempt_of(tmp_path, f"map.{TaskContext.get().partitionId()}")
+        with Collector("fickle", settings) as out:
+            for row in rows:
+                for shown, ordinal, count, word in made(how, row.text, attempt):
+                    child = dict(number=row.number, attempt=shown, ordinal=ordinal, count=count, word=word)
+                    yield out.emit(child, anchors=[row])
+                out.ack(row)
+
+    def losing(rows: Rows) -> None:
+        held = list(rows)
+        if faults.first_time(tmp_path, "lost"):
+            assert faults.lose_shuffle_file(local_dir)
+        write(iter(held))
+
+    # Round robin, as `repartition` of an RDD is: which rows a task gets hangs on their order.
+    shuffled = batch.df.rdd.mapPartitions(fickle).repartition(6)
+    shuffled.foreachPartition(losing)
+    assert (tmp_path / "lost").exists()
+    assert list(tmp_path.glob("map.*.1"))
+    assert_no_false_ack(batch, complete(how, batch, set(written(tmp_path / "out"))))
+    assert len(batch.verdicts) == 40
+
+
+def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+    words = batch.df.rdd.mapPartitions(splitting(batch))
+
+    words.filter(lambda row: row.word not in ("w3.1", "w11.0", "w11.2")).foreachPartition(
+        writing(batch, tmp_path / "out")
+    )
+    verdicts = batch.settle()
+    assert {number for number, verdict in verdicts.items() if verdict == FAILED} == {3, 11}
+    assert batch.reasons[3] == batch.reasons[11] == "unfinished"
+    assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
+
+
+def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(trial: Start, tmp_path: Path) -> None:
+    batch = trial(texts(20))
+    settings = batch.settings
+
+    def forgetful(rows: Rows) -> None:
+        with Collector("forgetful", settings) as out:
+            for row in rows:
+                if row.number == 5:
+                    out.fail(row, "no five")
+                elif row.number != 13:
+                    out.ack(row)
+
+    batch.df.rdd.foreachPartition(forgetful)
+    verdicts = batch.settle()
+    assert (verdicts[5], verdicts[13]) == (FAILED, FAILED)
+    assert (batch.reasons[5], batch.reasons[13]) == ("forgetful: no five", "unfinished")
+    assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
+
+
+def test_rows_dropped_before_a_udf_acks_them_are_unfinished(trial: Start) -> None:
+    from acker_client.spark import functions as AF
+
+    batch = trial(texts(20))
+    rows = batch.df.where("number <> 7").select("number", "text", AF.ack())
+    assert len(rows.collect()) == 19
+    verdicts = batch.settle()
+    assert {number for number, verdict in verdicts.items() if verdict != ACKED} == {7}
+    assert batch.reasons[7] == "unfinished"
