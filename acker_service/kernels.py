@@ -38,11 +38,17 @@ INDEX_BITS = 14
 INDEXES = 1 << INDEX_BITS
 NEVER = 1 << 60
 
+# Load in percent above which a sub-table is to grow when there is time, and the one above which it must.
+LOAD_MAX, LOAD_FULL = 87, 92
+
 # Columns of the directory.
-ADDRESS, CAPACITY, COUNT, DUE = range(4)
+ADDRESS, CAPACITY, COUNT, DUE, PEAK = range(5)
+COLUMNS = 8
 
 # What a kernel counts, as positions in its int64 array of counters.
-OUTCOMES, VARIETY, CREATED, FINISHED, ORPHANS, KNOWN, CONFLICTS, DROPPED, TOMBSTONES, FAILS, APPLIED = range(11)
+OUTCOMES, VARIETY, CREATED, FINISHED, ORPHANS, KNOWN, CONFLICTS, DROPPED, TOMBSTONES, FAILS, APPLIED, RESUME, FULL = (
+    range(13)
+)
 COUNTERS = 16
 
 # Why `check` refuses a report.
@@ -242,9 +248,18 @@ def _is_fresh(fresh, slot):
 
 
 @njit(nogil=True)
-def _has_room(directory, slot, entries):
-    """Would a sub-table, with that many entries more, still be at most 7/8 full?"""
-    return 8 * (directory[slot, COUNT] + entries) <= 7 * directory[slot, CAPACITY]
+def _is_full(count, capacity):
+    """May no entry be added before the sub-table has grown? Never full, so that no probe is long or endless."""
+    return 100 * (count + 1) > LOAD_FULL * capacity
+
+
+@njit(nogil=True)
+def _leave(directory, slot, count, counters):
+    """Note how full a sub-table is after a section."""
+    directory[slot, COUNT] = count
+    if count > directory[slot, PEAK]:
+        directory[slot, PEAK] = count
+        counters[FULL] += LOAD_MAX * directory[slot, CAPACITY] < 100 * count
 
 
 @njit(nogil=True)
@@ -282,7 +297,8 @@ def apply_inits(
     """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
 
     ``seen``: uint64 map of the batch's numbers that were initialised before (empty: not a numbered batch).
-    Returns ``sections``, or the section for which there is first to be made room.
+    Returns ``sections``, or the section whose sub-table has to grow first; called again with it, goes on where it
+    stopped.
     """
     stamps = _stamps(tick)
     meta = index | _INIT | (_HELD if held else _ZERO) | stamps
@@ -290,9 +306,7 @@ def apply_inits(
         slot = np.int64(slots[at])
         if not _is_fresh(fresh, slot):
             continue
-        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
-        if not _has_room(directory, slot, end - begin):
-            return at
+        begin, end = max(np.int64(starts[at]), counters[RESUME]), np.int64(starts[at + 1])
         cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
         count = directory[slot, COUNT]
         for i in range(begin, end):
@@ -313,6 +327,9 @@ def apply_inits(
                     counters[CONFLICTS] += old & _INDEX_MASK != index
                     continue
                 counters[ORPHANS] -= 1
+            elif _is_full(count, capacity):
+                directory[slot, COUNT], counters[RESUME] = count, i
+                return at
             if len(seen):
                 seen[number >> _U6] |= _ONE << (number & _U63)
             counters[CREATED] += 1
@@ -335,9 +352,9 @@ def apply_inits(
             cells[3 * cell + 1] = val
             cells[3 * cell + 2] = meta
             pending[index] += 1
-        directory[slot, COUNT] = count
+        _leave(directory, slot, count, counters)
         _hasten(directory, slot, tick + lifetime)
-        counters[APPLIED] += end - begin
+        counters[APPLIED] += end - starts[at]
     return sections
 
 
@@ -364,16 +381,14 @@ def apply_updates(
     progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
     for at in range(section, sections):
         slot = np.int64(slots[at])
-        begin, end = np.int64(starts[at]), np.int64(starts[at + 1])
+        begin, end = max(np.int64(starts[at]), counters[RESUME]), np.int64(starts[at + 1])
         if not _is_fresh(fresh, slot):
             for i in range(begin, end if len(kinds) else begin):
                 counters[FAILS] += kinds[i] & _FAIL != 0
             continue
-        if not _has_room(directory, slot, end - begin):
-            return at
         cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
         count = directory[slot, COUNT]
-        kind, reason, created = _ACK, _ZERO, False
+        kind, reason = _ACK, _ZERO
         for i in range(begin, end):
             if i + _AHEAD < len(keys):
                 _fetch(directory, keys[i + _AHEAD])
@@ -390,12 +405,16 @@ def apply_updates(
                 if counters[ORPHANS] >= orphan_room:
                     counters[DROPPED] += 1
                     continue
+                if _is_full(count, capacity):
+                    directory[slot, COUNT], counters[RESUME] = count, i
+                    counters[FAILS] -= kind & _FAIL != 0
+                    return at
+                _hasten(directory, slot, tick + lifetime)
                 cells[3 * cell] = key
                 cells[3 * cell + 1] = _ZERO
                 cells[3 * cell + 2] = stamps
                 counters[ORPHANS] += 1
                 count += 1
-                created = True
             meta = cells[3 * cell + 2]
             if kind & _ACK != 0 and meta & _FAILED == _ZERO:
                 val = cells[3 * cell + 1]
@@ -428,10 +447,8 @@ def apply_updates(
             if kind & _RESET != 0:
                 meta = (meta & _NOT_PROGRESS & _NOT_START) | stamps
             cells[3 * cell + 2] = meta
-        directory[slot, COUNT] = count
-        if created:
-            _hasten(directory, slot, tick + lifetime)
-        counters[APPLIED] += end - begin
+        _leave(directory, slot, count, counters)
+        counters[APPLIED] += end - starts[at]
     return sections
 
 

@@ -17,15 +17,17 @@ import numpy.typing as npt
 from acker_protocol.ids import SLOTS, Column
 from acker_protocol.messages import Kinds, ReasonIds
 from acker_service import kernels
-from acker_service.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE, NEVER
+from acker_service.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE, NEVER, PEAK
 
 Array = npt.NDArray[Any]
 
 # An empty sub-table; eight cells hold the seven entries that `kernels` lets in.
 CAPACITY_MIN = 8
-# Load above which a sub-table grows, the load that it then has, and the one below which it shrinks.
-# 24 bytes / 0.68 = 35 bytes a root right after growing.
-LOAD_MAX, LOAD_NEW, LOAD_MIN = 0.80, 0.68, 0.30
+# The load that a sub-table has after it grew or shrank, and the one below which it shrinks; `kernels` has the one above
+# which it grows. 24 bytes / 0.78 = 31 bytes a root after growing, 24 / 0.62 = 39 at most while roots come and go.
+LOAD_NEW, LOAD_MIN = 0.78, 0.62
+# Over about so many ticks a burst is forgotten.
+PEAK_TICKS = 32
 # Cells that growth moves at once when it need not yet: no pause is longer than this takes (10 to 20 ms).
 MOVED_MAX = 400_000
 # Outcomes that a sweep hands on at once.
@@ -89,7 +91,7 @@ class Ledger:
         self.orphans, self.orphans_max = 0, orphans_max
         self.pending = np.zeros(kernels.INDEXES, np.int64)
         self.limits = np.full((kernels.INDEXES, 2), NEVER, np.int64)
-        self._directory = np.zeros((SLOTS, 4), np.int64)
+        self._directory = np.zeros((SLOTS, kernels.COLUMNS), np.int64)
         self._directory[:, DUE] = NEVER
         self._tables = [np.empty(0, np.uint64)] * SLOTS
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
@@ -145,7 +147,7 @@ class Ledger:
             )  # fmt: skip
             if section == sections:
                 return self._effect()
-            self._make_room(report, section)
+            self._widen(int(report.slots[section]))
 
     def apply_updates(
         self,
@@ -171,7 +173,7 @@ class Ledger:
             )  # fmt: skip
             if section == sections:
                 return self._effect(), self._tombstones[: int(self._counters[kernels.TOMBSTONES])]
-            self._make_room(report, section)
+            self._widen(int(report.slots[section]))
 
     def told(self) -> Told:
         """The outcomes of the last call."""
@@ -229,13 +231,17 @@ class Ledger:
 
     def fit(self) -> None:
         """Grow the fullest sub-tables and shrink the emptiest, a bounded number of cells at a time."""
-        counts, capacities = self._directory[:, COUNT], self._directory[:, CAPACITY]
-        self._resize(np.flatnonzero((counts < LOAD_MIN * capacities) & (capacities > CAPACITY_MIN)))
+        peaks = self._directory[:, PEAK]
+        # A sub-table that fills again and again does not shrink in between.
+        peaks -= (peaks - self._directory[:, COUNT]) // PEAK_TICKS
+        idle = peaks < LOAD_MIN * self._directory[:, CAPACITY] - 2
+        if idle.any():
+            self._resize(np.flatnonzero(idle))
         self._grow()
 
     def _grow(self) -> None:
         counts, capacities = self._directory[:, COUNT], self._directory[:, CAPACITY]
-        full = np.flatnonzero(counts > LOAD_MAX * capacities)
+        full = np.flatnonzero(100 * counts > kernels.LOAD_MAX * capacities)
         if len(full):
             self._resize(full[np.argsort(counts[full] / capacities[full])[::-1]])
 
@@ -243,31 +249,30 @@ class Ledger:
         moved = 0
         for slot in slots.tolist():
             moved += int(self._directory[slot, CAPACITY])
-            self._move(slot, int(self._directory[slot, COUNT]))
+            self._move(slot, int(self._directory[slot, PEAK]))
             if moved > MOVED_MAX:
                 return
 
-    def _make_room(self, report: Report, section: int) -> None:
-        slot = int(report.slots[section])
-        entries = int(report.starts[section + 1] - report.starts[section])
-        self._move(slot, int(self._directory[slot, COUNT]) + entries)
+    def _widen(self, slot: int) -> None:
+        self._move(slot, int(self._directory[slot, COUNT]))
 
     def _move(self, slot: int, entries: int) -> None:
         """Move a sub-table to one in which ``entries`` are a load of LOAD_NEW."""
-        capacity = max(CAPACITY_MIN, int(entries / LOAD_NEW) + 1)
+        capacity = max(CAPACITY_MIN, int(entries / LOAD_NEW) + 2)
         wider = np.zeros(3 * capacity, np.uint64)
         kernels.move(self._tables[slot], int(self._directory[slot, CAPACITY]), wider, capacity)
         self._put(slot, wider)
 
     def _put(self, slot: int, table: Column) -> None:
         self._tables[slot] = table
-        self._directory[slot, ADDRESS] = table.ctypes.data
+        self._directory[slot, ADDRESS] = table.__array_interface__["data"][0]
         self._directory[slot, CAPACITY] = len(table) // 3
 
     def _effect(self) -> Effect:
         counts = self._counters
         self.orphans += int(counts[kernels.ORPHANS])
-        self._grow()
+        if counts[kernels.FULL]:
+            self._grow()
         return Effect(
             int(counts[kernels.CREATED]),
             int(counts[kernels.KNOWN]),

@@ -85,11 +85,11 @@ class Chunk:
         return self._ids[reason]
 
     def _grow(self, count: int) -> None:
-        """Room for ``count`` outcomes, and for the next ones."""
-        more = min(CHUNK_MAX, max(count, 2 * len(self._roots))) - len(self._roots)
-        self._roots, self._verdicts = np.pad(self._roots, (0, more)), np.pad(self._verdicts, (0, more))
+        """Room for ``count`` outcomes, and for some of the next ones."""
+        room = min(CHUNK_MAX, max(count, 4 * len(self._roots)))
+        self._roots, self._verdicts = _widened(self._roots, room), _widened(self._verdicts, room)
         if len(self._reason_ids):
-            self._reason_ids = np.pad(self._reason_ids, (0, more))
+            self._reason_ids = _widened(self._reason_ids, room)
 
 
 class Outbox:
@@ -167,6 +167,12 @@ class Outbox:
                 raise ValueError("outcomes in it lack their reasons")
             self.append(columns["roots"][some], columns["verdicts"][some], codes, reasons)
             start += count
+
+
+def _widened(column: Array, room: int) -> Array:
+    wider = np.zeros(room, column.dtype)
+    wider[: len(column)] = column
+    return wider
 
 
 def _reason_ids(chunk: Chunk, codes: Array | int, texts: Sequence[str]) -> Array | int:

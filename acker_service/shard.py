@@ -250,11 +250,17 @@ class Shard:
         self._count(verdicts, len(roots))
 
     def _count(self, verdicts: Kinds | int, roots: int) -> None:
-        counts = np.bincount(verdicts, minlength=5) if isinstance(verdicts, np.ndarray) else None
+        """Count outcomes by verdict."""
+        if not isinstance(verdicts, np.ndarray):
+            self._add(Verdict(verdicts), roots)
+            return
+        counts = np.bincount(verdicts, minlength=len(Verdict) + 1).tolist()
         for verdict in Verdict:
-            told = int(counts[verdict]) if counts is not None else roots * (verdicts == verdict)
-            name = verdict.name.lower()
-            setattr(self._counters, name, getattr(self._counters, name) + told)
+            self._add(verdict, counts[verdict])
+
+    def _add(self, verdict: Verdict, roots: int) -> None:
+        name = verdict.name.lower()
+        setattr(self._counters, name, getattr(self._counters, name) + roots)
 
     def _release(self) -> None:
         """Give back the indexes of closed batches of which nothing is pending any more."""
@@ -502,11 +508,14 @@ _INDEX = kernels.INDEXES - 1
 
 def _column(values: Array, dtype: type[Any]) -> Array:
     """As the kernels want it: contiguous and aligned; the same array where it is."""
-    return np.require(values, dtype, ["C", "A"])
+    column = np.ascontiguousarray(values, dtype)
+    return column if column.flags.aligned else column.copy()
 
 
 def _entries_in(report: Report, slots: int) -> int:
-    """How many entries lie in slots of a 1024-bit map."""
+    """How many entries lie in slots of a 1024-bit map, all of which are in the report."""
+    if slots.bit_count() == len(report.slots):
+        return len(report.keys)
     bits = np.unpackbits(np.frombuffer(slots.to_bytes(128, "little"), np.uint8), bitorder="little")
     return int(np.diff(report.starts)[bits[report.slots] != 0].sum())
 
