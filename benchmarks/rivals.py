@@ -1,7 +1,7 @@
 """Rivals: what a Python user would write instead of the acker, doing the same work: XOR, completion, expiry.
 
-One is a dict behind gRPC with a call per record. The other is Redis with a Lua function and a call per batch. Both
-answer a completed root in the reply, which spares them the outbox, the confirmations and the retries of the acker.
+One is a dict behind gRPC with a call per record, which answers a completed root in the reply. The other is Redis with a
+Lua function and a call per batch. Neither knows identities, batches, leases or confirmations; a retry breaks both.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ Column = npt.NDArray[np.uint64]
 RECORD = struct.Struct("<QQ?")
 METHOD = "/Rival/Update"
 CALLS_IN_FLIGHT = 100
+BATCHES_IN_FLIGHT = 8
 EXPIRY_S = 30.0
 
 # Keys are raw root ids; a value is the two halves of the ack val and whether the init was seen, since Lua's numbers are
-# doubles. An init sets the expiry, an ack keeps it.
+# doubles. A completed root goes to a list that the source pops. A key that expires by itself tells nobody, so deadlines
+# stand in a sorted set, as whoever wants an answer for every root has to do it; without it (`told` 0) keys just vanish.
 LUA = """
-local done, count = {}, #ARGV[2] / 16
-local is_init = ARGV[1] == "1"
-for i = 0, count - 1 do
-  local key = string.sub(ARGV[2], i * 16 + 1, i * 16 + 8)
-  local low, high = struct.unpack("<I4I4", ARGV[2], i * 16 + 9)
+local is_init, updates, expiry_ms, told = ARGV[1] == "1", ARGV[2], ARGV[3], ARGV[4] == "1"
+local done, born = {}, {}
+for i = 1, #updates, 16 do
+  local key = string.sub(updates, i, i + 7)
+  local low, high = struct.unpack("<I4I4", updates, i + 8)
   local seen, known = is_init and 1 or 0, redis.call("GET", key)
   if known then
     local l, h, s = struct.unpack("<I4I4B", known)
@@ -47,13 +49,29 @@ for i = 0, count - 1 do
   if seen == 1 and low == 0 and high == 0 then
     redis.call("DEL", key)
     done[#done + 1] = key
-  elseif is_init or not known then
-    redis.call("SET", key, struct.pack("<I4I4B", low, high, seen), "PX", ARGV[3])
   else
-    redis.call("SET", key, struct.pack("<I4I4B", low, high, seen), "KEEPTTL")
+    local value = struct.pack("<I4I4B", low, high, seen)
+    if told then redis.call("SET", key, value)
+    elseif is_init or not known then redis.call("SET", key, value, "PX", expiry_ms)
+    else redis.call("SET", key, value, "KEEPTTL") end
+    if is_init then born[#born + 1] = key end
   end
 end
-return table.concat(done)
+if told then
+  local clock = redis.call("TIME")
+  local deadline = clock[1] * 1000 + math.floor(clock[2] / 1000) + expiry_ms
+  for i = 1, #born, 1000 do
+    local scored = {}
+    for k = i, math.min(i + 999, #born) do
+      scored[#scored + 1] = deadline
+      scored[#scored + 1] = born[k]
+    end
+    redis.call("ZADD", "deadlines", unpack(scored))
+  end
+  for i = 1, #done, 1000 do redis.call("ZREM", "deadlines", unpack(done, i, math.min(i + 999, #done))) end
+end
+if #done > 0 then redis.call("RPUSH", "outcomes", table.concat(done)) end
+return "ok"
 """
 
 
@@ -78,23 +96,28 @@ def per_record_updates_per_s(messages: Sequence[tuple[bool, Column, Column]]) ->
     return len(records) / elapsed
 
 
-def redis_updates_per_s(messages: Sequence[tuple[bool, Column, Column]], in_flight: int = 4) -> float | None:
-    """Updates per second of Redis with LUA, a call per message; None where redis-server is not installed."""
+def redis_updates_per_s(messages: Sequence[tuple[bool, Column, Column]], *, told: bool = True) -> float | None:
+    """Updates per second of Redis with LUA, a call per message; None where redis-server is not installed.
+
+    Every few calls the source pops what is done. ``told``: expiry in a sorted set, so that it can be told.
+    """
     with _redis() as connection:
         if connection is None:
             return None
         sha = connection.call(b"SCRIPT", b"LOAD", LUA.encode())
-        expiry = str(int(EXPIRY_S * 1000)).encode()
-        blobs = [(is_init, np.stack((roots, vals), axis=1).tobytes()) for is_init, roots, vals in messages]
-        updates = sum(len(roots) for _, roots, _ in messages)
-        started, done, sent = time.perf_counter(), 0, 0
-        for is_init, blob in blobs:
-            connection.send(b"EVALSHA", sha, b"0", b"1" if is_init else b"0", blob, expiry)
-            sent += 1
-            if sent > in_flight:
-                done += len(connection.receive()) // 8
-        done += sum(len(connection.receive()) // 8 for _ in range(min(in_flight, sent)))
+        expiry, mode = str(int(EXPIRY_S * 1000)).encode(), b"1" if told else b"0"
+        blobs = [(b"1" if is_init else b"0", np.stack(columns, axis=1).tobytes()) for is_init, *columns in messages]
+        started, done = time.perf_counter(), 0
+        for first in range(0, len(blobs), BATCHES_IN_FLIGHT):
+            batch = blobs[first : first + BATCHES_IN_FLIGHT]
+            for kind, blob in batch:
+                connection.send(b"EVALSHA", sha, b"0", kind, blob, expiry, mode)
+            connection.send(b"LPOP", b"outcomes", b"1000")
+            for _ in batch:
+                connection.receive()
+            done += sum(len(blob) // 8 for blob in connection.receive_many())
         elapsed = time.perf_counter() - started
+    updates = sum(len(roots) for _, roots, _ in messages)
     if done * 4 != updates:
         raise AssertionError(f"{done} roots completed of {updates // 4}")
     return updates / elapsed
@@ -160,6 +183,13 @@ class _Redis:
         if line[:1] != b"$":
             raise RuntimeError(f"redis answered {line!r}")
         return self._reader.read(int(line[1:]) + 2)[:-2]
+
+    def receive_many(self) -> list[bytes]:
+        """An array of strings; none for nil."""
+        line = self._reader.readline()
+        if line[:1] != b"*":
+            raise RuntimeError(f"redis answered {line!r}")
+        return [self.receive() for _ in range(int(line[1:]))]
 
     def close(self) -> None:
         self._reader.close()
