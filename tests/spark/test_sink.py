@@ -1,4 +1,5 @@
-"""Sinks: the user's function sees its rows and nothing else; what went wrong in it is kept in the record of the batch."""
+"""Sinks: the user's function sees its rows and nothing else; what went wrong in it is kept in the record of the
+batch."""
 
 from __future__ import annotations
 
