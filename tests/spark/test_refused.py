@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from stages import Record, stage
 from test_plan import Step, sql
 
-from acker_client.spark import plan
+from acker_client import Verdict
+from acker_client.spark import branch, operator, plan, sink, where
 from acker_client.spark.plan import Refused
 
 SAME = "id long, word string, _root bigint, _edge bigint"
@@ -176,3 +180,42 @@ def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, re
             plan.guard(df.coalesce(1), "next")
     finally:
         plan._ONE_TO_ONE = known
+
+
+@operator("number long, word string")
+def words(row: Row) -> Iterator[tuple[int, str]]:
+    for word in row.text.split():
+        yield row.number, word
+
+
+@operator("word string")
+def shout(row: Row) -> Iterator[tuple[str]]:
+    yield (row.word.upper(),)
+
+
+@sink
+def save(rows: DataFrame) -> None:
+    rows.count()
+
+
+def test_real_pipelines_are_refused_where_they_are_written(trial: Callable[..., Any]) -> None:
+    batch = trial(["a b", "c"])
+    split = batch.df.transform(words)
+    shouted = split.transform(shout)
+
+    for second in (shout, save, where("number > 0")):
+        with pytest.raises(Refused, match=r"the rows of operator 'words'.*branch\(df, 2\)"):
+            second(split)
+    with pytest.raises(Refused, match=r"operator 'words' is applied twice to the rows of source 'lines'"):
+        batch.df.select("*").transform(words)
+    with pytest.raises(Refused, match=r"lost its tracking columns"):
+        save(shouted.select("word"))
+    with pytest.raises(Refused, match=r"Filter .*where\(condition\)"):
+        save(shouted.where("word <> 'A'"))
+    with pytest.raises(Refused, match=r"the rows of operator 'shout' reach it twice.*branch"):
+        save(shouted.union(shouted))
+    with pytest.raises(Refused, match=r"GlobalLimit .*yields nothing"):
+        branch(shouted.limit(1), 2)
+
+    save(shouted)
+    assert set(batch.settle().values()) == {Verdict.ACKED}

@@ -56,11 +56,10 @@ class Upstream:
 # One row in, the same row out, whatever else is computed beside it.
 _ONE_TO_ONE = frozenset({
     "SubqueryAlias", "Repartition", "RepartitionByExpression", "RebalancePartitions", "Sort", "ResolvedHint", "View",
-    "CollectMetrics", "Window", "WindowGroupLimit", "AttachDistributedSequence", "EventTimeWatermark", "PipeOperator",
-    "RowIndex", "UnresolvedHint",
+    "CollectMetrics", "Window", "AttachDistributedSequence", "EventTimeWatermark", "PipeOperator",
 })  # fmt: skip
 
-_STAGES = frozenset({"MapInArrow", "MapInPandas", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+_STAGES = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
 
 
 def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
