@@ -38,8 +38,11 @@ INDEX_BITS = 14
 INDEXES = 1 << INDEX_BITS
 NEVER = 1 << 60
 
-# Load in percent above which a sub-table is to grow when there is time, and the one above which it must.
-LOAD_MAX, LOAD_FULL = 87, 92
+# Load in percent above which a sub-table must grow before another entry comes. Above LOAD_MAX_* it is to grow when
+# there is time: a long one early, since its probes miss the cache; a short one, whose count goes up and down by a
+# larger share of it, late, to stay below 40 bytes a root.
+LOAD_FULL = 92
+LOAD_MAX_LONG, LOAD_MAX_SHORT, LONG = 74, 87, 512
 
 # Columns of the directory.
 ADDRESS, CAPACITY, COUNT, DUE, PEAK = range(5)
@@ -259,7 +262,9 @@ def _leave(directory, slot, count, counters):
     directory[slot, COUNT] = count
     if count > directory[slot, PEAK]:
         directory[slot, PEAK] = count
-        counters[FULL] += LOAD_MAX * directory[slot, CAPACITY] < 100 * count
+        long = directory[slot, CAPACITY] >= LONG
+        load_max = LOAD_MAX_LONG if long else LOAD_MAX_SHORT
+        counters[FULL] += load_max * directory[slot, CAPACITY] < 100 * count
 
 
 @njit(nogil=True)

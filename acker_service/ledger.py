@@ -23,9 +23,9 @@ Array = npt.NDArray[Any]
 
 # An empty sub-table; eight cells hold the seven entries that `kernels` lets in.
 CAPACITY_MIN = 8
-# The load that a sub-table has after it grew or shrank, and the one below which it shrinks; `kernels` has the one above
-# which it grows. 24 bytes / 0.78 = 31 bytes a root after growing, 24 / 0.62 = 39 at most while roots come and go.
-LOAD_NEW, LOAD_MIN = 0.78, 0.62
+# The load that a sub-table has after it grew or shrank (long ones, short ones: see `kernels`), and the one below which
+# it shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
+LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
 # Over about so many ticks a burst is forgotten.
 PEAK_TICKS = 32
 # Cells that growth moves at once when it need not yet: no pause is longer than this takes (10 to 20 ms).
@@ -241,7 +241,8 @@ class Ledger:
 
     def _grow(self) -> None:
         counts, capacities = self._directory[:, COUNT], self._directory[:, CAPACITY]
-        full = np.flatnonzero(100 * counts > kernels.LOAD_MAX * capacities)
+        load_max = np.where(capacities >= kernels.LONG, kernels.LOAD_MAX_LONG, kernels.LOAD_MAX_SHORT)
+        full = np.flatnonzero(100 * counts > load_max * capacities)
         if len(full):
             self._resize(full[np.argsort(counts[full] / capacities[full])[::-1]])
 
@@ -257,8 +258,9 @@ class Ledger:
         self._move(slot, int(self._directory[slot, COUNT]))
 
     def _move(self, slot: int, entries: int) -> None:
-        """Move a sub-table to one in which ``entries`` are a load of LOAD_NEW."""
-        capacity = max(CAPACITY_MIN, int(entries / LOAD_NEW) + 2)
+        """Move a sub-table to one of the right size for ``entries``."""
+        load = LOAD_NEW_SHORT if entries < LOAD_NEW_SHORT * kernels.LONG else LOAD_NEW_LONG
+        capacity = max(CAPACITY_MIN, int(entries / load) + 2)
         wider = np.zeros(3 * capacity, np.uint64)
         kernels.move(self._tables[slot], int(self._directory[slot, CAPACITY]), wider, capacity)
         self._put(slot, wider)
