@@ -233,7 +233,7 @@ class Ledger:
         """Grow the fullest sub-tables and shrink the emptiest, a bounded number of cells at a time."""
         peaks = self._directory[:, PEAK]
         # A sub-table that fills again and again does not shrink in between.
-        peaks -= (peaks - self._directory[:, COUNT]) // PEAK_TICKS
+        peaks += (self._directory[:, COUNT] - peaks) // PEAK_TICKS
         idle = peaks < LOAD_MIN * self._directory[:, CAPACITY] - 2
         if idle.any():
             self._resize(np.flatnonzero(idle))

@@ -1,0 +1,143 @@
+"""The ledger's tables against a dict, and what they may weigh."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from acker_protocol.ids import SLOTS, Column, mix64_column, unmix64_column
+from acker_protocol.messages import NO_KINDS, NO_REASON_IDS
+from acker_service import kernels
+from acker_service.ledger import Ledger, Numbering, Report
+
+ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
+INDEX = 5
+
+
+def roots_of(keys: Column) -> Column:
+    return unmix64_column(np.sort(keys))
+
+
+def checked(ledger: Ledger, roots: Column) -> Report:
+    report = ledger.check(roots, None)
+    assert isinstance(report, Report)
+    return report
+
+
+def init(ledger: Ledger, roots: Column, vals: Column, tick: int = 0) -> None:
+    ledger.apply_inits(checked(ledger, roots), vals, ALL_SLOTS, INDEX, False, None, tick)
+
+
+def ack(ledger: Ledger, roots: Column, vals: Column, tick: int = 0) -> None:
+    ledger.apply_updates(checked(ledger, roots), vals, NO_KINDS, NO_REASON_IDS, ALL_SLOTS, 1 << 40, tick)
+
+
+def entries(ledger: Ledger) -> dict[int, int]:
+    state = ledger.dump(0)
+    return dict(zip(state["keys"].tolist(), state["vals"].tolist(), strict=True))
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=25, deadline=None, phases=[Phase.generate])
+def test_entries_come_and_go_in_a_table_as_in_a_dict(seed: int) -> None:
+    chance, ledger, twin = random.Random(seed), Ledger(1 << 30), dict[int, int]()
+    # Two slots only and a narrow range of homes, so that probes are long, wrap around, and shifting back matters.
+    top = [chance.randrange(SLOTS) << 54 for _ in range(2)]
+    homes = [chance.choice([0, 0xFFFFFFFF, chance.randrange(1 << 32)]) << 22 for _ in range(3)]
+    pool = sorted({slot | (home & (1 << 54) - 1) | low for slot in top for home in homes for low in range(1, 60)})
+    for _ in range(60):
+        keys = chance.sample(pool, chance.randrange(1, min(120, len(pool))))
+        roots = roots_of(np.array(keys, np.uint64))
+        keys = np.sort(np.array(keys, np.uint64)).tolist()
+        if chance.random() < 0.4:
+            init(ledger, roots, np.full(len(roots), 3, np.uint64))
+            for key in keys:
+                twin.setdefault(key, 3)
+        else:
+            known = np.array([key in twin for key in keys])
+            vals = np.array([chance.choice([1, 2, 3]) for _ in keys], np.uint64)[known]
+            ack(ledger, roots[known], vals)
+            for key, val in zip(np.array(keys, np.uint64)[known].tolist(), vals.tolist(), strict=True):
+                twin[key] ^= val
+                if not twin[key]:
+                    del twin[key]
+        if chance.random() < 0.2:
+            ledger.fit()
+        assert entries(ledger) == twin
+    assert ledger.entries == len(twin) == int(ledger.pending[INDEX])
+
+
+@pytest.mark.parametrize("pending", [100_000, 1_000_000])
+def test_a_pending_root_weighs_at_most_40_bytes(pending: int) -> None:
+    ledger, step = Ledger(1 << 30), pending // 20
+    for start in range(1, pending, step):
+        roots = roots_of(mix64_column(np.arange(start, start + step, dtype=np.uint64)))
+        init(ledger, roots, np.ones(len(roots), np.uint64))
+        ledger.fit()
+    assert ledger.entries == pending
+    assert ledger.table_bytes <= 40 * pending
+
+
+def test_a_ledger_shrinks_after_a_burst() -> None:
+    ledger = Ledger(1 << 30)
+    empty_bytes = ledger.table_bytes
+    roots = roots_of(mix64_column(np.arange(1, 200_001, dtype=np.uint64)))
+    init(ledger, roots, np.ones(len(roots), np.uint64))
+    full_bytes = ledger.table_bytes
+    ack(ledger, roots, np.ones(len(roots), np.uint64))
+    for _ in range(400):
+        ledger.fit()
+    assert full_bytes > 20 * empty_bytes
+    assert ledger.entries == 0
+    assert ledger.table_bytes <= 2 * empty_bytes
+
+
+def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
+    """What a pause for growth may be: the cells of all tables that one call moves, at a few ns each."""
+    ledger, moved = Ledger(1 << 30), 0
+    for start in range(1, 2_000_001, 100_000):
+        before = ledger._directory[:, kernels.ADDRESS].copy(), ledger._directory[:, kernels.CAPACITY].copy()
+        roots = roots_of(mix64_column(np.arange(start, start + 100_000, dtype=np.uint64)))
+        init(ledger, roots, np.ones(len(roots), np.uint64))
+        moved = max(moved, int(before[1][before[0] != ledger._directory[:, kernels.ADDRESS]].sum()))
+    # Those that had to grow in between are few; 5 M cells would be 50 ms.
+    assert moved < 2_500_000
+
+
+@pytest.mark.parametrize(
+    ("roots", "said"),
+    [
+        ([0], "0 is not a root id"),
+        ([0, 5], "0 is not a root id"),
+        ([5, 5], "must ascend strictly"),
+        (roots_of(np.array([4, 9], np.uint64))[::-1].tolist(), "must ascend strictly"),
+    ],
+)
+def test_roots_out_of_order_are_refused_with_a_sentence(roots: list[int], said: str) -> None:
+    problem = Ledger(1000).check(np.array(roots, np.uint64), None)
+    assert isinstance(problem, str)
+    assert said in problem
+
+
+def test_a_root_beyond_the_numbers_of_its_batch_is_refused() -> None:
+    numbering = Numbering(1000, 10, np.zeros(1, np.uint64))
+    ledger = Ledger(1000)
+    within = roots_of(mix64_column(mix64_column(np.arange(1000, 1010, dtype=np.uint64))))
+    assert isinstance(ledger.check(within, numbering), Report)
+    for number in (999, 1010, 0):
+        problem = ledger.check(mix64_column(np.array([number], np.uint64)), numbering)
+        assert isinstance(problem, str)
+        assert number == 0 or "below up_to" in problem
+
+
+def test_a_state_with_a_root_twice_is_refused() -> None:
+    ledger = Ledger(1000)
+    init(ledger, roots_of(np.array([7, 8], np.uint64)), np.ones(2, np.uint64))
+    state = ledger.dump(0)
+    state["keys"][1] = state["keys"][0]
+    with pytest.raises(ValueError, match="a root twice"):
+        Ledger(1000).load(state, 0)

@@ -1,0 +1,78 @@
+"""The outbox: outcomes in order, once each, until they are confirmed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from acker_protocol.messages import Outcomes, Verdict
+from acker_service import outbox
+from acker_service.outbox import DROPPED_REASON, REASON_CHARACTERS, REASONS_MAX, Outbox
+
+Row = tuple[int, int, str]
+
+
+def rows(outcomes: Outcomes) -> list[Row]:
+    return [
+        (root, verdict, outcomes.reason(n))
+        for n, (root, verdict) in enumerate(zip(outcomes.root_ids.tolist(), outcomes.verdicts.tolist(), strict=True))
+    ]
+
+
+def fill(box: Outbox, chance: random.Random, count: int, start: int) -> list[Row]:
+    """Append ``count`` outcomes of one verdict and reason, or of several."""
+    roots, texts = np.arange(start, start + count, dtype=np.uint64), ["bad", "worse", "unread"]
+    if chance.random() < 0.5:
+        verdict, code = chance.choice(list(Verdict)), chance.randrange(4)
+        box.append(roots, int(verdict), code, texts)
+        return [(int(root), verdict, texts[code - 1] if code else "") for root in roots]
+    verdicts = np.array([chance.randrange(1, 5) for _ in roots], np.uint8)
+    codes = np.array([chance.randrange(4) for _ in roots], np.uint64)
+    box.append(roots, verdicts, codes, texts)
+    return [
+        (int(root), int(verdict), texts[int(code) - 1] if code else "")
+        for root, verdict, code in zip(roots, verdicts, codes, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_outcomes_arrive_in_order_and_stay_until_they_are_confirmed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "CHUNK_MAX", 64)
+    monkeypatch.setattr(outbox, "CHUNK_MIN", 8)
+    chance, box, twin, freed = random.Random(seed), Outbox(), list[Row](), 0
+    for _ in range(120):
+        twin += fill(box, chance, chance.randrange(40), len(twin) + 1)
+        assert box.cursor == len(twin)
+        most = chance.choice([0, 1, 30, 1000])
+        assert rows(box.read(most)) == twin[freed : freed + most]
+        confirmed = chance.randrange(len(twin) + 1)
+        assert box.confirm(confirmed) == max(0, confirmed - freed)
+        freed = max(freed, confirmed)
+        assert len(box) == len(twin) - freed
+        if chance.random() < 0.1:
+            stretches, columns = box.dump()
+            box = Outbox(box.freed)
+            box.load(
+                stretches,
+                {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids},
+            )
+
+
+def test_reasons_are_cut_and_bounded_and_the_outcome_is_still_told() -> None:
+    box, count = Outbox(), REASONS_MAX + 100
+    texts = [f"{n} " + "x" * 2 * REASON_CHARACTERS for n in range(count)]
+    for n in range(count):
+        box.append(np.array([n + 1], np.uint64), int(Verdict.FAILED), n + 1, texts)
+    outcomes = box.read(count)
+    assert len(outcomes) == count
+    assert max(len(reason) for reason in outcomes.reasons) == REASON_CHARACTERS
+    assert sum(len(reason) for reason in outcomes.reasons) <= outbox.REASONS_CHARACTERS + len(DROPPED_REASON)
+    assert outcomes.reason(count - 1) == DROPPED_REASON
+
+
+def test_an_outbox_without_reasons_says_so_with_an_empty_column() -> None:
+    box = Outbox()
+    box.append(np.arange(1, 1000, dtype=np.uint64), int(Verdict.ACKED), 0, ())
+    assert len(box.read(1000).reason_ids) == 0
