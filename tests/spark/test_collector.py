@@ -41,9 +41,14 @@ def test_what_it_says_is_parent_and_children_in_one_number() -> None:
 
 def test_nothing_is_said_when_the_block_raises() -> None:
     sent: list[Report] = []
-    with pytest.raises(RuntimeError, match="boom"), collector(sent) as out:
-        out.ack(ROW)
-        raise RuntimeError("boom")
+
+    def work() -> None:
+        with collector(sent) as out:
+            out.ack(ROW)
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        work()
     assert sent == []
 
 

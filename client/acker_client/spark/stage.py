@@ -11,7 +11,6 @@ Nothing here that is pickled holds a channel: a stage carries settings, and the 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,8 +29,6 @@ from acker_client.spark.tally import Report
 BATCH_ROWS = 1 << 16
 
 _ATTRIBUTE = "_acker_stage"
-
-_logger = logging.getLogger("acker.spark")
 
 Send = Callable[[Report], None]
 
@@ -223,19 +220,12 @@ class Sender:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._has_warned = False
 
     def __call__(self, report: Report) -> None:
+        # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
         from acker_client.client import of_process
 
-        result = of_process(self._settings).report(report.identity, report.entries, report.inits)
-        if result.conflict and not self._has_warned:
-            self._has_warned = True
-            _logger.warning(
-                "a task was run again and did something else than before (%d sections): its trees will be replayed;"
-                " make the user functions before it deterministic",
-                result.conflict,
-            )
+        of_process(self._settings).report(report.identity, report.entries, report.inits)
 
 
 def _through(run: Run, flow: Iterator[Rows]) -> Iterator[Rows]:

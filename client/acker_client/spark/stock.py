@@ -120,7 +120,7 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(upstream.record))
         joined = df.join(right, keys, "left")
-        # In which order the matches of a key were collected is Spark's affair, and may differ when it collects them again.
+        # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
         digests_values = not spark_checks_reruns(df.sparkSession)
         ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
         return _exploded(joined, plan.guard(joined, name), ours)
@@ -172,8 +172,8 @@ class Group:
         Spark calls it once a group and says nothing at the end of a task, so the account of each group travels on in a
         column of its rows to a step right behind, in the same task, which reports for all of them.
         """
-        upstream = plan.guard(df, self.name)
         schema = struct_type(self.schema)
+        upstream = plan.guard(df, self.name)
         digests_values = not self.deterministic or not spark_checks_reruns(df.sparkSession)
         task = GroupTask(self.name, self.function, schema, self.on_error, digests_values, self.parents_max)
         fields = [*schema.fields, *stage.tracking_fields(plan.PACKED), StructField(ACCOUNT, BinaryType())]
