@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from hypothesis import Phase, given, settings
@@ -66,7 +67,7 @@ class Comparison:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.options = {
+        self.options: dict[str, Any] = {
             "max_pending": MAX_PENDING,
             "max_pending_per_source": chance.choice([None, 40]),
             "sequence_window": chance.choice([3, 64]),

@@ -1,0 +1,541 @@
+"""The shard's promises: no false ACK, always an answer, no trace of what is refused, bounded memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from acker_protocol import ids, reports
+from acker_protocol.ids import Column
+from acker_protocol.messages import (
+    Apply,
+    Entries,
+    Identity,
+    InitScope,
+    Limits,
+    OpenBatch,
+    Settle,
+    Settlement,
+    Status,
+    Verdict,
+    Watch,
+)
+from acker_service.shard import Shard
+
+SESSION = 7
+FIRST = 1_000_001
+
+
+def new_shard(**options: Any) -> Shard:
+    return Shard(incarnation=1, generation=2, **options)
+
+
+def watch(
+    shard: Shard, now: float = 0.0, limits: Limits | None = None, **options: Any
+) -> dict[int, tuple[Verdict, str]]:
+    """What the source is told, and confirms at once."""
+    request = Watch("source", SESSION, 3_600_000, limits or Limits(), **options)
+    reply = shard.watch(request, now)
+    assert reply.status == Status.APPLIED
+    outcomes = reply.outcomes
+    shard.watch(Watch("source", SESSION, 3_600_000, request.limits, confirmed=reply.cursor, max_outcomes=0), now)
+    return {
+        int(root): (Verdict(verdict), outcomes.reason(n))
+        for n, (root, verdict) in enumerate(zip(outcomes.root_ids, outcomes.verdicts, strict=True))
+    }
+
+
+def roots_of(count: int, first: int = FIRST) -> Column:
+    return ids.root_ids(first, np.arange(count, dtype=np.uint64))
+
+
+def updates_of(roots: Column, vals: int | Column = 1) -> Entries:
+    return reports.fold(roots, np.zeros(len(roots), np.uint64) + np.asarray(vals, np.uint64))
+
+
+class Sender:
+    """Sends whole reports, each under an identity of its own."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.shard, self.sequence = shard, 0
+
+    def send(self, entries: Entries, now: float = 0.0, batch: int | None = None, covered: Any = ()) -> Status:
+        self.sequence += 1
+        ranges = np.array(covered, np.uint64).reshape(-1, 2)
+        scope = None if batch is None else InitScope(SESSION, batch, ranges)
+        message = Apply(Identity(1, self.sequence), reports.digest(entries), entries, scope)
+        return self.shard.apply(message, now).status
+
+
+# -- no false ACK
+
+
+class Trees:
+    """Random trees over edges that are distinct powers of two, so that an XOR says exactly which edges are open."""
+
+    def __init__(self, chance: random.Random, roots: int) -> None:
+        self.chance = chance
+        self.roots = [int(root) for root in roots_of(roots)]
+        self.inits = {root: 1 for root in self.roots}
+        self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
+
+    def _grow(self, root: int) -> list[tuple[int, int]]:
+        """Each ack: my edge and my children's."""
+        alive, used, acks = [1], 1, []
+        while alive:
+            edge = alive.pop(self.chance.randrange(len(alive)))
+            children = [1 << (used + k) for k in range(self.chance.choice([0, 0, 1, 2, 3]) if used < 30 else 0)]
+            used += len(children)
+            alive += children
+            acks.append((root, edge ^ sum(children)))
+        return acks
+
+
+def packed(chance: random.Random, identity: Identity, entries: Entries, scope: InitScope | None) -> list[Apply]:
+    """A report cut into messages at any sections, all of them or some, some twice, in any order."""
+    starts = reports.section_starts(entries.root_ids).tolist()[1:]
+    cuts = sorted(chance.sample(starts, chance.randrange(len(starts) + 1)))
+    digest = reports.digest(entries)
+    parts = [
+        Apply(identity, digest, Entries(entries.root_ids[a:b], entries.ack_vals[a:b]), scope)
+        for a, b in pairwise([0, *cuts, len(entries)])
+    ]
+    return chance.choices(parts, k=chance.randrange(len(parts) + 2))
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from(["stream", "unheld", "held"]))
+@settings(max_examples=60, deadline=None, phases=[Phase.generate])
+def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str) -> None:
+    chance, shard = random.Random(seed), new_shard()
+    trees = Trees(chance, roots=chance.randrange(1, 12))
+    watch(shard)
+    number = 0 if kind == "stream" else 1
+    if number:
+        shard.open_batch(OpenBatch(SESSION, 1, FIRST, len(trees.roots), kind == "held"), 0.0)
+    messages, sent = split_into_reports(chance, trees, number)
+    chance.shuffle(messages)
+    applied: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
+    acked: set[int] = set()
+    whole: set[int] = set()
+    for message in messages:
+        shard.apply(message, 0.0)
+        for root in message.entries.root_ids.tolist():
+            applied[root].add((message.identity, root))
+        whole = {root for root in trees.roots if applied[root] == sent[root]}
+        acked |= {root for root, (verdict, _) in watch(shard).items() if verdict == Verdict.ACKED}
+        assert acked == (whole if kind != "held" else set())
+    if kind == "held":
+        shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+        told = watch(shard)
+        assert {root for root, (verdict, _) in told.items() if verdict == Verdict.ACKED} == whole
+        assert told.keys() == set(trees.roots)
+
+
+def split_into_reports(
+    chance: random.Random, trees: Trees, number: int
+) -> tuple[list[Apply], dict[int, set[tuple[Identity, int]]]]:
+    """Inits and acks dealt out to a few tasks, folded, cut, lost and doubled; per root, what there was to send."""
+    messages: list[Apply] = []
+    sent: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
+    work: list[tuple[InitScope | None, list[tuple[int, int]]]] = [
+        (InitScope(SESSION, number), list(trees.inits.items())),
+        (None, trees.acks),
+    ]
+    for scope, items in work:
+        tasks = chance.randrange(1, 5)
+        owner = {item: chance.randrange(tasks) for item in items}
+        for task in range(tasks):
+            mine = [item for item in items if owner[item] == task]
+            if not mine:
+                continue
+            entries = reports.fold(np.array([r for r, _ in mine], np.uint64), np.array([v for _, v in mine], np.uint64))
+            identity = Identity(scope is None, task)
+            messages += packed(chance, identity, entries, scope)
+            for root in entries.root_ids.tolist():
+                sent[root].add((identity, root))
+    return messages, sent
+
+
+def test_fail_wins_over_zero_and_is_told_at_once_also_when_held() -> None:
+    shard, roots = new_shard(), roots_of(3)
+    send = Sender(shard).send
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3), 0.0)
+    kinds, reasons = np.array([1 | 2, 2, 1], np.uint8), {int(root): "bad" for root in roots}
+    send(reports.fold_updates(roots, np.ones(3, np.uint64), kinds, reasons))
+    send(updates_of(roots), batch=1)
+    told = watch(shard)
+    assert told == {int(root): (Verdict.FAILED, "bad") for root in roots[:2]}
+
+
+# -- batches
+
+
+def test_several_batches_are_settled_together_each_as_asked() -> None:
+    shard = new_shard()
+    send = Sender(shard).send
+    watch(shard)
+    for number in (1, 2, 3):
+        first = FIRST + number * 100
+        shard.open_batch(OpenBatch(SESSION, number, first, 4, held=number != 3), 0.0)
+        send(updates_of(roots_of(3, first)), batch=number, covered=[(0, 3)])
+        send(updates_of(roots_of(1, first)))
+    asked = [(1, Settlement.DONE), (2, Settlement.ABANDON), (3, Settlement.DONE)]
+    replies = shard.settle([Settle(SESSION, number, how) for number, how in asked], 0.0)
+    assert [(reply.status, reply.roots) for reply in replies] == [(1, 4), (1, 4), (1, 2)]
+    assert replies[-1].cursor == 10
+    told = watch(shard)
+    verdicts = {n: [told.get(int(root)) for root in roots_of(4, FIRST + n * 100)] for n in (1, 2, 3)}
+    unfinished, abandoned = (Verdict.FAILED, "unfinished"), (Verdict.LOST, "abandoned")
+    unread, acked = (Verdict.LOST, "unread"), (Verdict.ACKED, "")
+    assert verdicts == {
+        1: [acked, unfinished, unfinished, unread],
+        2: [abandoned, abandoned, abandoned, unread],
+        3: [acked, None, None, unread],
+    }
+
+
+def test_a_gap_inside_a_covered_range_was_never_emitted() -> None:
+    shard = new_shard()
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 200), 0.0)
+    even = roots_of(200)[::2]
+    Sender(shard).send(updates_of(even, 0), batch=1, covered=[(0, 70), (60, 128), (190, 200), (128, 129)])
+    (reply,) = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    told = watch(shard)
+    unread = {int(root) for root in roots_of(200)[129:190] if root not in even}
+    assert {root for root, outcome in told.items() if outcome == (Verdict.LOST, "unread")} == unread
+    assert {root for root, outcome in told.items() if outcome[0] == Verdict.ACKED} == set(even.tolist())
+    assert reply.roots == len(told) == 100 + len(unread)
+
+
+def test_an_init_of_a_batch_counts_once_even_after_its_root_has_ended() -> None:
+    shard, roots = new_shard(), roots_of(5)
+    send = Sender(shard).send
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 5, held=False), 0.0)
+    send(updates_of(roots), batch=1)
+    send(updates_of(roots))
+    assert len(watch(shard)) == 5
+    send(updates_of(roots), batch=1)
+    assert (shard.stats.pending, shard.stats.inits_known) == (0, 5)
+
+
+def test_room_is_reserved_so_inits_of_an_open_batch_are_never_refused() -> None:
+    shard = new_shard(max_pending=10)
+    send = Sender(shard).send
+    watch(shard)
+    assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 8), 0.0).status == Status.APPLIED
+    refused = shard.open_batch(OpenBatch(SESSION, 2, FIRST + 100, 3), 0.0)
+    assert (refused.status, refused.retry_delay_ms > 0) == (Status.OVERLOADED, True)
+    assert send(updates_of(roots_of(3, FIRST + 200)), batch=0) == Status.OVERLOADED
+    assert send(updates_of(roots_of(2, FIRST + 200)), batch=0) == Status.APPLIED
+    assert send(updates_of(roots_of(8)), batch=1) == Status.APPLIED
+    assert send(updates_of(roots_of(8))) == Status.APPLIED
+
+
+def test_outcomes_take_room_until_they_are_confirmed() -> None:
+    shard, request = new_shard(max_pending=4), Watch("source", SESSION, 60_000)
+    shard.watch(request, 0.0)
+    send = Sender(shard).send
+    assert send(updates_of(roots_of(4), 0), batch=0) == Status.APPLIED
+    assert send(updates_of(roots_of(1, FIRST + 9)), batch=0) == Status.OVERLOADED
+    shard.watch(Watch("source", SESSION, 60_000, confirmed=1), 0.0)
+    assert send(updates_of(roots_of(1, FIRST + 9)), batch=0) == Status.APPLIED
+
+
+# -- time
+
+
+@pytest.mark.parametrize("limits", [Limits(message_timeout_ms=3000), Limits(progress_timeout_ms=3000)])
+@pytest.mark.parametrize("pending", [10, 200_000])
+def test_a_root_expires_between_its_timeout_and_a_quarter_of_a_second_later(limits: Limits, pending: int) -> None:
+    """Ticks come every 100 ms here; the cells that one tick looks at are enough for 1 M roots."""
+    shard, chance = new_shard(), random.Random(pending)
+    send, step, now = Sender(shard).send, 0.1, 100.0
+    watch(shard, now, limits)
+    started: dict[int, float] = {}
+    for part in np.array_split(roots_of(pending), 7):
+        now += 0.4 * chance.random()
+        send(updates_of(part), now, batch=0)
+        started |= dict.fromkeys(part.tolist(), now)
+    told: dict[int, float] = {}
+    while now < 112:
+        now += step
+        shard.tick(now)
+        told |= dict.fromkeys(watch(shard, now, limits), now)
+    ages = np.array([told[root] - start for root, start in started.items()])
+    assert 3.0 <= ages.min() <= ages.max() <= 3.25
+    assert shard.stats.timed_out == pending
+
+
+def test_progress_and_resets_put_off_their_own_timeouts_only() -> None:
+    shard, limits = new_shard(), Limits(message_timeout_ms=10_000, progress_timeout_ms=4000)
+    send = Sender(shard).send
+    watch(shard, 0.0, limits)
+    roots = np.sort(roots_of(3))
+    resets = reports.fold_updates(roots[2:], np.zeros(1, np.uint64), np.array([4], np.uint8), {})
+    send(updates_of(roots, 1 << 40), 0.0, batch=0)
+    told: dict[int, tuple[float, str]] = {}
+    for tenth in range(160):
+        now = tenth / 10
+        if tenth % 30 == 0:
+            send(updates_of(roots[1:], tenth + 1), now)
+        if tenth == 60:
+            send(resets, now)
+        shard.tick(now)
+        told |= {root: (now, why) for root, (_, why) in watch(shard, now, limits).items()}
+    whens = [(told[root][0] // 1, told[root][1]) if root in told else None for root in roots.tolist()]
+    assert whens == [(4, "progress_timeout"), (10, "message_timeout"), None]
+    assert shard.stats.pending == 1
+
+
+def test_a_held_root_whose_tree_is_done_does_not_time_out() -> None:
+    shard, roots = new_shard(), roots_of(2)
+    send = Sender(shard).send
+    watch(shard, 0.0)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2, limits=Limits(1000, 1000)), 0.0)
+    send(updates_of(roots), 0.0, batch=1)
+    send(updates_of(roots[:1]), 0.0)
+    for now in (0.5, 1.5, 50.0):
+        shard.tick(now)
+    assert watch(shard, 50.0) == {int(roots[1]): (Verdict.TIMED_OUT, "message_timeout")}
+    # An ack too many: it is not done any more, and its time has long passed.
+    send(updates_of(roots[:1], 5), 51.0)
+    shard.tick(52.1)
+    assert watch(shard, 52.1) == {int(roots[0]): (Verdict.TIMED_OUT, "message_timeout")}
+
+
+def test_a_source_that_falls_silent_is_forgotten_with_all_its_roots() -> None:
+    shard = new_shard()
+    shard.watch(Watch("source", SESSION, 2000), 0.0)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 50), 0.0)
+    send = Sender(shard).send
+    send(updates_of(roots_of(20)), batch=1)
+    send(updates_of(roots_of(20, FIRST + 100)), batch=0)
+    send(updates_of(roots_of(5, FIRST + 100)))
+    shard.tick(1.9)
+    assert shard.stats.pending == 35
+    shard.tick(2.0)
+    stats = shard.stats
+    assert (stats.pending, stats.reserved, stats.unconfirmed, stats.sources, stats.orphans) == (0, 0, 0, 0, 0)
+    assert (stats.roots_dropped, stats.leases_expired) == (35, 1)
+    assert shard.has_outcomes(SESSION, 0)
+    assert shard.watch(Watch("source", SESSION, 2000, confirmed=5), 3.0).is_new
+
+
+# -- bounded memory
+
+
+def test_a_flood_of_acks_for_unknown_roots_is_bounded_and_harms_nobody() -> None:
+    shard, roots = new_shard(max_pending=100_000), roots_of(100)
+    send = Sender(shard).send
+    watch(shard)
+    send(updates_of(roots), batch=0)
+    for n in range(20):
+        send(updates_of(roots_of(10_000, FIRST + 1000 + n * 10_000)), 0.1)
+    stats = shard.stats
+    assert stats.orphans == 50_000
+    assert stats.orphans_dropped == 150_000
+    assert stats.ledger_bytes < 50_000 * 50
+    send(updates_of(roots), 0.2)
+    assert len(watch(shard)) == 100
+    # While there are that many, they live shorter than ten minutes.
+    for tenth in range(150):
+        shard.tick(0.3 + tenth / 10)
+    assert shard.stats.orphans == 0
+
+
+def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_counts() -> None:
+    shard, count = new_shard(), 6000
+    send = Sender(shard).send
+    watch(shard)
+    roots = roots_of(count)
+    kinds, reasons = np.full(count, 2, np.uint8), {int(root): f"reason {root}" for root in roots}
+    send(reports.fold_updates(roots, np.zeros(count, np.uint64), kinds, reasons))
+    send(updates_of(roots), batch=0)
+    told = watch(shard)
+    assert {verdict for verdict, _ in told.values()} == {Verdict.FAILED}
+    kept = sum(reason == reasons[root] for root, (_, reason) in told.items())
+    assert 4000 < kept < count
+    # They are used up: the next ones have room again.
+    later = roots_of(100, FIRST + count)
+    reasons = {int(root): f"later {root}" for root in later}
+    for now in (2.0, 4.0):
+        send(reports.fold_updates(later, np.zeros(100, np.uint64), kinds[:100], reasons), now)
+    later = roots_of(100, FIRST + 2 * count)
+    send(reports.fold_updates(later, np.zeros(100, np.uint64), kinds[:100], {int(r): "x" for r in later}), 6.0)
+    send(updates_of(later), 6.0, batch=0)
+    assert set(watch(shard, 6.0).values()) == {(Verdict.FAILED, "x")}
+
+
+def test_an_identity_is_remembered_while_a_batch_that_was_open_before_it_is() -> None:
+    shard = new_shard(memory_s=10.0, orphan_timeout_s=5.0)
+    entries = updates_of(roots_of(3, FIRST + 50))
+    message = Apply(Identity(3, 3), reports.digest(entries), entries)
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1), 0.0)
+    shard.apply(message, 1.0)
+    shard.tick(100.0)
+    assert shard.stats.identities == 1
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 100.0)
+    shard.tick(101.0)
+    assert shard.stats.identities == 0
+
+
+def test_more_sources_than_there_is_room_for_are_told_to_wait() -> None:
+    shard = new_shard()
+    statuses = [shard.watch(Watch("source", session, 1000), 0.0).status for session in range(1, 16_500)]
+    assert statuses.count(Status.APPLIED) == (1 << 14) - 1
+    assert statuses[-1] == Status.OVERLOADED
+    shard.tick(2.0)
+    assert shard.watch(Watch("source", 1, 1000), 2.0).status == Status.APPLIED
+
+
+# -- what is refused leaves no trace
+
+
+def _unsorted(entries: Entries) -> Entries:
+    return Entries(entries.root_ids[::-1].copy(), entries.ack_vals)
+
+
+def _with_zero(entries: Entries) -> Entries:
+    return Entries(np.append(np.uint64(0), entries.root_ids), np.append(np.uint64(1), entries.ack_vals))
+
+
+def _short(entries: Entries) -> Entries:
+    return Entries(entries.root_ids, entries.ack_vals[:-1])
+
+
+def _unknown_kind(entries: Entries) -> Entries:
+    return Entries(entries.root_ids, entries.ack_vals, np.full(len(entries), 8, np.uint8))
+
+
+def _reasonless(entries: Entries) -> Entries:
+    return Entries(entries.root_ids, entries.ack_vals, np.full(len(entries), 2, np.uint8))
+
+
+def _beyond_reasons(entries: Entries) -> Entries:
+    count = len(entries)
+    return Entries(
+        entries.root_ids, entries.ack_vals, np.full(count, 2, np.uint8), np.full(count, 1, np.uint32), ("one",)
+    )
+
+
+DAMAGES = [_unsorted, _with_zero, _short, _unknown_kind, _reasonless, _beyond_reasons]
+
+
+def busy_shard() -> Shard:
+    """A shard with something of everything."""
+    shard = new_shard(max_pending=1000)
+    send = Sender(shard).send
+    watch(shard, 0.0, Limits(30_000))
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 50), 0.0)
+    shard.open_batch(OpenBatch(SESSION, 2, FIRST + 100, 50, held=False), 0.0)
+    send(updates_of(roots_of(20)), batch=1, covered=[(0, 30)])
+    send(updates_of(roots_of(20, FIRST + 100), 3), batch=2)
+    send(updates_of(roots_of(20, FIRST + 500), 3), batch=0)
+    send(updates_of(roots_of(40, FIRST + 490), 3), 0.5)
+    fails = roots_of(4, FIRST + 900)
+    send(reports.fold_updates(fails, np.zeros(4, np.uint64), np.full(4, 2, np.uint8), {int(r): "bad" for r in fails}))
+    shard.apply(Apply(Identity(9, 4, sequenced=True), 5, updates_of(roots_of(3, FIRST + 700))), 0.625)
+    shard.settle([Settle(SESSION, 2, Settlement.DONE)], 0.75)
+    return shard
+
+
+def state_of(shard: Shard) -> dict[str, bytes]:
+    """Everything but the counters, as bytes."""
+    state = shard.dump(1.0)
+    return {name: values.tobytes() for name, values in state.items() if name != "header"} | {
+        "sources": repr(_header(state)["sources"]).encode()
+    }
+
+
+def _header(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
+    import json
+
+    header: dict[str, Any] = json.loads(state["header"].tobytes())
+    return header
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("batch", [None, 0, 1])
+def test_a_malformed_message_is_invalid_and_leaves_no_trace(
+    damage: Callable[[Entries], Entries], batch: int | None
+) -> None:
+    shard = busy_shard()
+    before = state_of(shard)
+    scope = None if batch is None else InitScope(SESSION, batch)
+    reply = shard.apply(Apply(Identity(77, 77), 1, damage(updates_of(roots_of(50))), scope), 1.0)
+    assert reply.status == Status.INVALID
+    assert reply.detail
+    assert state_of(shard) == before
+    assert shard.stats.messages_invalid == 1
+
+
+@pytest.mark.parametrize(
+    ("scope", "status"),
+    [
+        (InitScope(SESSION + 1, 0), Status.UNKNOWN_SOURCE),
+        (InitScope(SESSION, 9), Status.UNKNOWN_BATCH),
+        (InitScope(SESSION, 2), Status.UNKNOWN_BATCH),
+        (InitScope(SESSION, 0), Status.OVERLOADED),
+        (InitScope(SESSION, 1), Status.INVALID),
+        (InitScope(SESSION, 1, np.array([[0, 51]], np.uint64)), Status.INVALID),
+        (InitScope(SESSION, 0, np.array([[0, 1]], np.uint64)), Status.INVALID),
+    ],
+)
+def test_inits_that_are_refused_leave_no_trace(scope: InitScope, status: Status) -> None:
+    shard = busy_shard()
+    before = state_of(shard)
+    reply = shard.apply(Apply(Identity(77, 77), 1, updates_of(roots_of(1000)), scope), 1.0)
+    assert reply.status == status
+    assert reply.detail
+    assert (reply.retry_delay_ms > 0) == (status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE))
+    assert state_of(shard) == before
+
+
+def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
+    shard, entries = new_shard(sequence_window=2), updates_of(roots_of(5))
+    for sequence in (1, 5):
+        shard.apply(Apply(Identity(8, sequence, sequenced=True), 1, entries), 0.0)
+    before = state_of(shard)
+    conflict = shard.apply(Apply(Identity(8, 5, sequenced=True), 2, entries), 1.0)
+    stale = shard.apply(Apply(Identity(8, 1, sequenced=True), 1, entries), 1.0)
+    assert (conflict.status, stale.status) == (Status.CONFLICT, Status.STALE)
+    assert state_of(shard) == before
+    assert (shard.stats.sections_conflict, shard.stats.sections_stale) == (5, 5)
+
+
+# -- state
+
+
+def test_a_restored_shard_tells_what_the_dumped_one_would_have_told() -> None:
+    """The twin's test does this at any point; here with the clock of another machine, to the second."""
+    shard = busy_shard()
+    again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)
+    assert (again.incarnation, again.generation) == (3, 2)
+    assert state_of(again) == state_of(shard)
+    for passed in (0.0, 20.0, 29.2, 30.2, 40.0):
+        shard.tick(1.0 + passed)
+        again.tick(5000.0 + passed)
+        assert watch(again, 5000.0 + passed, Limits(30_000)) == watch(shard, 1.0 + passed, Limits(30_000))
+    assert again.stats == shard.stats
+
+
+@pytest.mark.parametrize("name", sorted(busy_shard().dump(1.0)))
+def test_a_state_that_is_not_whole_is_refused(name: str) -> None:
+    state = busy_shard().dump(1.0)
+    assert len(state[name])
+    missing = {key: values for key, values in state.items() if key != name}
+    for damaged in (missing, state | {name: state[name][:-1]}, state | {name: state[name].astype(np.float32)}):
+        with pytest.raises(ValueError, match="not whole"):
+            Shard.restore(damaged, incarnation=3, now=0.0)
