@@ -50,8 +50,8 @@ Job = Callable[[], None]
 class Size:
     """How much work: lines of ten words in the words job, numbers in the trivial job, rounds of each job."""
 
-    lines: int = 400_000
-    numbers: int = 8_000_000
+    lines: int = 200_000
+    numbers: int = 4_000_000
     rounds: int = 5
 
 
@@ -271,6 +271,7 @@ def measure(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
             begun = time.perf_counter()
             job()
             taken[name].append(time.perf_counter() - begun)
+            print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
@@ -353,9 +354,11 @@ def _drop(frame: DataFrame) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
-    parser.add_argument("--rounds", type=int, default=Size().rounds)
+    parser.add_argument("--lines", type=int, default=Size().lines, help="of the words job")
+    parser.add_argument("--numbers", type=int, default=Size().numbers, help="of the trivial job")
+    parser.add_argument("--rounds", type=int, default=Size().rounds, help="of each job")
     options = parser.parse_args()
-    size = Size(40_000, 400_000, 1) if options.quick else Size(rounds=options.rounds)
+    size = Size(40_000, 400_000, 1) if options.quick else Size(options.lines, options.numbers, options.rounds)
     print(json.dumps({"machine": machine.describe(), "spark": run(size)}, indent=1))
 
 
