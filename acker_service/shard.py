@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import Column
+from acker_protocol.ids import Column, mix64
 from acker_protocol.messages import (
     FAIL,
     NO_KINDS,
@@ -64,7 +64,8 @@ _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON
 class Shard:
     """The state of one server.
 
-    ``incarnation`` names this process and ``generation`` this state (it travels with it). ``max_pending`` bounds
+    ``incarnation`` names this process and ``generation`` this state (it travels with it; ``registrations`` counts the
+    sources it ever had, and both together make the token that a watch is told). ``max_pending`` bounds
     pending roots, roots reserved by open batches and outcomes not confirmed, together; ``max_pending_per_source`` the
     same of one source. Orphans are bounded by half of it. Times are in seconds.
     """
@@ -94,6 +95,7 @@ class Shard:
         self._closing: set[Batch] = set()
         self._counters = Counters()
         self._pending = self._reserved = self._unconfirmed = 0
+        self.registrations = 0
         self._now, self._tick = 0.0, 0
         self._pressure = 1
         self._marked_at = -1
@@ -368,27 +370,34 @@ class Shard:
     def watch(self, request: Watch, now: float) -> WatchReply:
         """Open a source or renew its lease, forget what it confirms, answer what it has not yet. Never waits."""
         self._advance(now)
+        source = self._sources.get(request.session)
         trouble = _misfit_watch(request)
         if trouble:
-            return self._watched(Status.INVALID, trouble)
-        source = self._sources.get(request.session)
+            return self._watched(Status.INVALID, source, trouble)
         is_new = source is None
         if request.close:
             self._drop([source] if source is not None else [])
-            return self._watched(Status.APPLIED, is_new=is_new)
+            return self._watched(Status.APPLIED, source, is_new=is_new)
         if source is None:
             if self._indexes.is_full:
-                return self._watched(Status.OVERLOADED, "too many sources: try again when a lease has run out")
+                return self._watched(Status.OVERLOADED, source, "too many sources: try again when a lease has run out")
             source = self._register(request)
         elif request.confirmed > source.outbox.cursor:
             last = source.outbox.cursor
-            return self._watched(Status.INVALID, f"confirmed: {request.confirmed} is beyond the last outcome, {last}")
+            detail = f"confirmed: {request.confirmed} is beyond the last outcome, {last}"
+            return self._watched(Status.INVALID, source, detail)
         else:
             self._unconfirmed -= source.outbox.confirm(request.confirmed)
         self._renew(source, request)
         outcomes = source.outbox.read(request.max_outcomes)
         return WatchReply(
-            self.incarnation, Status.APPLIED, "", is_new, self.generation, source.outbox.freed + len(outcomes), outcomes
+            self.incarnation,
+            Status.APPLIED,
+            "",
+            is_new,
+            source.generation,
+            source.outbox.freed + len(outcomes),
+            outcomes,
         )
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
@@ -397,7 +406,10 @@ class Shard:
         return source is None or source.outbox.cursor > confirmed
 
     def _register(self, request: Watch) -> Source:
-        source = self._sources[request.session] = Source(request.source, request.session, 0.0)
+        # "New" is said once and may be lost on its way; the token of the registration is said with every answer.
+        self.registrations += 1
+        generation = mix64(self.generation ^ mix64(self.registrations))
+        source = self._sources[request.session] = Source(request.source, request.session, 0.0, generation)
         self._open(source, Batch(request.session, 0, self._indexes.take(), self._now, limits=request.limits))
         return source
 
@@ -408,8 +420,9 @@ class Shard:
             self._ledger.limits[source.stream.index] = limit_ticks(request.limits)
             self._ledger.hasten()
 
-    def _watched(self, status: Status, detail: str = "", is_new: bool = False) -> WatchReply:
-        return WatchReply(self.incarnation, status, detail, is_new, self.generation)
+    def _watched(self, status: Status, source: Source | None, detail: str = "", is_new: bool = False) -> WatchReply:
+        generation = self.generation if source is None else source.generation
+        return WatchReply(self.incarnation, status, detail, is_new, generation)
 
     def _drop(self, sources: Sequence[Source]) -> None:
         """Forget sources and all their roots, with one sweep."""

@@ -31,11 +31,12 @@ class Settled:
 @dataclass(eq=False, slots=True)
 class Source:
     """One session of a source. ``batches``: by number, 0 included; closed ones stay while roots of theirs are
-    pending."""
+    pending. ``generation``: token of this registration; a session that is registered anew has another."""
 
     name: str
     session: int
     expires: float
+    generation: int
     outbox: Outbox = field(default_factory=Outbox)
     batches: dict[int, Batch] = field(default_factory=dict)
     settled: OrderedDict[int, Settled] = field(default_factory=OrderedDict)

@@ -57,6 +57,7 @@ def dump(shard: Shard) -> dict[str, Array]:
     header = {
         "format": FORMAT,
         "generation": shard.generation,
+        "registrations": shard.registrations,
         "counters": dataclasses.asdict(shard._counters),
         "reasons": shard._reasons.dump(),
         "sources": sources,
@@ -82,7 +83,7 @@ def load(shard: Shard, arrays: Mapping[str, Array]) -> None:
         header = json.loads(arrays["header"].tobytes())
         if header["format"] != FORMAT:
             raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
-        shard.generation = header["generation"]
+        shard.generation, shard.registrations = header["generation"], header["registrations"]
         _load_counters(shard, header["counters"])
         shard._reasons.load(header["reasons"])
         shard._ledger.load(_section("ledger", arrays), shard._tick)
@@ -112,6 +113,7 @@ def _dump_source(source: Source, stretches: list[list[Any]], now: float) -> dict
     return {
         "name": source.name,
         "session": source.session,
+        "generation": source.generation,
         "lease_left_s": source.expires - now,
         "freed": source.outbox.freed,
         "outbox": stretches,
@@ -135,7 +137,8 @@ def _load_sources(shard: Shard, sources: list[dict[str, Any]], arrays: Mapping[s
     seen, covered = _taker(arrays["batches.seen"]), _taker(arrays["batches.covered"])
     outcomes = {name: _taker(arrays[f"outbox.{name}"]) for name in ("roots", "verdicts", "reason_ids")}
     for content in sources:
-        source = Source(content["name"], content["session"], shard._now + content["lease_left_s"])
+        expires = shard._now + content["lease_left_s"]
+        source = Source(content["name"], content["session"], expires, content["generation"])
         count = sum(stretch[0] for stretch in content["outbox"])
         source.outbox = Outbox(content["freed"])
         source.outbox.load(content["outbox"], {name: take(count) for name, take in outcomes.items()})

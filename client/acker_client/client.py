@@ -199,7 +199,7 @@ class AckerClient:
         with process.lock:
             request = registration.request(0.0, 1, close=True)
         try:
-            process.courier.answer(_watch(request, process, registration), process.courier.patience(1.0))
+            process.courier.answer(_watch(request), process.courier.patience(1.0))
         except AckerError as error:
             log.info("source %r is left to its lease: %s", registration.name, error)
 
@@ -355,10 +355,9 @@ class AckerClient:
         while True:
             with process.lock:
                 request = registration.request(0.0, 1)
-            asked_at = self._clock()
-            reply = process.courier.answer(_watch(request, process, registration), patience)
+            reply = process.courier.answer(_watch(request), patience)
             with process.lock:
-                is_current = registration.renewed(request, reply, asked_at, self._clock())
+                is_current = registration.renewed(request, reply, self._clock())
             if is_current:
                 _raise_unless_applied(reply, registration.name)
                 return
@@ -370,13 +369,12 @@ class AckerClient:
             request = registration.request(deadline.left_s, max_outcomes)
         # The answer needs time to travel, and the handshake too, also when the caller will not wait.
         answer_by = Deadline(request.wait_ms / 1000 + self.settings.call_timeout_s / 2, self._clock)
-        asked_at = self._clock()
         try:
-            reply = process.courier.once(_watch(request, process, registration), answer_by, answer_by.budget_s)
+            reply = process.courier.once(_watch(request), answer_by, answer_by.budget_s)
         except Unavailable:
             return None
         with process.lock:
-            watched = registration.heard(request, reply, asked_at, self._clock())
+            watched = registration.heard(request, reply, self._clock())
         if watched is not None:
             _raise_unless_applied(reply, registration.name)
         return watched
@@ -499,16 +497,8 @@ def _grpc(settings: Settings) -> Connect:
     return connect
 
 
-def _watch(request: Watch, process: _Process, registration: Registration) -> Call[WatchReply]:
-    def call(transport: Transport, timeout_s: float) -> WatchReply:
-        try:
-            return transport.watch(request, timeout_s)
-        except Unavailable:
-            with process.lock:
-                registration.unanswered()
-            raise
-
-    return call
+def _watch(request: Watch) -> Call[WatchReply]:
+    return lambda transport, timeout_s: transport.watch(request, timeout_s)
 
 
 def _raise_unless_applied(reply: WatchReply, name: str) -> None:

@@ -30,9 +30,7 @@ class Registration:
     """One source of one client. Not thread-safe: the caller holds a lock around every method."""
 
     __slots__ = (
-        "_answered_at",
         "_generation",
-        "_has_unanswered",
         "_is_lost",
         "cursor",
         "heard_at",
@@ -51,9 +49,6 @@ class Registration:
         self.heard_at = now
         self._generation: int | None = None
         self._is_lost = False
-        # When the last request that got an answer was sent, and whether there was one without since.
-        self._answered_at = now
-        self._has_unanswered = False
 
     @property
     def wait_max_s(self) -> float:
@@ -67,32 +62,26 @@ class Registration:
             self.name, self.session, self.lease_ms, self.limits, self.cursor, wait_ms, max_outcomes, close=close
         )
 
-    def unanswered(self) -> None:
-        """A request was sent and no answer came: it may have arrived all the same."""
-        self._has_unanswered = True
-
-    def renewed(self, request: Watch, reply: WatchReply, asked_at: float, now: float) -> bool:
+    def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
         """Take from an answer only whether the server still knows this source; its outcomes will come again.
 
         False when the answer was to a cursor of the state before, and the poll has to be made again.
         """
         is_foreign = _is_foreign(request, reply)
         known, self._generation = self._generation, reply.generation
-        is_other = reply.is_new or reply.generation != known or is_foreign or self._may_have_lapsed(now)
+        is_other = reply.is_new or reply.generation != known or is_foreign
         if known is not None and is_other:
             self._is_lost = True
             self.cursor = 0
         self.heard_at = now
-        self._answered_at = asked_at
-        self._has_unanswered = False
         return reply.status != Status.INVALID or not is_foreign
 
-    def heard(self, request: Watch, reply: WatchReply, asked_at: float, now: float) -> Watched | None:
+    def heard(self, request: Watch, reply: WatchReply, now: float) -> Watched | None:
         """Take an answer whole: its outcomes are handed over now, and confirmed by the next request.
 
         None when the poll has to be made again.
         """
-        if not self.renewed(request, reply, asked_at, now):
+        if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
         return Watched(reply.outcomes, self._told(), True, reply.cursor)
@@ -100,10 +89,6 @@ class Registration:
     def nothing(self) -> Watched:
         """What a watch brings that was not answered; what a renewal found out in the meantime is told also then."""
         return Watched(generation_changed=self._told(), cursor=self.cursor)
-
-    def _may_have_lapsed(self, now: float) -> bool:
-        # After a lapsed lease the first request is answered "new"; if that answer was lost, no later one says so.
-        return self._has_unanswered and now - self._answered_at >= self.lease_ms / 1000
 
     def _told(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False
