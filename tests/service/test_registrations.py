@@ -1,0 +1,39 @@
+"""Registrations: how a source learns that the server knows its session no more."""
+
+from __future__ import annotations
+
+from acker_protocol.messages import Watch
+from acker_service.shard import Shard
+
+
+def watch(shard: Shard, now: float) -> tuple[bool, int]:
+    reply = shard.watch(Watch("orders", 7, 1000), now)
+    return reply.is_new, reply.generation
+
+
+def test_a_session_registered_anew_says_so_with_every_answer_not_only_the_first() -> None:
+    shard = Shard(incarnation=1, generation=2)
+    assert watch(shard, 0.0)[0]
+    known = watch(shard, 0.5)
+    shard.tick(2.0)  # the lease has run out
+    assert watch(shard, 2.0)[0]  # an answer that gets lost
+    again = watch(shard, 2.1)
+    assert not again[0]
+    assert again[1] != known[1]
+
+
+def test_a_registration_keeps_its_generation_over_a_planned_restart() -> None:
+    shard = Shard(incarnation=1, generation=2)
+    watch(shard, 0.0)
+    known = watch(shard, 0.1)
+    assert watch(Shard.restore(shard.dump(0.2), incarnation=9, now=50.0), 50.0) == known
+
+
+def test_a_registration_after_a_planned_restart_is_not_one_from_before() -> None:
+    shard = Shard(incarnation=1, generation=2)
+    watch(shard, 0.0)
+    known = watch(shard, 0.1)
+    restored = Shard.restore(shard.dump(0.2), incarnation=9, now=50.0)
+    restored.tick(60.0)
+    watch(restored, 60.0)
+    assert watch(restored, 60.1)[1] != known[1]
