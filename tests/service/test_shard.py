@@ -164,16 +164,22 @@ def split_into_reports(
     return messages, sent
 
 
-def test_fail_wins_over_zero_and_is_told_at_once_also_when_held() -> None:
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("init_first", [True, False])
+def test_fail_wins_over_zero_and_is_told_at_once(held: bool, init_first: bool) -> None:
     shard, roots = new_shard(), roots_of(3)
     send = Sender(shard).send
     watch(shard)
-    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3), 0.0)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3, held), 0.0)
     kinds, reasons = np.array([1 | 2, 2, 1], np.uint8), {int(root): "bad" for root in roots}
-    send(reports.fold_updates(roots, np.ones(3, np.uint64), kinds, reasons))
-    send(updates_of(roots), batch=1)
-    told = watch(shard)
-    assert told == {int(root): (Verdict.FAILED, "bad") for root in roots[:2]}
+    calls: list[Callable[[], Status]] = [
+        lambda: send(updates_of(roots), batch=1),
+        lambda: send(reports.fold_updates(roots, np.ones(3, np.uint64), kinds, reasons)),
+    ]
+    for call in calls if init_first else reversed(calls):
+        call()
+    failed = {int(root): (Verdict.FAILED, "bad") for root in roots[:2]}
+    assert watch(shard) == (failed if held else failed | {int(roots[2]): (Verdict.ACKED, "")})
 
 
 # -- batches

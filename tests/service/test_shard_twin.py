@@ -188,7 +188,7 @@ class Comparison:
     def columns(self, first: int) -> tuple[Column, Column]:
         count = self.chance.randrange(1, 13)
         numbers = np.array([self.chance.randrange(26) for _ in range(count)], np.uint64)
-        return ids.root_ids(first, numbers), np.array([self.chance.randrange(8) for _ in range(count)], np.uint64)
+        return ids.root_ids(first, numbers), np.array([self.chance.randrange(4) for _ in range(count)], np.uint64)
 
     def identity(self) -> Identity:
         if self.chance.random() < 0.5:
