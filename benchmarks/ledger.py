@@ -45,7 +45,7 @@ class Load:
 
     def __init__(self, pending: int, entries: int) -> None:
         self.entries = min(entries, pending // ACKS)
-        self.shard = Shard(incarnation=1, generation=1, max_pending=4 * pending + 1_000_000)
+        self.shard = Shard(incarnation=1, generation=1, max_pending=4 * pending + 10_000_000)
         self.watch()
         self._number, self._sequence = 1, 0
         self._ages = [(k + 1) * (pending // self.entries - 1) // ACKS for k in range(ACKS)]
