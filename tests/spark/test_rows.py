@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import pickle
+from collections.abc import Iterator
 from pipes import SCOPE, WORD, failed, ledger, reading, run, sink, words
 from typing import Any
 
@@ -53,7 +54,11 @@ VALUES = (
 def listed(given: Any, schema: StructType = PAIR) -> list[tuple[Any, ...]]:
     writer = RowWriter(schema)
     children = writer.listed(given)
-    return children if writer.fits(children) else writer.tuples(children)
+    rows = writer.tuples(children)
+    if given is not None and not isinstance(given, Iterator):
+        columns = writer.columns(children)
+        assert list(zip(*(column.to_pylist() for column in columns), strict=True)) == rows
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -102,7 +107,7 @@ def test_one_column_takes_bare_values() -> None:
 def test_what_does_not_fit_is_named(given: Any, says: str) -> None:
     writer = RowWriter(PAIR)
     with pytest.raises(Mismatch) as error:
-        writer.check(listed(given))
+        writer.check(writer.tuples(writer.listed(given)))
     assert str(error.value) == says
 
 

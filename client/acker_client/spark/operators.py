@@ -252,13 +252,11 @@ class RowRun:
         bounded."""
         with _rare_collections():
             given = self._reader.rows(rows.data)
-        start = 0
-        while start < len(given):
-            with _rare_collections():
+            start = 0
+            while start < len(given):
                 children = self._children(rows, start, given)
-                made = self._made(rows, start, children)
-            yield made
-            start += len(children)
+                yield self._made(rows, start, children)
+                start += len(children)
 
     def reports(self) -> Iterable[Report]:
         return [self._tally.report()]
@@ -285,7 +283,7 @@ class RowRun:
         """The children of the rows from ``start`` on, anchored to them."""
         every = list(chain.from_iterable(children))
         try:
-            columns = self._writer.columns(every if self._writer.fits(every) else self._writer.tuples(every))
+            columns = self._writer.columns(every)
         except Exception:
             self._drop_mismatches(rows, start, children)
             columns = self._writer.columns(list(chain.from_iterable(children)))

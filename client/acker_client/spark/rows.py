@@ -99,25 +99,29 @@ class RowWriter:
 
     def listed(self, given: Any) -> list[Any]:
         """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end."""
+        if type(given) is list:
+            return given.copy()
         if given is None:
             return []
         if isinstance(given, _SINGLE) or not isinstance(given, Iterable):
             return [given]
         return list(given)
 
-    def fits(self, children: list[Any]) -> bool:
-        """Whether all of ``children`` are plain tuples of the right width, so that :meth:`tuples` need not look at
-        each."""
-        return set(map(type, children)) <= {tuple} and set(map(len, children)) <= {self._width}
+    def columns(self, children: list[Any]) -> list[Any]:
+        """Arrow arrays of ``children``: tuples, Rows, dicts, or bare values where there is one column.
+
+        Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`.
+        """
+        kinds = set(map(type, children))
+        if self._width == 1 and not any(issubclass(kind, (tuple, dict)) for kind in kinds):
+            return [self._column(0, children)]
+        if not kinds <= {tuple} or not set(map(len, children)) <= {self._width}:
+            children = self.tuples(children)
+        return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
 
     def tuples(self, children: list[Any]) -> list[Child]:
-        """``children`` as tuples: of Rows, dicts, or bare values where there is one column. Raises
-        :class:`Mismatch`."""
+        """``children`` as tuples. Raises :class:`Mismatch`."""
         return [self._child(child) for child in children]
-
-    def columns(self, children: list[Child]) -> list[Any]:
-        """Arrow arrays of ``children``. Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`."""
-        return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
 
     def check(self, children: list[Child]) -> None:
         """Raise :class:`Mismatch` for the first value of ``children`` that does not fit its field."""
