@@ -28,8 +28,8 @@ CAPACITY_MIN = 8
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
 # Over about so many ticks a burst is forgotten.
 PEAK_TICKS = 32
-# Cells that growth moves at once when it need not yet: no pause is longer than this takes (10 to 20 ms).
-MOVED_MAX = 400_000
+# Cells that growth moves at once when it need not yet: some 5 to 10 ms.
+MOVED_MAX = 250_000
 # Outcomes that a sweep hands on at once.
 TOLD_MIN = 1 << 16
 

@@ -48,6 +48,7 @@ class Load:
         self.shard = Shard(incarnation=1, generation=1, max_pending=4 * pending + 10_000_000)
         self.watch()
         self._number, self._sequence = 1, 0
+        self.longest_growing_ms = 0.0
         self._ages = [(k + 1) * (pending // self.entries - 1) // ACKS for k in range(ACKS)]
         self.alive: deque[Generation] = deque()
         for age in reversed(range(self._ages[-1])):
@@ -83,8 +84,10 @@ class Load:
         for k, reached in enumerate(self._ages):
             if age >= reached:
                 val ^= generation.vals[k + 1]
-        self.shard.apply(self._message(Generation(generation.roots, [val]), 0), time.monotonic())
-        self.shard.tick(time.monotonic())
+        message, begin = self._message(Generation(generation.roots, [val]), 0), time.monotonic()
+        self.shard.apply(message, begin)
+        self.shard.tick(begin)
+        self.longest_growing_ms = max(self.longest_growing_ms, (time.monotonic() - begin) * 1e3)
 
     def _message(self, generation: Generation, which: int) -> Apply:
         identity = Identity(SESSION, self._sequence, sequenced=True)
@@ -132,7 +135,10 @@ def run(load: Load) -> Round:
 
 
 def measure(pending: int, entries: int, rounds: int = ROUNDS) -> dict[str, float]:
-    """Updates a second (median of the rounds), bytes per pending root and the longest pauses; one round warms up."""
+    """Updates a second (median of the rounds), bytes per pending root and the longest calls; one round warms up.
+
+    ``longest_growing_ms``: one report of inits and one tick while the table grows from nothing to ``pending``.
+    """
     load = Load(pending, entries)
     measured = [run(load) for _ in range(rounds + 1)][1:]
     stats = load.shard.stats
@@ -144,6 +150,7 @@ def measure(pending: int, entries: int, rounds: int = ROUNDS) -> dict[str, float
         "updates_per_s": round(statistics.median(each.updates_per_s for each in measured)),
         "updates_per_cpu_s": round(statistics.median(each.updates_per_cpu_s for each in measured)),
         "bytes_per_pending_root": round(stats.ledger_bytes / measured[-1].pending, 1),
+        "longest_growing_ms": round(load.longest_growing_ms, 2),
         "longest_apply_ms": round(max(each.longest_apply_ms for each in measured), 2),
         "longest_tick_ms": round(max(each.longest_tick_ms for each in measured), 2),
     }
