@@ -315,6 +315,7 @@ class Ledger:
             self._move(slot, int(counts[slot]))
         if not np.all(keys) or not kernels.copy_in(self._directory, tick, keys, vals, flags, ages.reshape(-1)):
             raise ValueError("its ledger holds a root twice, or root id 0")
+        self._directory[:, PEAK] = self._directory[:, COUNT]
         self._recount(flags)
 
     def _recount(self, flags: Column) -> None:

@@ -96,6 +96,19 @@ def test_a_ledger_shrinks_after_a_burst() -> None:
     assert ledger.table_bytes <= 2 * empty_bytes
 
 
+def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> None:
+    ledger, again = Ledger(1 << 30), Ledger(1 << 30)
+    roots = roots_of(mix64_column(np.arange(1, 100_001, dtype=np.uint64)))
+    init(ledger, roots, np.ones(len(roots), np.uint64))
+    again.load(ledger.dump(0), 0)
+    # Asked before `fit`, which would look for an empty cell for ever in a sub-table that is too short.
+    directory = again._directory
+    assert np.all(directory[:, kernels.PEAK] >= directory[:, kernels.COUNT])
+    for _ in range(100):
+        again.fit()
+    assert entries(again) == entries(ledger)
+
+
 def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
     """What a pause for growth may be: the cells of all tables that one call moves, at a few ns each."""
     ledger, moved = Ledger(1 << 30), 0
