@@ -27,6 +27,11 @@ class Corpus:
     def records(self) -> int:
         return sum(self.counts)
 
+    @property
+    def root(self) -> str:
+        """What all paths begin with, up to a slash."""
+        return os.path.join(os.path.commonpath([os.path.dirname(path) for path in self.paths]), "")
+
 
 def lines_of(content: bytes) -> list[bytes]:
     """The lines of a file, without their newlines."""

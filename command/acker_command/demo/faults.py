@@ -24,7 +24,7 @@ class Strike(enum.Enum):
     SERVER_LOST = "the server is killed (SIGKILL) under load: its state is gone"
 
 
-FLAKY_ONE_IN = 200
+FLAKY_ONE_IN = 400
 POISON_MIN_CHARACTERS = 24
 
 

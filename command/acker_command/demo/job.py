@@ -39,8 +39,8 @@ ATTEMPTS = 4
 # A JVM that lives for a minute spends more on compiling well than it gets back, and on two cores a parallel collector
 # only takes them from the workers: with these it needs half the CPU.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-BATCH_RECORDS_MAX = 150_000
-RETRY = Retry(max_retries=3, max_interruptions=10, initial_s=1.0, cap_s=4.0)
+BATCH_RECORDS_MAX = 100_000
+RETRY = Retry(max_retries=3, max_interruptions=10, initial_s=2.0, cap_s=6.0)
 # Poison and unreadable lines are few; above this share something is wrong with the job, not with the lines.
 MAX_DEAD_SHARE = 0.2
 
@@ -120,8 +120,8 @@ def _set_up(
         expected = beside.submit(derive, text.paths, armed.is_poison)
         server.start()
         spark = _spark(server.address, folder, exits)
-        verifier = Verifier(expected.result(), folder / "counts")
-    pipeline = Pipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging")
+        verifier = Verifier(expected.result(), folder / "counts", text.root)
+    pipeline = Pipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", text.root)
     return Stage(armed, schedule, server, pipeline, Watch(tally, verifier), view)
 
 

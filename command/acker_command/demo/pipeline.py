@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import col, lit, pmod
+from pyspark.sql.functions import col, lit, pmod, substring
 
 from acker_client.source import Batch
 from acker_client.spark import arrow_operator, group, join, operator, sink, where
@@ -31,6 +31,7 @@ from acker_command.demo.sabotage import mid_work
 BUCKETS = 16
 ORIGIN = ["root_id", "path", "line"]
 WORD_MIN = 3
+PATH_MAX = 4096
 
 
 class Hiccup(Exception):
@@ -51,21 +52,23 @@ class TaskFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written
-    first."""
+    """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written first.
+    ``root``: what all paths of the input begin with, and what is left out of the paths that are written."""
 
     spark: SparkSession
     categories: DataFrame
     faults: Faults
     committed: Path
     staging: Path
+    root: str
 
     def run(self, batch: Batch, strike: Strike | None) -> None:
         """Count the words of a batch and commit the counts, with ``strike`` falling somewhere on the way."""
-        rows = batch.df.withColumn("root_id", col("_root"))
+        path = substring("path", len(self.root) + 1, PATH_MAX).alias("path")
+        rows = batch.df.select("value", path, "line", col("_root").alias("root_id"), "_root", "_edge")
         rows = rows.transform(texts(self.faults))
+        rows = rows.transform(where("text <> ''"))
         rows = rows.transform(words(self.faults, strike))
-        rows = rows.transform(where(f"length(word) >= {WORD_MIN}"))
         rows = rows.transform(join(self.categories, "word", "left"))
         rows = rows.withColumn("bucket", pmod("root_id", lit(BUCKETS)))
         rows = rows.transform(counts(self.faults, strike))
@@ -109,8 +112,10 @@ def words(faults: Faults, strike: Strike | None) -> Operator:
             if faults.is_poison(text):
                 raise Poison(f"cannot be swallowed: {text}")
         split = pc.split_pattern_regex(lines["text"], "[^A-Za-z_]+")
-        found = pc.ascii_lower(pc.list_flatten(split))
-        return pa.record_batch({"word": found}), pc.list_parent_indices(split)
+        found = pc.list_flatten(split)
+        is_long = pc.greater_equal(pc.binary_length(found), WORD_MIN)
+        parents = pc.list_parent_indices(split).filter(is_long)
+        return pa.record_batch({"word": pc.ascii_lower(found.filter(is_long))}), parents
 
     return word
 
@@ -123,11 +128,11 @@ def counts(faults: Faults, strike: Strike | None) -> Group:
         if strike in (Strike.SERVER_RESTARTED, Strike.SERVER_LOST):
             faults.claim(mid_work(strike))
         numbered = words.append_column("row", pa.array(np.arange(len(words))))
-        same = numbered.group_by([*ORIGIN, "word", "category"]).aggregate([("row", "list"), ("row", "count")])
-        lists = same["row_list"].combine_chunks()
-        parents = np.split(lists.flatten().to_numpy(), lists.offsets.to_numpy()[1:-1])
-        counted = same.drop_columns("row_list").rename_columns({"row_count": "count"})
-        return counted.set_column(4, "category", pc.fill_null(counted["category"], NAME)), parents
+        same = numbered.group_by(["root_id", "word"]).aggregate([("row", "list")])["row_list"].combine_chunks()
+        rows, starts = same.flatten().to_numpy(), same.offsets.to_numpy()
+        counted = words.take(rows[starts[:-1]]).append_column("count", pa.array(np.diff(starts), pa.int64()))
+        at, category = counted.column_names.index("category"), pc.fill_null(counted["category"], NAME)
+        return counted.set_column(at, "category", category), np.split(rows, starts[1:-1])
 
     return count
 

@@ -39,10 +39,12 @@ class Commit:
 @dataclass(slots=True)
 class Verifier:
     """``answers``: int8[n], NOTHING, ACKED or DEAD for each record. ``false_acks``: ACKs at which what was committed
-    under the root was not what the line must give. ``answered_twice``: records that got a second final answer."""
+    under the root was not what the line must give. ``answered_twice``: records that got a second final answer.
+    ``root``: what was left out of the committed paths, in front."""
 
     expected: Expected
     committed: Path
+    root: str = ""
     answers: npt.NDArray[np.int8] = field(init=False)
     roots: UInts = field(init=False)
     false_acks: int = 0
@@ -98,7 +100,7 @@ class Verifier:
         """(digest, record) that all commits of this moment together hold under each of ``roots``."""
         for folder in self.committed.iterdir():
             if folder.name not in self._commits:
-                self._commits[folder.name] = read_commit(folder, self.expected)
+                self._commits[folder.name] = read_commit(folder, self.expected, self.root)
         digests = np.zeros(len(roots), np.uint64)
         records = np.full(len(roots), NO_RECORD, np.int64)
         for commit in self._commits.values():
@@ -152,12 +154,12 @@ class Conclusion:
     top: tuple[TopWord, ...]
 
 
-def read_commit(folder: Path, expected: Expected) -> Commit:
-    """Read one committed folder of rows (root_id, path, line, word, category, count)."""
+def read_commit(folder: Path, expected: Expected, root: str = "") -> Commit:
+    """Read one committed folder of rows (root_id, path, line, word, category, count); paths are below ``root``."""
     table = pq.read_table(folder, read_dictionary=["path", "word", "category"]).unify_dictionaries().combine_chunks()
     roots, counts = _roots_of(table), table["count"].to_numpy().astype(np.int64)
     words, categories = _hashes(table["word"]), _hashes(table["category"])
-    records = _records(table, expected)
+    records = _records(table, expected, root)
     order = np.argsort(roots, kind="stable")
     unique, starts = np.unique(roots[order], return_index=True)
     rows = row_digests(words, categories, counts)[order]
@@ -187,10 +189,10 @@ def _hashes(column: pa.ChunkedArray) -> UInts:
     return np.array([hash_of(value) for value in values], np.uint64)[indices]
 
 
-def _records(table: pa.Table, expected: Expected) -> Ints:
+def _records(table: pa.Table, expected: Expected, root: str) -> Ints:
     """The record that each row says it comes from."""
     indices, paths = _decoded(table["path"])
-    first = np.array([expected.first_of.get(path, -(1 << 40)) for path in paths], np.int64)[indices]
+    first = np.array([expected.first_of.get(root + path, -(1 << 40)) for path in paths], np.int64)[indices]
     records: Ints = first + table["line"].to_numpy().astype(np.int64) - 1
     return records
 
