@@ -303,7 +303,7 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MIN_MS),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 

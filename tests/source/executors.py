@@ -27,6 +27,10 @@ class Record:
 
     error: BaseException | None = None
     succeeded: bool = False
+    released: bool = False
+
+    def release(self) -> None:
+        self.released = True
 
 
 @dataclass

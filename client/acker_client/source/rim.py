@@ -43,6 +43,10 @@ class Record(Protocol):
         """Whether a sink of the batch has succeeded, and none has an error."""
         ...
 
+    def release(self) -> None:
+        """Give back what the batch kept in Spark's memory."""
+        ...
+
 
 class Frame(Protocol):
     """A batch as a tracked DataFrame."""

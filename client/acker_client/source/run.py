@@ -191,6 +191,7 @@ class Run:
         start, stop, now = batch.emitted.start, batch.emitted.stop, self._rim.clock()
         self._land(batch, self._flight.lose(start, stop, why, now, is_broken=batch.is_broken))
         self._bury(self._flight.isolate(Fallen.merged(batch.broken, why), batch.depth, now))
+        batch.frame.record.release()
 
     def _drain(self, batch: Batch, cursor: int) -> None:
         """Take outcomes until the server's cursor is reached, or the source's deadline."""
