@@ -178,6 +178,17 @@ def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSess
     cached.unpersist()
 
 
+def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: SparkSession, record: Record) -> None:
+    fresh, counted = (stage(spark, name, record).orderBy("id") for name in ("fresh", "counted"))
+    counted.count()
+
+    with pytest.warns(MovingBoundaries, match="sink 'save' takes a frame a second time"):
+        plan.guard(counted, "save", kind="sink")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.guard(fresh, "save", kind="sink")
+
+
 def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> None:
     record = Record()
     df = stage(spark, "words", record)

@@ -8,13 +8,16 @@ executions in Spark's own store (which is there without the UI); it never looks 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
 # What ends before it has read its input.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
+
+# How many executions a look back for an earlier evaluation of the same frame takes in.
+LOOK_BACK = 50
 
 
 class PartialRead(Exception):
@@ -38,6 +41,15 @@ class Executions:
         self._store: Any = session.sharedState().statusStore()
         self._bus: Any = session.sparkContext().listenerBus()
         self._before = next(self._newest_first(), -1)
+
+    def have_run(self, functions: Collection[str]) -> bool:
+        """Whether one of the stages whose ``functions`` these are has run in an execution before now."""
+        self._bus.waitUntilEmpty()
+        for execution in itertools.islice(self._newest_first(), LOOK_BACK):
+            plan = str(self._store.execution(execution).get().physicalPlanDescription())
+            if any(function in plan for function in functions):
+                return True
+        return False
 
     def refuse_partial(self, sink: str, rows: DataFrame) -> None:
         """Raise :class:`PartialRead` when something ran over ``rows``, and all of it was cut short."""

@@ -9,13 +9,14 @@ Reads plans only: it runs no job, changes no frame and knows nothing of the serv
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from acker_client.spark import lineage, refusals
+from acker_client.spark.executions import Executions
 from acker_client.spark.lineage import Consumer, Node
 from acker_client.spark.refusals import REFUSALS, MovingBoundaries, Refused
 
@@ -74,7 +75,7 @@ def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
         repeated = lineage.consume(upstream.nodes, taker)
     except lineage.Consumed as error:
         raise refusals.second_consumer(taker, error.node) from None
-    if repeated and upstream.moving_boundaries:
+    if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
         warnings.warn(refusals.moving_boundaries(taker), stacklevel=3)
     return Upstream(upstream.nodes, upstream.columns, upstream.moving_boundaries, repeated)
 
@@ -86,6 +87,11 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     _refuse_doubles(walk.nodes, consumer)
     moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
     return Upstream(tuple(walk.nodes), walk.columns, moving)
+
+
+def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
+    functions = [lineage.function_name(node.kind, node.name, node.tag) for node in nodes]
+    return Executions(df.sparkSession).have_run(functions)
 
 
 class _Walk:

@@ -1,0 +1,24 @@
+"""The daemon that forks Python workers: what it loads before the fork, and what it must not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from pyspark.sql import SparkSession
+
+from acker_client.spark.session import DAEMON
+
+LOADED = "from acker_client.spark import daemon; daemon.load(); import sys; print(*sys.modules)"
+
+
+def test_grpc_is_not_loaded_before_the_fork_and_the_rest_is() -> None:
+    run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60)
+    modules = set(run.stdout.split())
+
+    assert {"pyarrow", "pandas", "pyspark.worker", "acker_client.spark.operators"} <= modules
+    assert "grpc" not in modules
+
+
+def test_a_local_session_forks_its_workers_from_it(spark: SparkSession) -> None:
+    assert spark.sparkContext.getConf().get("spark.python.daemon.module") == DAEMON
