@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# How busy the machine is says nothing about the code, so no example has a deadline; and what CI tries is the same each
+# time, so that a change is judged by the change. On a developer's machine every run looks elsewhere.
+settings.register_profile("acker", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("acker")
 
 START_S = 60.0
 ROOT = Path(__file__).resolve().parent.parent
