@@ -22,7 +22,7 @@ def counted_by_hand(line: str) -> Counter[str]:
         if character in LETTERS:
             word += character
             continue
-        if len(word) >= 3:
+        if len(word) >= 4:
             counts[word.lower()] += 1
         word = ""
     return counts

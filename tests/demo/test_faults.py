@@ -20,12 +20,17 @@ def test_a_strike_is_claimed_by_one_of_many(tmp_path: Path) -> None:
     assert not armed.happened("TASK_RERUN")
 
 
-def test_about_one_root_in_four_hundred_raises_and_its_replay_does_not(tmp_path: Path) -> None:
-    armed = faults.arm(tmp_path / "faults", seed=7, records=1000)
-    struck = [root for root in range(-100_000, 100_000) if armed.is_flaky(root)]
-    assert len(struck) == pytest.approx(200_000 / faults.FLAKY_ONE_IN, rel=0.2)
+def test_a_share_of_the_roots_raises_and_their_replays_do_not(tmp_path: Path) -> None:
+    armed = faults.arm(tmp_path / "faults", seed=7, records=100_000)
+    struck = [root for root in range(-200_000, 200_000) if armed.is_flaky(root)]
+    assert len(struck) == pytest.approx(400_000 / faults.flaky_one_in(100_000), rel=0.2)
     again = [root for root in struck if armed.is_flaky(root + (1 << 40))]
     assert len(again) < len(struck) / 20
+
+
+@pytest.mark.parametrize("records", [100, 10_000, 1_000_000, 100_000_000])
+def test_hardly_any_record_raises_three_times_by_chance(records: int) -> None:
+    assert records / faults.flaky_one_in(records) ** 3 == pytest.approx(1e-4, rel=0.02)
 
 
 def test_another_seed_strikes_other_records(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ import pytest
 from acker_command.demo import expected
 from acker_command.demo.verify import Verifier
 
-LINES = ["return the word", "", "while word word", "a b"]
+LINES = ["return this word", "", "while word word", "a b"]
 Row = tuple[int, int, str, str, int]
 
 RIGHT: list[Row] = [
     (101, 1, "return", "keyword", 1),
-    (101, 1, "the", "english", 1),
+    (101, 1, "this", "english", 1),
     (101, 1, "word", "name", 1),
     (103, 3, "while", "keyword", 1),
     (103, 3, "word", "name", 2),

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from importlib.util import find_spec
@@ -67,6 +68,8 @@ def demo(
     all acked roots are those of the input, and the checkpoint is at its end.
     """
     check_packages()
+    # gRPC's own log would tell of each connection that the demo cuts; to be said before grpc is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from acker_command.demo.errors import DemoError
     from acker_command.demo.job import Options, run
     from acker_command.demo.result import as_json as json_of

@@ -1,7 +1,7 @@
 """Expected: what each line must give, derived in plain Python from the files themselves.
 
 Decides what is right. Shares no code with the pipeline: it knows neither Spark nor Arrow nor the acker, and reads the
-lines itself. A word is a run of ASCII letters and underscores, lower-cased; words of less than three are dropped; each
+lines itself. A word is a run of ASCII letters and underscores, lower-cased; words of less than four are dropped; each
 is looked up in the table of categories; equal words of a line are counted.
 """
 
@@ -22,7 +22,7 @@ from acker_command.demo.categories import CATEGORIES, NAME
 UInts = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 
-_WORD = re.compile(rb"[a-z_]{3,}")
+_WORD = re.compile(rb"[a-z_]{4,}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ creating a file that must not exist, which one process of many can do, once. Kno
 from __future__ import annotations
 
 import enum
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -24,7 +25,6 @@ class Strike(enum.Enum):
     SERVER_LOST = "the server is killed (SIGKILL) under load: its state is gone"
 
 
-FLAKY_ONE_IN = 400
 POISON_MIN_CHARACTERS = 24
 
 
@@ -91,6 +91,12 @@ def poison_one_in(records: int) -> int:
     return min(max(records // 50, 40), 20_000)
 
 
+def flaky_one_in(records: int) -> int:
+    """A share of records that raise, such that none of them does so three times in a row (but in one run of ten
+    thousand)."""
+    return round(math.cbrt(records * 10_000))
+
+
 def schedule(batches: int, records_min: int) -> Schedule:
     """One strike for each full batch after the first, which runs quietly; with few batches the first strikes of the
     list."""
@@ -100,7 +106,7 @@ def schedule(batches: int, records_min: int) -> Schedule:
 def arm(folder: Path, *, seed: int, records: int) -> Faults:
     """Faults for an input of ``records``."""
     folder.mkdir(parents=True, exist_ok=True)
-    return Faults(str(folder), seed, FLAKY_ONE_IN, poison_one_in(records))
+    return Faults(str(folder), seed, flaky_one_in(records), poison_one_in(records))
 
 
 def disarm(folder: Path) -> Faults:

@@ -39,8 +39,8 @@ ATTEMPTS = 4
 # A JVM that lives for a minute spends more on compiling well than it gets back, and on two cores a parallel collector
 # only takes them from the workers: with these it needs half the CPU.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-BATCH_RECORDS_MAX = 100_000
-RETRY = Retry(max_retries=3, max_interruptions=10, initial_s=2.0, cap_s=6.0)
+BATCH_RECORDS_MAX = 150_000
+RETRY = Retry(max_retries=2, max_interruptions=10, initial_s=3.0, cap_s=3.0)
 # Poison and unreadable lines are few; above this share something is wrong with the job, not with the lines.
 MAX_DEAD_SHARE = 0.2
 

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit, pmod, substring
 
 from acker_client.source import Batch
-from acker_client.spark import arrow_operator, group, join, operator, sink, where
+from acker_client.spark import arrow_operator, explode, group, join, operator, sink, where
 from acker_client.spark.operators import Operator
 from acker_client.spark.stock import Group
 from acker_command.demo.categories import CATEGORIES, NAME
@@ -30,7 +30,8 @@ from acker_command.demo.sabotage import mid_work
 
 BUCKETS = 16
 ORIGIN = ["root_id", "path", "line"]
-WORD_MIN = 3
+SAME = ("root_id", "word")
+WORD_MIN = 4
 PATH_MAX = 4096
 
 
@@ -66,12 +67,13 @@ class Pipeline:
         """Count the words of a batch and commit the counts, with ``strike`` falling somewhere on the way."""
         path = substring("path", len(self.root) + 1, PATH_MAX).alias("path")
         rows = batch.df.select("value", path, "line", col("_root").alias("root_id"), "_root", "_edge")
+        rows = rows.transform(where("trim(value) <> ''"))
         rows = rows.transform(texts(self.faults))
-        rows = rows.transform(where("text <> ''"))
         rows = rows.transform(words(self.faults, strike))
-        rows = rows.transform(join(self.categories, "word", "left"))
         rows = rows.withColumn("bucket", pmod("root_id", lit(BUCKETS)))
         rows = rows.transform(counts(self.faults, strike))
+        rows = rows.transform(explode("counts", ("word", "count")))
+        rows = rows.transform(join(self.categories, "word", "left"))
         self._save(rows, batch.number, strike)
 
     def _save(self, rows: DataFrame, number: int, strike: Strike | None) -> None:
@@ -121,18 +123,23 @@ def words(faults: Faults, strike: Strike | None) -> Operator:
 
 
 def counts(faults: Faults, strike: Strike | None) -> Group:
-    """A group operator: how often each word stands in each line. A row descends from all the words that it counts."""
+    """A group operator: how often each word stands in each line. What a line gives descends from all its words."""
 
-    @group("bucket", "root_id bigint, path string, line bigint, word string, category string, count bigint")
+    @group("bucket", "root_id bigint, path string, line bigint, counts map<string, bigint>")
     def count(words: pa.Table) -> tuple[pa.Table, list[Any]]:
         if strike in (Strike.SERVER_RESTARTED, Strike.SERVER_LOST):
             faults.claim(mid_work(strike))
-        numbered = words.append_column("row", pa.array(np.arange(len(words))))
-        same = numbered.group_by(["root_id", "word"]).aggregate([("row", "list")])["row_list"].combine_chunks()
-        rows, starts = same.flatten().to_numpy(), same.offsets.to_numpy()
-        counted = words.take(rows[starts[:-1]]).append_column("count", pa.array(np.diff(starts), pa.int64()))
-        at, category = counted.column_names.index("category"), pc.fill_null(counted["category"], NAME)
-        return counted.set_column(at, "category", category), np.split(rows, starts[1:-1])
+        roots = words["root_id"].to_numpy()
+        by_line = np.argsort(roots, kind="stable")
+        lines, starts = np.unique(roots[by_line], return_index=True)
+        # Sorted, so that a task that runs again gives the same words in the same order.
+        same = words.group_by(SAME).aggregate([([], "count_all")]).sort_by([(key, "ascending") for key in SAME])
+        offsets = np.append(np.searchsorted(same["root_id"].to_numpy(), lines), len(same))
+        counted = pa.MapArray.from_arrays(
+            pa.array(offsets, pa.int32()), same["word"].combine_chunks(), same["count_all"].combine_chunks()
+        )
+        given = words.take(by_line[starts]).select(ORIGIN).append_column("counts", counted)
+        return given, np.split(by_line, starts[1:])
 
     return count
 
@@ -140,7 +147,7 @@ def counts(faults: Faults, strike: Strike | None) -> Group:
 def _write(rows: DataFrame, staged: Path, faults: Faults, strike: Strike | None) -> None:
     if strike is Strike.TASK_RERUN:
         rows = rows.mapInArrow(_failing_once(faults), rows.schema)
-    rows.write.mode("overwrite").parquet(str(staged))
+    rows.fillna({"category": NAME}).write.mode("overwrite").parquet(str(staged))
     if strike is Strike.WRITE_FAILED and faults.claim(strike.name):
         raise WriteFailed("the rows are written, and the commit fails")
 
