@@ -75,6 +75,8 @@ class Server:
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
             self._http = self._bind_http()
+            # Last, when nothing can fail any more: a start that fails leaves the state to the next one.
+            self._consume_state()
         except BaseException:
             self._release()
             raise
@@ -98,7 +100,16 @@ class Server:
         fields = {"address": self.address, "http_address": self.http_address, "version": VERSION}
         log.info("ready", **fields, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
         if self._options.ready_file is not None:
-            _write_ready_file(Path(self._options.ready_file), {**fields, "pid": os.getpid()})
+            self._tell_ready(Path(self._options.ready_file), {**fields, "pid": os.getpid()})
+
+    def _tell_ready(self, path: Path, fields: dict[str, Any]) -> None:
+        try:
+            _write_ready_file(path, fields)
+        except OSError as error:
+            self.stop(0.0)
+            raise StartError(
+                f"--ready-file {path}: cannot be written ({error.strerror}); name a file in a directory that can be"
+            ) from error
 
     def stop(self, grace_s: float | None = None) -> None:
         """Stop: health first, calls under way may finish, then the state is written. Raises :class:`StateError`.
@@ -161,15 +172,20 @@ class Server:
             "max_lease_s": options.max_lease_s,
         }
         state = None if self._state_dir is None else self._state_dir.read()
+        self._is_restored = state is not None
         if self._state_dir is None or state is None:
             return Shard(incarnation=me.incarnation, generation=secrets.randbits(64) or 1, version=VERSION, **limits)
         try:
             shard = Shard.restore(state, incarnation=me.incarnation, now=time.monotonic(), **limits)
         except ValueError as error:
             raise self._state_dir.refusal(f"is not a state of this version ({error})") from None
-        self._state_dir.consume()
-        log.info("state_restored", pending=shard.stats.pending, sources=shard.stats.sources)
         return shard
+
+    def _consume_state(self) -> None:
+        if self._state_dir is not None and self._is_restored:
+            self._state_dir.consume()
+            stats = self._shared.stats
+            log.info("state_restored", pending=stats.pending, sources=stats.sources)
 
     def _make_servicer(self) -> Servicer:
         return Servicer(

@@ -331,6 +331,26 @@ def test_a_planned_restart_forgets_nothing(server_process: Callable[..., Any], t
         assert set(reply.outcomes.verdicts.tolist()) == {Verdict.ACKED}
 
 
+@pytest.mark.parametrize("why", ["port", "ready file"])
+def test_a_start_that_fails_leaves_the_state_to_the_next_one(
+    why: str, server: Server, start_server: StartServer, tmp_path: Path
+) -> None:
+    state = str(tmp_path / "state")
+    first = start_server(state_dir=state)
+    with Caller(first.address) as caller:
+        generation = (caller.begin(), caller.watch().generation)[1]
+    first.stop()
+    port = f"--port={server.address.rpartition(':')[2]}" if why == "port" else "--port=0"
+    ready = str(tmp_path / ("ready" if why == "port" else "nowhere/ready"))
+    result = start_command(port, "--http-port=off", f"--state-dir={state}", f"--ready-file={ready}")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert ("--port" if why == "port" else "--ready-file") in result.stderr
+    with Caller(start_server(state_dir=state).address) as caller:
+        reply = caller.watch()
+        assert (reply.is_new, reply.generation) == (False, generation)
+
+
 def test_a_crash_after_a_restart_does_not_bring_the_old_state_back(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
