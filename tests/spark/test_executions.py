@@ -47,3 +47,41 @@ def test_a_sink_that_finds_nothing_to_write_has_done_its_work(trial: Any) -> Non
     batch = trial(["a b", "c d"])
     sink(lambda rows: rows.isEmpty(), name="save")(batch.df.transform(where("text = ''")).transform(split))
     assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+def test_a_sink_may_look_at_some_rows_and_write_them_all_as_an_rdd(trial: Any) -> None:
+    def save(rows: DataFrame) -> None:
+        if not rows.isEmpty():
+            rows.foreachPartition(lambda part: [None for _ in part] and None)
+
+    batch = trial(["a b", "c d", "e f", "g h"])
+    sink(save)(batch.df.transform(split))
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+def test_a_sink_that_failed_for_one_place_is_not_made_good_by_another_place(trial: Any, tmp_path: Path) -> None:
+    @sink
+    def save(rows: DataFrame, place: str) -> None:
+        rows.write.parquet(place)
+        if place.endswith("a"):
+            raise OSError("the commit failed")
+
+    batch = trial(["a b", "c d"])
+    rows = batch.df.transform(split)
+    with pytest.raises(OSError, match="the commit failed"):
+        save(rows, str(tmp_path / "a"))
+    save(rows, str(tmp_path / "b"))
+    assert isinstance(batch.error, OSError)
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(trial: Any) -> None:
+    batch = trial(["a b", "c d"])
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.collect()
+        assert batch.error is not None
+        assert set(batch.settle().values()) == {Verdict.LOST}
+
+    save(batch.df.transform(split))

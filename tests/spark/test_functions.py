@@ -28,13 +28,20 @@ def test_rows_are_acked_when_the_select_is_run(spark: SparkSession, servers: str
         assert trial.settle() == dict.fromkeys(range(20), ACKED)
 
 
-def test_a_fail_beside_an_ack_wins(spark: SparkSession, servers: str) -> None:
+def test_a_fail_fails_the_rows_that_have_a_reason_and_acks_the_others(spark: SparkSession, servers: str) -> None:
     with Trial(spark, servers, texts(20)) as trial:
         reason = F.when(F.col("number") == 3, F.concat(F.lit("bad "), "number"))
-        rows = trial.df.select("number", AF.fail(reason).alias("failed"), AF.ack().alias("acked")).collect()
+        rows = trial.df.select("number", AF.fail(reason).alias("failed")).collect()
         assert [row.number for row in rows if row.failed] == [3]
         assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
         assert trial.reasons[3] == "fail: bad 3"
+
+
+def test_a_fail_that_nobody_selects_acks_nothing_either(spark: SparkSession, servers: str) -> None:
+    with Trial(spark, servers, texts(20)) as trial:
+        trial.df.withColumn("failed", AF.fail(F.lit("bad"))).select("number").collect()
+        assert set(trial.settle().values()) == {FAILED}
+        assert set(trial.reasons.values()) == {"unfinished"}
 
 
 def test_a_column_that_nobody_selects_acks_nothing(spark: SparkSession, servers: str) -> None:

@@ -19,6 +19,9 @@ CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndPr
 # How many executions a look back for an earlier evaluation of the same frame takes in.
 LOOK_BACK = 50
 
+# Spark's own patience with its listeners is 10 s; a driver that writes a large event log can be further behind.
+BUS_WAIT_MS = 300_000
+
 
 class PartialRead(Exception):
     """A sink read only part of its rows. Nothing of the batch is acked; it is replayed."""
@@ -44,7 +47,7 @@ class Executions:
 
     def have_run(self, functions: Collection[str]) -> bool:
         """Whether one of the stages whose ``functions`` these are has run in an execution before now."""
-        self._bus.waitUntilEmpty()
+        self._bus.waitUntilEmpty(BUS_WAIT_MS)
         for execution in itertools.islice(self._newest_first(), LOOK_BACK):
             plan = str(self._store.execution(execution).get().physicalPlanDescription())
             if any(function in plan for function in functions):
@@ -52,8 +55,13 @@ class Executions:
         return False
 
     def refuse_partial(self, sink: str, rows: DataFrame) -> None:
-        """Raise :class:`PartialRead` when something ran over ``rows``, and all of it was cut short."""
-        self._bus.waitUntilEmpty()
+        """Raise :class:`PartialRead` when something ran over ``rows``, and all of it was cut short.
+
+        Nothing is said of rows that were read as an RDD too (``foreachPartition``): its jobs cannot be seen.
+        """
+        if "rdd" in vars(rows):
+            return
+        self._bus.waitUntilEmpty(BUS_WAIT_MS)
         function = str(rows._jdf.queryExecution().analyzed().functionExpr().name())
         began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
         cuts = [cut for execution in began for cut in self._cuts_over(execution, function)]

@@ -4,8 +4,8 @@
     batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
 
 Decides that they are iterator UDFs, which have an end, and so can report. For held batches only: in an open one a row
-would be acked before Spark has written it. The guard does not see them: take each row through one ``ack``, once. Where
-Spark prunes the column nothing is acked, and the batch says ``unfinished``.
+would be acked before Spark has written it. The guard does not see them: take each row through one ``ack``, or one
+``fail``, once. Where Spark prunes the column nothing is acked, and the batch says ``unfinished``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
 from acker_client.spark.session import SessionError, settings_of
 from acker_client.spark.stage import Sender
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
-from acker_protocol.ids import identity_of, identity_term
-from acker_protocol.messages import FAIL, Identity
-from acker_protocol.reports import fold_updates
 
 THIN = (ROOT, EDGE)
 PACKED = (ANCHORS,)
@@ -40,10 +37,11 @@ def ack(*anchors: str | Column, name: str = "ack") -> Column:
 
 
 def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Column:
-    """A column of bool: where ``reason`` (a column of strings) is not null the row's trees fail with it, and it is
-    true.
+    """A column of bool that is done with each row: where ``reason`` (a column of strings) is not null it is true, and
+    the row's trees fail with that reason; the others are acked.
 
-    It does not ack: put ``ack()`` beside it, for a failed row too.
+    In place of ``ack()``, not beside it: a fail and the consumption of its edge are one entry of one report, so that
+    neither can arrive, or be pruned by Spark, without the other.
     """
     settings = _settings()
     return _column(lambda batches: _failed(batches, name, settings), (reason, *(anchors or THIN)))
@@ -72,19 +70,16 @@ def _acked(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[An
 
 
 def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[Any]:
-    reasons: dict[int, str] = {}
-    total = 0
+    tally = Tally(name, finds_copies=True)
     for reason, *columns in batches:
         anchors, _ = _anchors(columns)
+        tally.take(anchors, np.zeros(len(anchors.roots), np.uint64))
         is_failed = reason.is_valid()
         for row in np.flatnonzero(is_failed.to_numpy(zero_copy_only=False)).tolist():
-            for root, edge in anchors.of(row):
-                total += identity_term(root, edge)
-                reasons.setdefault(root, f"{name}: {reason[row].as_py()}"[:REASON_LENGTH_MAX])
+            for root, _edge in anchors.of(row):
+                tally.fail(root, f"{name}: {reason[row].as_py()}"[:REASON_LENGTH_MAX], name)
         yield is_failed
-    roots = np.fromiter(reasons, np.uint64, len(reasons))
-    entries = fold_updates(roots, np.zeros(len(roots), np.uint64), np.full(len(roots), FAIL, np.uint8), reasons)
-    _send(Report(Identity(*identity_of(name, total)), entries), settings)
+    _send(tally.report(), settings)
 
 
 def _send(report: Report, settings: Settings) -> None:

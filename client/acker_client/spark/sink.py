@@ -23,6 +23,10 @@ Args = ParamSpec("Args")
 Value = TypeVar("Value")
 
 
+class SinkRuns(Exception):
+    """A sink of the batch is still at work."""
+
+
 class Sink(Generic[Args, Value]):
     """A function that writes a frame, as the end of a pipeline. ``function`` is the user's, untouched."""
 
@@ -36,9 +40,13 @@ class Sink(Generic[Args, Value]):
         """Run the function on ``df`` without its tracking columns; returns what it returns."""
         upstream = plan.guard(df, self.name, kind="sink")
         rows = stage.apply_known(df, upstream, SinkStep(self.name), "sink", stage.user_schema(df), is_tracked=False)
-        frame = tuple(node.tag for node in upstream.nodes)
+        # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
+        frame = (self, repr((args, kwargs)), *(node.tag for node in upstream.nodes))
         records: list[Any] = list({id(node.record): node.record for node in upstream.nodes}.values())
         executions = Executions(df.sparkSession)
+        # Until it has returned it has failed: a batch that is settled beside it (from another thread) is abandoned.
+        for record in records:
+            record.sink_failed(self.name, frame, SinkRuns(f"sink {self.name!r} has not returned"))
         try:
             value = self.function(rows, *args, **kwargs)
             executions.refuse_partial(self.name, rows)
