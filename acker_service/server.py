@@ -43,7 +43,6 @@ DRAIN_POLL_S = 0.02
 
 # A client pings every 30 s, also between calls; the server takes pings down to 10 s apart (gRPC's own minimum is five
 # minutes: a client that pings oftener is sent away with "too many pings") and pings a silent connection itself.
-CLIENT_KEEPALIVE_MS = 30_000
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 PING_INTERVAL_MIN_MS = 10_000

@@ -32,9 +32,9 @@ class Counters:
     roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to be told
 
 
-@dataclass(frozen=True, slots=True)
-class ShardStats:
-    """Gauges (now), then the counters of :class:`Counters`."""
+@dataclass(slots=True)
+class ShardStats(Counters):
+    """The counters as they stood at one moment, and gauges of that moment. A copy: nobody counts on in it."""
 
     pending: int = 0  # roots that were initialised and have no outcome
     reserved: int = 0  # roots of open batches that were not initialised yet
@@ -46,27 +46,6 @@ class ShardStats:
     sequence_sessions: int = 0
     ledger_bytes: int = 0
     max_pending: int = 0
-    acked: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    lost: int = 0
-    inits: int = 0  # that created or completed an entry
-    inits_known: int = 0  # that changed nothing, as their root was initialised before
-    inits_conflicting: int = 0  # of those, the ones that named another batch
-    updates: int = 0  # entries applied, inits included
-    sections_applied: int = 0
-    sections_duplicate: int = 0
-    sections_conflict: int = 0
-    sections_stale: int = 0
-    messages_invalid: int = 0
-    messages_overloaded: int = 0
-    messages_unknown_source: int = 0
-    messages_unknown_batch: int = 0
-    orphans_expired: int = 0
-    orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
-    identities_dropped: int = 0  # forgotten early, for want of room
-    leases_expired: int = 0
-    roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to be told
 
     @classmethod
     def of(cls, counters: Counters, **gauges: int) -> ShardStats:

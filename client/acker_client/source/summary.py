@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -64,9 +63,6 @@ class Summary:
             records_per_s=done / elapsed_s if elapsed_s > 0 else 0.0,
             checkpoint=checkpoint,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         numbers = [

@@ -10,7 +10,6 @@ import enum
 import math
 import os
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -113,11 +112,6 @@ def disarm(folder: Path) -> Faults:
     """No faults at all; ``folder`` still tells which batches have begun."""
     folder.mkdir(parents=True, exist_ok=True)
     return Faults(str(folder))
-
-
-def not_struck(faults: Faults, dealt: Sequence[Strike]) -> list[Strike]:
-    """The strikes of ``dealt`` that never fell: the run proves less than it says."""
-    return [strike for strike in dealt if not faults.happened(strike.name)]
 
 
 def _draw(root_id: int, seed: int) -> int:
