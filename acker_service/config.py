@@ -138,7 +138,12 @@ class Config:
         False, _switch, "true or false", "Start empty and put aside whatever state lies in --state-dir."
     )
     workers: int = _option(
-        8, _whole, "a whole number", "Threads that answer calls, beside those in which watches wait.", low=1, high=1024
+        2,
+        _whole,
+        "a whole number",
+        "Threads that take reports; other calls have threads of their own.",
+        low=1,
+        high=1024,
     )
     max_watches: int = _option(
         256,

@@ -6,6 +6,7 @@ before anything else; the state is written when no call can change it any more),
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import secrets
@@ -49,6 +50,9 @@ PING_INTERVAL_MIN_MS = 10_000
 
 # How soon a thread that waits for the interpreter gets it: the answer to a watch must not stand behind a decoding.
 SWITCH_INTERVAL_S = 0.001
+
+# Threads for calls that are neither reports nor watches: health, settlements, the figures.
+OTHER_CALLS = 8
 
 log = Log("acker.server")
 
@@ -194,11 +198,12 @@ class Server:
             sequence_window=self._options.sequence_window,
             values=self._metrics.values,
             observe=self._metrics.observe,
+            workers=self._options.workers,
         )
 
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
-        pool = ThreadPoolExecutor(options.workers + options.max_watches, thread_name_prefix="acker-call")
+        pool = ThreadPoolExecutor(OTHER_CALLS + options.max_watches, thread_name_prefix="acker-call")
         server = grpc.server(pool, options=_grpc_options(options))
         server.add_generic_rpc_handlers((self.servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -290,6 +295,8 @@ def run(options: Config) -> int:
     signal.signal(signal.SIGTERM, ask)
     signal.signal(signal.SIGINT, ask)
     server = Server(options)
+    # What has been loaded stays; the collector need not look at it again and again while calls wait.
+    gc.freeze()
     server.start()
     asked.wait()
     try:

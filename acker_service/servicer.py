@@ -8,6 +8,7 @@ encoding. Requests arrive as bytes and are parsed here, so that a malformed one 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 import grpc
@@ -47,6 +48,7 @@ class Servicer:
         sequence_window: int,
         values: Callable[[], dict[str, float]],
         observe: Observe,
+        workers: int = 1,
     ) -> None:
         self._shared = shared
         self._incarnation = incarnation
@@ -54,6 +56,7 @@ class Servicer:
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
+        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="acker-apply")
 
     @property
     def calls_under_way(self) -> int:
@@ -127,6 +130,9 @@ class Servicer:
                 context.abort(refused.code, str(refused))
             return reply
 
+        if name == "Apply":
+            # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
+            answer.experimental_thread_pool = self._workers  # type: ignore[attr-defined]
         return answer
 
 

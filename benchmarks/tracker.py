@@ -45,7 +45,7 @@ def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, f
 def _apply(count: int) -> float:
     """Seconds to apply ``count`` outcomes, to schedule the replays of what failed, and to find what is done."""
     flight = Flight(1 << 40, Retry(), draw=lambda: 0.5)
-    emitted = flight.emit(np.arange(count), is_replay=False)
+    emitted = flight.emit(np.arange(count), replays=0)
     order = np.random.default_rng(1).permutation(count)
     roots = emitted.roots[order]
     verdicts = np.where(order % 100 == 99, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)

@@ -260,6 +260,12 @@ class AckerClient:
         """Seconds since the server last answered for this source. The source decides when that is too long."""
         return self._clock() - self._process().source().heard_at
 
+    @property
+    def generation(self) -> int | None:
+        """Which registration of this source the server knows, as of its last answer: another one has lost what the one
+        before it knew (``Watched.generation_changed``)."""
+        return self._process().source().generation
+
     # -- the server
 
     def hello(self) -> HelloReply:

@@ -16,23 +16,24 @@ class Watched:
 
     ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or
     the lease ran out): every root that is pending at the source is LOST, now. It is told once; ``outcomes`` are then
-    of the new state. ``answered``: False when the server was silent during the whole call. ``cursor``: every outcome
-    up to it has been handed over (compare ``SettleReply.cursor``).
+    of the new state, whose ``generation`` it is. ``answered``: False when the server was silent during the whole call.
+    ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     generation_changed: bool = False
     answered: bool = False
     cursor: int = 0
+    generation: int | None = None
 
 
 class Registration:
     """One source of one client. Not thread-safe: the caller holds a lock around every method."""
 
     __slots__ = (
-        "_generation",
         "_is_lost",
         "cursor",
+        "generation",
         "heard_at",
         "lease_ms",
         "limits",
@@ -47,7 +48,7 @@ class Registration:
         self.limits = limits
         self.cursor = 0
         self.heard_at = now
-        self._generation: int | None = None
+        self.generation: int | None = None
         self._is_lost = False
 
     @property
@@ -68,7 +69,7 @@ class Registration:
         False when the answer was to a cursor of the state before, and the poll has to be made again.
         """
         is_foreign = _is_foreign(request, reply)
-        known, self._generation = self._generation, reply.generation
+        known, self.generation = self.generation, reply.generation
         is_other = reply.is_new or reply.generation != known or is_foreign
         if known is not None and is_other:
             self._is_lost = True
@@ -84,11 +85,11 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        return Watched(reply.outcomes, self._told(), True, reply.cursor)
+        return Watched(reply.outcomes, self._told(), True, reply.cursor, reply.generation)
 
     def nothing(self) -> Watched:
         """What a watch brings that was not answered; what a renewal found out in the meantime is told also then."""
-        return Watched(generation_changed=self._told(), cursor=self.cursor)
+        return Watched(generation_changed=self._told(), cursor=self.cursor, generation=self.generation)
 
     def _told(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False

@@ -132,9 +132,9 @@ class Cluster:
         self.base = 1 << 40
         self.budget_s = 5.0
 
-    def client(self) -> AckerClient:
+    def client(self, kind: type[AckerClient] = AckerClient) -> AckerClient:
         settings = Settings(("in-memory:1",), budget_s=self.budget_s)
-        return AckerClient(
+        return kind(
             settings,
             connect=self.server.connect,
             clock=self.time.clock,

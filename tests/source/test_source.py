@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from acker_client import AckerClient
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from tests.source.executors import Cluster, Log, breaking, failing, save_all
 
@@ -73,6 +75,32 @@ def test_replays_wait_for_their_backoff_and_new_records_do_not_wait_for_them(clu
     assert sizes == [10, 10, 10, 1, 1]
     assert emitted_at[3] - emitted_at[0] >= 50  # 0.5 x 100 s
     assert emitted_at[4] - emitted_at[3] >= 100  # 0.5 x 200 s
+
+
+def test_due_replays_and_new_records_share_a_batch_and_the_listener_is_told_of_each_apart(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(18)))
+    told: list[tuple[int, list[int], bool]] = []
+
+    class Told(Log):
+        def on_emit(self, batch: int, emitted: Any, is_replay: bool) -> None:
+            told.append((batch, emitted.records.tolist(), is_replay))
+
+    source = cluster.source(retry=Retry(max_retries=1, initial_s=0.0), listener=Told(), batch_records=10)
+    replays = []
+    for batch in source.batches(None):
+        replays.append((batch.records, batch.replays))
+        failing(lambda row, number=batch.number: row.value in "37" and number == 1)(batch)
+    assert told == [(1, list(range(10)), False), (2, [3, 7], True), (2, list(range(10, 18)), False)]
+    assert replays == [(10, 0), (10, 2)]
+    assert (source.summary().records, source.summary().acked, source.summary().replayed) == (18, 18, 2)
+
+
+def test_a_batch_that_broke_is_replayed_without_new_records(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(18)))
+    log = Log()
+    source = cluster.source(retry=Retry(initial_s=0.0), listener=log, batch_records=10)
+    source.run(None, breaking(lambda row: row.value == "3" and len(log.emitted) == 1))
+    assert [len(records) for _, records in log.emitted] == [10, 10, 8]
 
 
 def test_a_record_that_spent_its_retries_is_in_the_dead_letters_with_everything_about_it(cluster: Cluster) -> None:
@@ -179,7 +207,7 @@ def test_a_sink_whose_exception_was_swallowed_abandons_the_batch(cluster: Cluste
     source = cluster.source(retry=QUICK)
     for batch in source.batches(None):
         save_all(batch)
-        if not batch.is_replay:
+        if not batch.replays:
             batch.df.record.error = OSError("the write failed at its commit")
     summary = source.summary()
     assert (summary.lost, summary.replayed, summary.acked) == (2, 2, 2)
@@ -203,7 +231,7 @@ def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluste
     source = cluster.source(retry=QUICK, listener=log, partitions=4, batch_records=40)
 
     def process(batch: Batch) -> None:
-        batch.df.ack(batch.df.rows(slice(0, 4 if batch.is_replay else 1)))
+        batch.df.ack(batch.df.rows(slice(0, 4 if batch.replays else 1)))
 
     summary = source.run(None, process)
     assert (summary.acked, summary.lost, summary.failed) == (40, 30, 0)
@@ -291,7 +319,7 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_with
 
     def process(batch: Batch) -> None:
         rows = batch.df.rows()
-        if not batch.is_replay:
+        if not batch.replays:
             cluster.server.stop()
             cluster.server.start(with_state=with_state)
         batch.df.ack(rows)
@@ -303,13 +331,32 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_with
     assert sorted(log.acked) == list(range(20))
 
 
+def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_the_late_news(
+    cluster: Cluster,
+) -> None:
+    asked: list[int] = []
+
+    class Late(AckerClient):
+        def open_batch(self, number: int, *args: Any, **options: Any) -> None:
+            asked.append(number)
+            if asked == [1, 2]:
+                cluster.server.start(with_state=False)
+            super().open_batch(number, *args, **options)
+
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(Late))
+    source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, rim=rim)
+    assert source.run(None, save_all).replayed == 0
+    assert (source.summary().acked, source.summary().lost) == (20, 0)
+
+
 def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(cluster: Cluster) -> None:
     cluster.write("a.txt", "one", "two")
     log = Log()
     source = cluster.source(retry=Retry(max_retries=0), listener=log)
 
     def process(batch: Batch) -> None:
-        if not batch.is_replay:
+        if not batch.replays:
             cluster.server.start(with_state=False)
             raise RuntimeError("UNKNOWN_BATCH in a task")
         save_all(batch)
@@ -324,7 +371,7 @@ def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_
     cluster.write("a.txt", "one", "two")
 
     def process(batch: Batch) -> None:
-        if batch.is_replay:
+        if batch.replays:
             save_all(batch)
             return
         batch.df.rows()
@@ -373,7 +420,7 @@ def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
     source = cluster.source(batch_records=10, max_uncommitted=20, listener=log, retry=retry)
 
     def process(batch: Batch) -> None:
-        failing(lambda row: not batch.is_replay)(batch)
+        failing(lambda row: not batch.replays)(batch)
 
     source.run(None, process)
     first_replay = next(k for k, (_, records) in enumerate(log.emitted) if k and records[0] == 0)

@@ -12,15 +12,17 @@ from acker_client.source.tracker import Emitted
 
 @dataclass(slots=True)
 class Batch:
-    """A batch of records. ``df``: its rows, with their anchors; ``records``: how many records it has; ``is_replay``:
-    whether they have been emitted before; ``number``: from 1 up within a run."""
+    """A batch of records. ``df``: its rows, with their anchors; ``records``: how many records it has; ``replays``: how
+    many of them have been emitted before; ``number``: from 1 up within a run."""
 
     number: int
     records: int
-    is_replay: bool
+    replays: int
     df: Any
     frame: Frame = field(repr=False)
     emitted: Emitted = field(repr=False)
+    # The registration of the source under which it was opened.
+    generation: int | None = field(repr=False)
     # How often its records have been in a batch that broke as a whole, and must be alone therefore.
     depth: int = field(repr=False, default=0)
     # The server has lost its state while the batch was open: everything is LOST already, whatever else is heard of it.

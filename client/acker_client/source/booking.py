@@ -40,10 +40,12 @@ class Booking:
     def reserve(self, number: int, first: int, up_to: int) -> None:
         """Open a batch; waits as long as the server has no room (backpressure) or is away, up to the deadline."""
         deadline_s = self._rim.clock() + self._deadline_s
+        # Before it is asked for: the server may lose it between its answer and our next line.
+        with self._lock:
+            self._open = (number, first, up_to)
         while True:
             try:
-                self._client.open_batch(number, first, up_to)
-                break
+                return self._client.open_batch(number, first, up_to)
             except Rejected as error:
                 _refused(error, up_to)
             except RETRYABLE as error:
@@ -51,8 +53,6 @@ class Booking:
                     _given_up(error, up_to, self._deadline_s)
                 log.info("batch %d waits: %s", number, error)
                 self._rim.sleep(self._rim.draw() * PAUSE_S)
-        with self._lock:
-            self._open = (number, first, up_to)
 
     def reopen(self) -> None:
         """The server came back without its state, while Spark may be at work: open the batch again. Its roots are

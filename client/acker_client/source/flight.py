@@ -97,13 +97,11 @@ class Flight:
         """Whether every record that was emitted has its answer."""
         return not self.tracker.pending and not self.schedule.waiting
 
-    def emit(self, records: Records, *, is_replay: bool) -> Emitted:
-        """Emit ``records``, ascending."""
+    def emit(self, records: Records, *, replays: int) -> Emitted:
+        """Emit ``records``, ascending, the first ``replays`` of them not for the first time."""
         self.counts.batches += 1
-        if is_replay:
-            self.counts.replayed += len(records)
-        else:
-            self.counts.records += len(records)
+        self.counts.replayed += replays
+        self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
     def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Landed:

@@ -46,7 +46,8 @@ class Listener:
     """
 
     def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
-        """A batch is handed out: these records, ascending, under these root ids."""
+        """Records of a batch are handed out, ascending, under these root ids; its replays and its new records each in a
+        call of their own."""
 
     def on_ack(self, acked: Seen) -> None:
         """These are done: everything derived from them was processed."""

@@ -8,7 +8,10 @@ What an outcome means for a record is ``flight``'s to decide.
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Any, Self
+
+import numpy as np
 
 from acker_client.client import AckerClient
 from acker_client.registration import Watched
@@ -24,6 +27,7 @@ from acker_client.source.options import Options
 from acker_client.source.retry import PIECES, Group
 from acker_client.source.rim import FramePlan, Rim
 from acker_client.source.summary import Summary
+from acker_client.source.tracker import NO_RECORDS, Emitted, Records
 from acker_protocol.messages import Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")
@@ -32,6 +36,8 @@ log = logging.getLogger("acker_client.source")
 BROKEN_MAX = 64
 # How long one look for outcomes waits at the most.
 LOOK_S = 1.0
+# No replay is due.
+NO_GROUP = Group(0.0, -1, NO_RECORDS)
 
 
 class Run:
@@ -60,16 +66,18 @@ class Run:
     # -- from opening to closing
 
     def __enter__(self) -> Self:
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._close_input)
             self._open_input()
             self._client: AckerClient = self._rim.connect(self._spark)
+            undo.callback(self._client.close)
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
-        except BaseException:
-            self._close_input()
-            raise
-        self._booking = Booking(self._client, self._rim, self.options.deadline_s)
-        self._watching = self._rim.watch(self._client, self._booking.reopen)
-        self._partitions = self.options.partitions or self._rim.parallelism(self._spark)
+            undo.callback(self._client.close_source)
+            self._booking = Booking(self._client, self._rim, self.options.deadline_s)
+            self._watching = self._rim.watch(self._client, self._booking.reopen)
+            undo.callback(self._watching.stop)
+            self._partitions = self.options.partitions or self._rim.parallelism(self._spark)
+            self._exits = undo.pop_all()
         log.info("source %r: session %d, %s", self.options.name, self._session, self._input.describe())
         return self
 
@@ -77,10 +85,7 @@ class Run:
         try:
             self._commit()
         finally:
-            self._watching.stop()
-            self._client.close_source()
-            self._client.close()
-            self._close_input()
+            self._exits.close()
             self._ended_s = self._rim.clock()
             log.info("%s", self.summary())
 
@@ -107,29 +112,30 @@ class Run:
     def next_batch(self) -> Batch | None:
         """The next batch, opened and ready to be worked on; None when every record has its answer.
 
-        Due replays come before new records. Waits for the next replay when there is nothing else to do.
+        Due replays come before new records, which fill the batch up unless the replays have to be alone: a batch of a
+        few replays costs Spark as much as a full one. Waits for the next replay when there is nothing else to do.
         """
         while True:
             self._look(0.0)
             now = self._rim.clock()
-            group = self._flight.take(now, self.options.batch_records) or self._plan(now)
-            if group is not None:
-                return self._open_batch(group)
+            replays = self._flight.take(now, self.options.batch_records) or NO_GROUP
+            new = NO_RECORDS if replays.depth else self._plan(self.options.batch_records - len(replays.records))
+            if len(replays.records) or len(new):
+                return self._open_batch(replays, new)
             if self._flight.is_over and self._is_read:
                 return None
             self._wait(now)
 
-    def _plan(self, now: float) -> Group | None:
-        """New records, as many as may be uncommitted; None: there is no room for them, or none is left."""
+    def _plan(self, records_max: int) -> Records:
+        """New records, as many as may be uncommitted; none: there is no room for them, or none is left."""
         room = self.options.max_uncommitted - self._flight.tracker.open_records
-        if self._is_read or room < 1:
-            return None
-        records = self._input.plan(min(room, self.options.batch_records), self._partitions)
+        if self._is_read or min(room, records_max) < 1:
+            return NO_RECORDS
+        records = self._input.plan(min(room, records_max), self._partitions)
         self._is_read = not len(records)
-        if self._is_read:
-            return None
-        self._burial.note_first_emission(int(records[0]), self._rim.wall())
-        return Group(now, -1, records)
+        if not self._is_read:
+            self._burial.note_first_emission(int(records[0]), self._rim.wall())
+        return records
 
     def _wait(self, now: float) -> None:
         due_s = self._flight.schedule.next_due_s
@@ -139,22 +145,30 @@ class Run:
         else:
             self._rim.sleep(wait_s)
 
-    def _open_batch(self, group: Group) -> Batch:
-        slices = self._input.slices(group.records, self._partitions)
+    def _open_batch(self, group: Group, new: Records) -> Batch:
+        # What is new comes after all that was read before, so the whole is ascending.
+        records, replays = np.concatenate((group.records, new)), len(group.records)
+        slices = self._input.slices(records, self._partitions)
         self._number += 1
         first = self._flight.tracker.base + self._flight.tracker.emitted
-        self._booking.reserve(self._number, first, len(group.records))
-        is_replay = group.order >= 0
-        emitted = self._flight.emit(group.records, is_replay=is_replay)
+        self._booking.reserve(self._number, first, len(records))
+        generation = self._client.generation
+        emitted = self._flight.emit(records, replays=replays)
         try:
             plan = FramePlan(self.options.name, self._session, self._number, first, self._schema, slices)
             frame = self._rim.frame(self._spark, plan)
-            self.options.listener.on_emit(self._number, Seen(emitted.records, emitted.roots, self._input), is_replay)
+            self._tell_emitted(emitted, replays)
         except BaseException:
             self._booking.settle_once(self._number, Settlement.ABANDON)
             raise
-        log.debug("batch %d: %d records%s", self._number, len(emitted), " again" if is_replay else "")
-        return Batch(self._number, len(emitted), is_replay, frame.df, frame, emitted, group.depth)
+        log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
+        return Batch(self._number, len(emitted), replays, frame.df, frame, emitted, generation, group.depth)
+
+    def _tell_emitted(self, emitted: Emitted, replays: int) -> None:
+        for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
+            seen = Seen(emitted.records[part], emitted.roots[part], self._input)
+            if len(seen):
+                self.options.listener.on_emit(self._number, seen, is_replay)
 
     # -- the end of a batch
 
@@ -241,13 +255,21 @@ class Run:
         self._cursor = watched.cursor
         now = self._rim.clock()
         if watched.generation_changed:
-            log.warning("the server has lost its state: all %d pending roots are LOST", self._flight.tracker.pending)
-            if batch is not None:
-                batch.is_lost = True
-            self._land(batch, self._flight.lose(0, self._flight.tracker.emitted, "the server lost its state", now))
+            self._lose(watched.generation, batch, now)
         if len(watched.outcomes):
             is_broken = batch is not None and batch.is_broken
             self._land(batch, self._flight.apply(watched.outcomes, now, is_broken=is_broken))
+
+    def _lose(self, generation: int | None, batch: Batch | None, now: float) -> None:
+        """All that is pending is LOST, but for a batch that was opened after the loss, before it was heard of."""
+        stop = self._flight.tracker.emitted
+        if batch is not None and batch.generation == generation:
+            stop = batch.emitted.start
+        elif batch is not None:
+            batch.is_lost = True
+        landed = self._flight.lose(0, stop, "the server lost its state", now)
+        log.warning("the server has lost its state: %d pending roots are LOST", len(landed.fallen))
+        self._land(batch, landed)
 
     def _land(self, batch: Batch | None, landed: Landed) -> None:
         listener = self.options.listener

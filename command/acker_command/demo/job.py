@@ -40,7 +40,7 @@ ATTEMPTS = 4
 # only takes them from the workers: with these it needs half the CPU.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 BATCH_RECORDS_MAX = 150_000
-RETRY = Retry(max_retries=2, max_interruptions=10, initial_s=3.0, cap_s=3.0)
+RETRY = Retry(max_retries=2, max_interruptions=10, initial_s=1.0, cap_s=1.0)
 # Poison and unreadable lines are few; above this share something is wrong with the job, not with the lines.
 MAX_DEAD_SHARE = 0.2
 
@@ -75,7 +75,7 @@ class Stage:
 
     def process(self, batch: Batch) -> None:
         """One batch, and what goes wrong in it; replays run undisturbed, but for the records that raise."""
-        strike = None if batch.is_replay else self.schedule.deal(batch.records)
+        strike = self.schedule.deal(batch.records - batch.replays)
         self.watch.strike = strike
         with sabotage(self.server, self.armed, strike, self.view.strike):
             self.pipeline.run(batch, strike)
