@@ -6,9 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import ConfigError
-from acker_service.version import VERSION
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -225,6 +225,8 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, str]:
     while left:
         word, has_value, text = left.pop(0).partition("=")
         option = _BY_NAME.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
+        if not word.startswith("-"):
+            raise ConfigError(f"{word}: stands alone; `acker serve` takes options only, like --port {word}")
         if option is None:
             raise ConfigError(
                 f"{word}: no such option{_nearest(word, map(flag, _BY_NAME))}; `acker serve --help` has them all"
@@ -281,5 +283,5 @@ def _shown(option: dataclasses.Field[Any]) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; the nearest is {close[0]}" if close else ""

@@ -25,6 +25,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from acker_protocol.version import VERSION
 from acker_service import config, logs
 from acker_service.config import Config
 from acker_service.http import HttpDoor, Page, text
@@ -35,7 +36,6 @@ from acker_service.servicer import SERVICE, Servicer
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
 from acker_service.state_file import StateDir, StateError
-from acker_service.version import VERSION
 
 TICK_S = 0.05
 # A ticker that has not ticked for so long is stuck, and the server with it.

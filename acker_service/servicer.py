@@ -15,9 +15,9 @@ import grpc
 
 from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply
+from acker_protocol.version import VERSION
 from acker_service.logs import Log
 from acker_service.shared import OnEnd, SharedShard
-from acker_service.version import VERSION
 
 SERVICE = "acker.v1.Acker"
 

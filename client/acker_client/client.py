@@ -11,21 +11,19 @@ import logging
 import os
 import random as random_module
 import secrets
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
 import numpy.typing as npt
 
-from acker_client.accumulator import Accumulator
 from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
 from acker_client.connection import Connect, Connection
 from acker_client.courier import Call, Courier
 from acker_client.delivery import Delivery, ReportResult
-from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable, UnknownSource
+from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
+from acker_client.process import Process
 from acker_client.registration import Registration, Watched
 from acker_client.settings import Settings, addresses
 from acker_protocol.messages import (
@@ -48,6 +46,8 @@ from acker_protocol.messages import (
 log = logging.getLogger("acker_client")
 
 OFF = Limits()
+# What the wire can say: milliseconds in 32 bits.
+LEASE_MAX_S = 4_294_967
 SOURCE_LIMITS = Limits(message_timeout_ms=30_000)
 # A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
 _POLL_PAUSE_S = 0.05
@@ -82,7 +82,7 @@ class AckerClient:
         self._sleep = sleep
         # Forked processes share the state of the module's generator; the system's they do not.
         self._random = random or random_module.SystemRandom().random
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, Process] = {}
 
     # -- the plain API: buffered, folded per root, sent by flush
 
@@ -176,13 +176,16 @@ class AckerClient:
     ) -> int:
         """Open this client's source and return its session, a random number unless one is given.
 
-        The server drops the source's roots when it was not watched for ``lease_s``. ``limits`` are those of batch 0.
+        The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
+        where that is shorter. ``limits`` are those of batch 0.
         """
         process = self._process()
         if process.registration is not None:
             raise ValueError(f"source {process.registration.name!r} is open on this client: one client has one source")
         if not name:
             raise ValueError("name='': give the source a name; it stands in logs and metrics")
+        if not 0 < lease_s <= LEASE_MAX_S:
+            raise ValueError(f"lease_s={lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, limits, self._clock())
         self._renew(process, registration, process.courier.patience())
@@ -320,7 +323,7 @@ class AckerClient:
 
     # -- within
 
-    def _process(self) -> _Process:
+    def _process(self) -> Process:
         process = self._processes.get(os.getpid())
         if process is None:
             # Atomic, as two threads may come here at once; no lock, as a fork may leave one locked for ever.
@@ -329,17 +332,17 @@ class AckerClient:
             raise Closed("this client was closed: make another AckerClient")
         return process
 
-    def _new_process(self) -> _Process:
+    def _new_process(self) -> Process:
         connection = Connection(self.settings, self._connect or _grpc(self.settings))
-        return _Process(Courier(self.settings, connection, self._clock, self._sleep, self._random))
+        return Process(Courier(self.settings, connection, self._clock, self._sleep, self._random))
 
-    def _with_room(self) -> _Process:
+    def _with_room(self) -> Process:
         process = self._process()
         if process.buffered() >= self.settings.buffer_entries:
             self.flush()
         return process
 
-    def _send_oldest(self, process: _Process, patience: Patience) -> None:
+    def _send_oldest(self, process: Process, patience: Patience) -> None:
         delivery = process.unanswered[0]
         try:
             process.courier.deliver(delivery, patience, self._renewal(process, delivery))
@@ -354,10 +357,10 @@ class AckerClient:
         if process.counted(delivery.result).stale:
             raise _stale(delivery.identity)
 
-    def _renewal(self, process: _Process, delivery: Delivery | None = None) -> _Renewal:
+    def _renewal(self, process: Process, delivery: Delivery | None = None) -> _Renewal:
         return _Renewal(self, process, delivery)
 
-    def _renew(self, process: _Process, registration: Registration, patience: Patience) -> None:
+    def _renew(self, process: Process, registration: Registration, patience: Patience) -> None:
         while True:
             with process.lock:
                 request = registration.request(0.0, 1)
@@ -369,7 +372,7 @@ class AckerClient:
                 return
 
     def _poll(
-        self, process: _Process, registration: Registration, deadline: Deadline, max_outcomes: int
+        self, process: Process, registration: Registration, deadline: Deadline, max_outcomes: int
     ) -> Watched | None:
         with process.lock:
             request = registration.request(deadline.left_s, max_outcomes)
@@ -399,68 +402,6 @@ def of_process(settings: Settings) -> AckerClient:
     return client
 
 
-class _Process:
-    """What a client has in one process: its sending session, its buffer, its source and its channels."""
-
-    __slots__ = (
-        "accumulator",
-        "courier",
-        "is_closed",
-        "lock",
-        "registration",
-        "sending",
-        "sequence",
-        "session",
-        "source_session",
-        "totals",
-        "unanswered",
-    )
-
-    def __init__(self, courier: Courier) -> None:
-        self.courier = courier
-        self.lock = threading.Lock()
-        self.sending = threading.Lock()
-        self.session = secrets.randbits(64)
-        self.sequence = 0
-        self.accumulator = Accumulator()
-        self.unanswered: deque[Delivery] = deque()
-        self.registration: Registration | None = None
-        self.source_session = 0
-        self.totals = ReportResult()
-        self.is_closed = False
-
-    def source(self) -> Registration:
-        if self.registration is None:
-            raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
-        return self.registration
-
-    def buffered(self) -> int:
-        with self.lock:
-            return len(self.accumulator)
-
-    def seal(self) -> bool:
-        """Turn what is buffered into reports with identities; False when there is nothing."""
-        with self.lock:
-            drafts = self.accumulator.take()
-        for draft in drafts:
-            identity = Identity(self.session, self.sequence, sequenced=True)
-            self.sequence += 1
-            inits = None if draft.batch is None else InitScope(self.source_session, draft.batch)
-            self.unanswered.append(Delivery(identity, draft.entries, inits))
-        return bool(drafts)
-
-    def counted(self, result: ReportResult) -> ReportResult:
-        """Add to the totals."""
-        with self.lock:
-            self.totals += result
-        return result
-
-    def go_on_without(self, delivery: Delivery, error: AckerError) -> None:
-        """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
-        if not self.totals.unreported:
-            log.error('going on without reporting (on_unreachable="continue"): %s', error)
-
-
 class _Renewal:
     """Renews the client's own source when the server does not know it: nobody may be watching while a report waits.
 
@@ -469,7 +410,7 @@ class _Renewal:
 
     __slots__ = ("_client", "_delivery", "_process")
 
-    def __init__(self, client: AckerClient, process: _Process, delivery: Delivery | None) -> None:
+    def __init__(self, client: AckerClient, process: Process, delivery: Delivery | None) -> None:
         self._client = client
         self._process = process
         self._delivery = delivery

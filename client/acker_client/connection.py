@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from acker_client.backoff import Deadline
 from acker_client.errors import Closed, Rejected, Unavailable
 from acker_client.settings import Settings
-from acker_client.version import VERSION
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, Transport
 from acker_protocol.reports import MESSAGE_BYTES
+from acker_protocol.version import VERSION
 
 Connect = Callable[[str], Transport]
 

@@ -68,6 +68,10 @@ def addresses(servers: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _address(text: str) -> str:
+    if "/" in text:
+        raise ValueError(
+            f"servers: {text!r} is a URL; write host:port alone, like 'localhost:{DEFAULT_PORT}', with the port of gRPC"
+        )
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         return f"{text}:{DEFAULT_PORT}"

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from acker_client.backoff import Clock, Sleep
 from acker_client.errors import Rejected, Unavailable
-from acker_client.version import VERSION
 from acker_protocol import wire
 from acker_protocol.messages import (
     PROTOCOL_VERSION,
@@ -45,6 +44,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_protocol.version import VERSION
 
 if TYPE_CHECKING:
     from acker_service.shard import Shard

@@ -450,6 +450,12 @@ def test_a_process_has_one_client_for_the_same_settings() -> None:
     assert of_process(settings) is not first
 
 
+@pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])
+def test_a_lease_that_the_wire_cannot_say_is_refused_by_name(make: Callable[..., AckerClient], lease_s: float) -> None:
+    with pytest.raises(ValueError, match=r"lease_s=.*give seconds"):
+        make().open_source("orders", lease_s=lease_s)
+
+
 def test_without_an_address_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACKER_SERVERS", raising=False)
     with pytest.raises(ValueError, match="ACKER_SERVERS"):

@@ -25,7 +25,7 @@ def test_addresses_are_read_with_a_default_port(text: Any, found: tuple[str, ...
     assert addresses(text) == found
 
 
-@pytest.mark.parametrize("text", ["", " , ", "a:", ":1", "a:port", "a:0", "a:65536", "a:-1"])
+@pytest.mark.parametrize("text", ["", " , ", "a:", ":1", "a:port", "a:0", "a:65536", "a:-1", "http://a:1"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="localhost:7070"):
         addresses(text)

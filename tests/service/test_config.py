@@ -75,7 +75,8 @@ def test_not_a_number_is_in_no_range() -> None:
 def test_an_unknown_option_is_told_the_nearest() -> None:
     assert complaint(["--max-pendin", "3"]).startswith("--max-pendin: no such option; the nearest is --max-pending;")
     assert "the nearest is ACKER_STATE_DIR" in complaint([], {"ACKER_STATEDIR": "/x"})
-    assert "no such option" in complaint(["7070"])
+    assert complaint(["--frobnicate"]).startswith("--frobnicate: no such option; `acker serve --help`")
+    assert complaint(["7070"]) == "7070: stands alone; `acker serve` takes options only, like --port 7070"
 
 
 def test_a_flag_without_its_value_or_given_twice_is_an_error() -> None:

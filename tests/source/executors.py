@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from acker_client import AckerClient, Settings
+from acker_client.registration import Watched
 from acker_client.source import Batch, Files, Listener, Seen
 from acker_client.source.flight import Fallen
 from acker_client.source.rim import FramePlan, Rim
-from acker_client.source.watcher import Polling
+from acker_client.source.watcher import says_something
 from acker_client.testing import LocalServer, SimulatedTime
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
@@ -119,6 +120,25 @@ class Log(Listener):
 
     def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
         self.dead += dead.records.tolist()
+
+
+class Polling:
+    """Watches only when it is asked, in the caller's thread: as time is simulated."""
+
+    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
+        self._client = client
+        self._on_lost = on_lost
+        self._cursor = 0
+
+    def take(self, timeout_s: float) -> Watched | None:
+        watched = self._client.watch(timeout_s)
+        if watched.generation_changed:
+            self._on_lost()
+        says, self._cursor = says_something(watched, self._cursor), watched.cursor
+        return watched if says else None
+
+    def stop(self) -> None:
+        """Nothing runs."""
 
 
 class Cluster:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import DataFrame
 
 from acker_client import Verdict
 from acker_client.spark import operator, sink, where
-from acker_client.spark.executions import PartialRead
+from acker_client.spark.executions import FailedWrite, PartialRead
 
 
 @operator("word string", keep=["number"])
@@ -85,3 +89,35 @@ def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(trial: Any) -> N
         assert set(batch.settle().values()) == {Verdict.LOST}
 
     save(batch.df.transform(split))
+
+
+class Full(Exception):
+    """The disk is full."""
+
+
+def _swallowing(rows: DataFrame, place: Path) -> None:
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        raise Full
+
+    with suppress(PythonException):
+        rows.mapInArrow(fail, rows.schema).write.parquet(str(place))
+
+
+def test_a_sink_that_swallows_the_exception_of_its_own_write_fails_and_its_batch_is_lost(
+    trial: Any, tmp_path: Path
+) -> None:
+    batch = trial(["a b", "c d"])
+    with pytest.raises(FailedWrite, match="Full"):
+        sink(lambda rows: _swallowing(rows, tmp_path / "out"), name="save")(batch.df.transform(split))
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_a_sink_that_writes_again_after_a_failed_write_has_done_its_work(trial: Any, tmp_path: Path) -> None:
+    def save(rows: DataFrame) -> None:
+        _swallowing(rows, tmp_path / "out")
+        rows.write.mode("overwrite").parquet(str(tmp_path / "out"))
+
+    batch = trial(["a b", "c d"])
+    sink(save)(batch.df.transform(split))
+    assert set(batch.settle().values()) == {Verdict.ACKED}

@@ -81,29 +81,11 @@ class Watcher:
             return
         if watched.generation_changed:
             self._on_lost()
-        if _says_something(watched, self._cursor):
+        if says_something(watched, self._cursor):
             self._brought.put(watched)
         self._cursor = watched.cursor
 
 
-class Polling:
-    """Watches only when it is asked, in the caller's thread: for tests with simulated time."""
-
-    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
-        self._client = client
-        self._on_lost = on_lost
-        self._cursor = 0
-
-    def take(self, timeout_s: float) -> Watched | None:
-        watched = self._client.watch(timeout_s)
-        if watched.generation_changed:
-            self._on_lost()
-        says, self._cursor = _says_something(watched, self._cursor), watched.cursor
-        return watched if says else None
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
-def _says_something(watched: Watched, cursor: int) -> bool:
+def says_something(watched: Watched, cursor: int) -> bool:
+    """Whether a watch brought anything that the one before it, which ended at ``cursor``, had not."""
     return bool(len(watched.outcomes)) or watched.generation_changed or watched.cursor != cursor

@@ -1,8 +1,9 @@
 """Executions: what Spark really ran over the rows of a sink.
 
-Decides whether a sink read its rows in part only. A worker runs ahead of a ``limit``, ``take`` or ``show`` behind a
-sink's back and acks what nobody wrote, so a sink of which every execution is cut short has not done its work. Looks at
-executions in Spark's own store (which is there without the UI); it never looks at rows and sees no jobs of RDDs.
+Decides whether a sink that returned has done its work: whether an execution of its rows went through, whole. A worker
+runs ahead of a ``limit``, ``take`` or ``show`` behind a sink's back and acks what nobody wrote; and a sink may swallow
+the exception of its own write. Looks at executions in Spark's own store (which is there without the UI); it never looks
+at rows and sees no jobs of RDDs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ class PartialRead(Exception):
         )
 
 
+class FailedWrite(Exception):
+    """A sink returned, though nothing that Spark ran over its rows went through. The batch is replayed."""
+
+    def __init__(self, sink: str, why: str) -> None:
+        super().__init__(
+            f"sink {sink!r} returned, but nothing that Spark ran over its rows went through ({why}): its batch is"
+            " abandoned. Let the exception of a write leave the sink, or write again in it until a write goes through."
+        )
+
+
 class Executions:
     """The executions that begin after this object was made."""
 
@@ -54,8 +65,9 @@ class Executions:
                 return True
         return False
 
-    def refuse_partial(self, sink: str, rows: DataFrame) -> None:
-        """Raise :class:`PartialRead` when something ran over ``rows``, and all of it was cut short.
+    def refuse_undone(self, sink: str, rows: DataFrame) -> None:
+        """Raise when something ran over ``rows`` and nothing of it both went through and read them all:
+        :class:`FailedWrite` when an execution failed or still runs, :class:`PartialRead` when all were cut short.
 
         Nothing is said of rows that were read as an RDD too (``foreachPartition``): its jobs cannot be seen.
         """
@@ -64,9 +76,21 @@ class Executions:
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         function = str(rows._jdf.queryExecution().analyzed().functionExpr().name())
         began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
-        cuts = [cut for execution in began for cut in self._cuts_over(execution, function)]
-        if cuts and all(cuts):
-            raise PartialRead(sink, cuts[0])
+        ran = [(self._failure(execution), cut) for execution in began for cut in self._cuts_over(execution, function)]
+        if not ran or any(not failure and not cut for failure, cut in ran):
+            return
+        if failure := next((failure for failure, _ in ran if failure), ""):
+            raise FailedWrite(sink, failure)
+        raise PartialRead(sink, ran[0][1])
+
+    def _failure(self, execution: int) -> str:
+        """Why an execution did not go through, in one line; nothing ("") when it did."""
+        data: Any = self._store.execution(execution).get()
+        if data.completionTime().isEmpty():
+            return "it still runs"
+        error = data.errorMessage()
+        # Success is no message, or an empty one.
+        return _gist(str(error.get())) if error.isDefined() else ""
 
     def _newest_first(self) -> Iterator[int]:
         listed: Any = self._store.executionsList()
@@ -86,7 +110,14 @@ class Executions:
         """Whether nothing came out of ``node``: then a cut above it has cut nothing off."""
         values: Any = self._store.executionMetrics(execution)
         rows = [metric for metric in _each(node.metrics()) if metric.name() == "number of output rows"]
-        return any(values.getOrElse(metric.accumulatorId(), None) == "0" for metric in rows)
+        counts = [values.get(metric.accumulatorId()) for metric in rows]
+        return any(count.isDefined() and str(count.get()) == "0" for count in counts)
+
+
+def _gist(message: str) -> str:
+    """One line of Spark's error message: of a Python traceback its last, which names the exception; else the first."""
+    lines = [line.strip() for line in message.splitlines() if line.strip() and "SQLSTATE:" not in line]
+    return lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
 
 
 def _names_above(number: int, above: dict[int, int], nodes: dict[int, Any]) -> Iterator[str]:

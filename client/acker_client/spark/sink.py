@@ -2,7 +2,7 @@
 
 Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an
 exception of the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where
-all that it ran is cut short by a limit, a worker may have run ahead, and the sink has failed (``executions``).
+nothing that it ran went through whole, the sink has failed, whatever it returned (``executions``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sink(Generic[Args, Value]):
             record.sink_failed(self.name, frame, SinkRuns(f"sink {self.name!r} has not returned"))
         try:
             value = self.function(rows, *args, **kwargs)
-            executions.refuse_partial(self.name, rows)
+            executions.refuse_undone(self.name, rows)
         except BaseException as error:
             for record in records:
                 record.sink_failed(self.name, frame, error)

@@ -58,8 +58,8 @@ class Options:
     keep: Path | None = None
 
     def size_of(self, records: int) -> int:
-        """Records of a batch: by default as many as leave a batch for each strike."""
-        return self.batch_records or min(BATCH_RECORDS_MAX, max(1, records // (len(Strike) + 1)))
+        """Records of a batch: by default as many as leave a batch for each strike, with room for a few replays."""
+        return self.batch_records or min(BATCH_RECORDS_MAX, max(1, -(-records * 101 // (100 * (len(Strike) + 1)))))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Version: which acker this client is, as the handshake says it."""
+"""Version: of the distribution that a client or server came with, as the handshake says it."""
 
 from __future__ import annotations
 
