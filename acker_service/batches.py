@@ -92,17 +92,14 @@ class Indexes:
     """Who has which batch index. Index 0 is nobody's: entries without an init have it."""
 
     def __init__(self) -> None:
-        self._batches: list[Batch | None] = [None] * kernels.INDEXES
+        self._batches: dict[int, Batch] = {}
         self._free = list(range(kernels.INDEXES - 1, 0, -1))
 
     def __getitem__(self, index: int) -> Batch:
-        batch = self._batches[index]
-        if batch is None:
-            raise LookupError(f"batch index {index} is nobody's")
-        return batch
+        return self._batches[index]
 
     def __iter__(self) -> Iterator[Batch]:
-        return (batch for batch in self._batches if batch is not None)
+        return iter(list(self._batches.values()))
 
     @property
     def is_full(self) -> bool:
@@ -113,16 +110,16 @@ class Indexes:
 
     def claim(self, batch: Batch) -> None:
         """A batch comes with an index that it took, or had before a restart. Raises ValueError if another has it."""
-        if not 0 < batch.index < kernels.INDEXES or self._batches[batch.index] is not None:
+        if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
             raise ValueError("two batches in it have one index")
         self._batches[batch.index] = batch
 
     def settle_free(self) -> None:
         """After claims: what nobody has is free."""
-        self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if self._batches[index] is None]
+        self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
 
     def release(self, batch: Batch) -> None:
-        self._batches[batch.index] = None
+        del self._batches[batch.index]
         self._free.append(batch.index)
 
 

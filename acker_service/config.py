@@ -141,7 +141,7 @@ class Config:
         2,
         _whole,
         "a whole number",
-        "Threads that take reports; other calls have threads of their own.",
+        "Threads that take reports, off the wire too; raise it where senders sit behind slow links.",
         low=1,
         high=1024,
     )

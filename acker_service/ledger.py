@@ -234,7 +234,8 @@ class Ledger:
         peaks = self._directory[:, PEAK]
         # A sub-table that fills again and again does not shrink in between.
         peaks += (self._directory[:, COUNT] - peaks) // PEAK_TICKS
-        idle = peaks < LOAD_MIN * self._directory[:, CAPACITY] - 2
+        capacities = self._directory[:, CAPACITY]
+        idle = (peaks < LOAD_MIN * capacities - 2) & (capacities > CAPACITY_MIN)
         if idle.any():
             self._resize(np.flatnonzero(idle))
         self._grow()

@@ -48,7 +48,7 @@ class Servicer:
         sequence_window: int,
         values: Callable[[], dict[str, float]],
         observe: Observe,
-        workers: int = 1,
+        workers: int,
     ) -> None:
         self._shared = shared
         self._incarnation = incarnation

@@ -24,7 +24,7 @@ from acker_client.courier import Call, Courier
 from acker_client.delivery import Delivery, ReportResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.process import Process
-from acker_client.registration import Registration, Watched
+from acker_client.registration import LEASE_MAX_S, Registration, Watched
 from acker_client.settings import Settings, addresses
 from acker_protocol.messages import (
     Entries,
@@ -46,8 +46,6 @@ from acker_protocol.messages import (
 log = logging.getLogger("acker_client")
 
 OFF = Limits()
-# What the wire can say: milliseconds in 32 bits.
-LEASE_MAX_S = 4_294_967
 SOURCE_LIMITS = Limits(message_timeout_ms=30_000)
 # A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
 _POLL_PAUSE_S = 0.05
@@ -206,18 +204,27 @@ class AckerClient:
         except AckerError as error:
             log.info("source %r is left to its lease: %s", registration.name, error)
 
-    def open_batch(self, number: int, first: int, up_to: int, *, held: bool = True, limits: Limits = OFF) -> None:
+    def open_batch(
+        self,
+        number: int,
+        first: int,
+        up_to: int,
+        *,
+        held: bool = True,
+        limits: Limits = OFF,
+        budget_s: float | None = None,
+    ) -> None:
         """Reserve room for ``up_to`` roots; number i of the batch has root id ``mix64(first + i)``.
 
-        Waits while the server is overloaded, within the budget: this is the backpressure. Raises ``Overloaded`` after
-        it.
+        Waits while the server is overloaded, within ``budget_s`` (None: that of the settings): this is the
+        backpressure. Raises ``Overloaded`` after it.
         """
         process = self._process()
         request = OpenBatch(process.source().session, number, first, up_to, held, limits)
         process.courier.accepted(
             lambda transport, timeout_s: transport.open_batch(request, timeout_s),
             f"open batch {number}",
-            process.courier.patience(),
+            process.courier.patience(budget_s),
             self._renewal(process),
         )
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 
+# What the wire can say: milliseconds in 32 bits.
+LEASE_MAX_S = 4_294_967
+
 
 @dataclass(frozen=True, slots=True)
 class Watched:

@@ -269,7 +269,13 @@ def test_a_hundred_thousand_random_messages_at_a_handler_are_refused_or_answered
     shard = Shard(incarnation=1, generation=2, max_pending=100_000)
     shared = SharedShard(shard, clock=time.monotonic, max_watches=1, linger_s=0.0)
     servicer = Servicer(
-        shared, incarnation=1, max_message_bytes=1 << 20, sequence_window=64, values=dict, observe=lambda *_: None
+        shared,
+        incarnation=1,
+        max_message_bytes=1 << 20,
+        sequence_window=64,
+        values=dict,
+        observe=lambda *_: None,
+        workers=1,
     )
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000))

@@ -96,6 +96,18 @@ def test_a_ledger_shrinks_after_a_burst() -> None:
     assert ledger.table_bytes <= 2 * empty_bytes
 
 
+@pytest.mark.parametrize("pending", [0, 3, 500, 20_000])
+def test_a_ledger_to_which_nothing_happens_comes_to_rest(pending: int) -> None:
+    ledger = Ledger(1 << 30)
+    roots = roots_of(mix64_column(np.arange(1, pending + 1, dtype=np.uint64)))
+    init(ledger, roots, np.ones(len(roots), np.uint64))
+    for _ in range(20):
+        ledger.fit()
+    tables = list(ledger._tables)
+    ledger.fit()
+    assert all(now is before for now, before in zip(ledger._tables, tables, strict=True))
+
+
 def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> None:
     ledger, again = Ledger(1 << 30), Ledger(1 << 30)
     roots = roots_of(mix64_column(np.arange(1, 100_001, dtype=np.uint64)))

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -392,3 +393,11 @@ def test_a_failed_start_lets_the_state_directory_go(server: Server, start_server
     with pytest.raises(StartError):
         start_server(port=int(server.address.rpartition(":")[2]), state_dir=str(tmp_path))
     start_server(state_dir=str(tmp_path))
+
+
+def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) -> None:
+    server, before = start_server(workers=1), set(threading.enumerate())
+    with Caller(server.address) as caller:
+        ack_a_tree(caller, 1)
+    names = [thread.name for thread in set(threading.enumerate()) - before]
+    assert names.count("acker-apply_0") == 1

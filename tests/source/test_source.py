@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
+from acker_client.registration import Watched
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
-from tests.source.executors import Cluster, Log, breaking, failing, save_all
+from tests.source.executors import Cluster, Log, Polling, breaking, failing, save_all
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
 QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
@@ -348,6 +349,62 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, rim=rim)
     assert source.run(None, save_all).replayed == 0
     assert (source.summary().acked, source.summary().lost) == (20, 0)
+
+
+def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
+    class Late(AckerClient):
+        batches = 0
+
+        def open_batch(self, number: int, *args: Any, **options: Any) -> None:
+            if number == 2 and Late.batches == 1:
+                cluster.server.start(with_state=False)
+            Late.batches = max(Late.batches, number)
+            super().open_batch(number, *args, **options)
+
+    class Slow(Polling):
+        """Brings what it learns one look later."""
+
+        held: Watched | None = None
+
+        def take(self, timeout_s: float) -> Watched | None:
+            if self.held is not None:
+                brought, self.held = self.held, None
+                return brought
+            brought = super().take(timeout_s)
+            if brought is None or not brought.generation_changed:
+                return brought
+            self.held = brought
+            return None
+
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(Late), watch=Slow)
+    source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, rim=rim)
+    assert source.run(None, save_all).replayed == 0
+    assert (source.summary().acked, source.summary().lost) == (20, 0)
+
+
+def test_a_source_that_cannot_open_leaves_nothing_behind(cluster: Cluster) -> None:
+    stopped: list[bool] = []
+    clients: list[AckerClient] = []
+
+    class Stopping(Polling):
+        def stop(self) -> None:
+            stopped.append(True)
+
+    def connect(spark: Any) -> AckerClient:
+        clients.append(cluster.client())
+        return clients[-1]
+
+    def parallelism(spark: Any) -> int:
+        raise RuntimeError("no executors")
+
+    cluster.write("a.txt", "one")
+    checkpoint = cluster.folder / "c"
+    rim = replace(cluster.rim(), connect=connect, watch=Stopping, parallelism=parallelism)
+    with pytest.raises(RuntimeError, match="no executors"):
+        Files(f"{cluster.folder}/a.txt", name="lines", checkpoint=checkpoint, rim=rim).run(None, save_all)
+    assert (stopped, clients[0].is_closed, cluster.server.shard.stats.sources) == ([True], True, 0)
+    assert cluster.source(checkpoint=checkpoint).run(None, save_all).acked == 1
 
 
 def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import PythonException
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql import DataFrame
 
 from acker_client import Verdict
@@ -121,3 +121,45 @@ def test_a_sink_that_writes_again_after_a_failed_write_has_done_its_work(trial: 
     batch = trial(["a b", "c d"])
     sink(save)(batch.df.transform(split))
     assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+def test_a_look_at_some_rows_does_not_make_up_for_a_write_that_never_began(trial: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+
+    def save(rows: DataFrame) -> None:
+        rows.show()
+        with suppress(AnalysisException):
+            rows.write.parquet(str(tmp_path / "out"))
+
+    batch = trial(["a b", "c d"])
+    with pytest.raises((FailedWrite, PartialRead)):
+        sink(save)(batch.df.transform(split))
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_a_count_before_a_failed_write_does_not_make_up_for_it(trial: Any, tmp_path: Path) -> None:
+    def save(rows: DataFrame) -> None:
+        assert rows.count() == 4
+        _swallowing(rows, tmp_path / "out")
+
+    batch = trial(["a b", "c d"])
+    with pytest.raises(FailedWrite):
+        sink(save)(batch.df.transform(split))
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_a_failed_write_is_found_also_where_only_tasks_without_rows_went_through(trial: Any, tmp_path: Path) -> None:
+    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                raise Full
+            yield batch
+
+    def save(rows: DataFrame) -> None:
+        with suppress(PythonException):
+            rows.mapInArrow(fail, rows.schema).write.parquet(str(tmp_path / "out"))
+
+    batch = trial(["a b", "c d", "", ""])
+    with pytest.raises(FailedWrite):
+        sink(save)(batch.df.transform(where("text <> ''")).transform(split))
+    assert set(batch.settle().values()) == {Verdict.LOST}

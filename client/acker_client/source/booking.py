@@ -20,6 +20,8 @@ from acker_protocol.messages import Settlement, SettleReply
 log = logging.getLogger("acker_client.source")
 
 PAUSE_S = 1.0
+# How long one attempt to open a batch again may take: the watcher has the lease to renew meanwhile.
+REOPEN_S = 3.0
 # A server that has been silent for so long is not asked to settle a batch whose loop was left.
 SILENT_S = 10.0
 
@@ -61,7 +63,7 @@ class Booking:
             if self._open is None:
                 return
             try:
-                self._client.open_batch(*self._open)
+                self._client.open_batch(*self._open, budget_s=REOPEN_S)
             except AckerError as error:
                 log.warning("batch %d could not be opened again: %s", self._open[0], error)
 

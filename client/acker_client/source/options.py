@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from acker_client.registration import LEASE_MAX_S
 from acker_client.source.listener import Listener
 from acker_client.source.retry import Retry
 
@@ -46,10 +47,10 @@ class Options:
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
                 f" would fit"
             )
-        for option in ("deadline_s", "lease_s"):
-            seconds = getattr(self, option)
-            if not 0 < seconds < float("inf"):
-                raise ValueError(f"{option}={seconds}: give seconds, above 0")
+        if not 0 < self.deadline_s < float("inf"):
+            raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")
+        if not 0 < self.lease_s <= LEASE_MAX_S:
+            raise ValueError(f"lease_s={self.lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
         self._check_paths()
 
     @property

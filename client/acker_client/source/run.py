@@ -57,6 +57,8 @@ class Run:
         self._saved: Progress | None = None
         self._started_s = rim.clock()
         self._ended_s: float | None = None
+        # Cursors count the outcomes of one generation.
+        self._generation: int | None = None
         self._cursor = 0
         self._number = 0
         self._broken_in_a_row = 0
@@ -73,6 +75,7 @@ class Run:
             undo.callback(self._client.close)
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
             undo.callback(self._client.close_source)
+            self._generation = self._client.generation
             self._booking = Booking(self._client, self._rim, self.options.deadline_s)
             self._watching = self._rim.watch(self._client, self._booking.reopen)
             undo.callback(self._watching.stop)
@@ -210,8 +213,11 @@ class Run:
     def _drain(self, batch: Batch, cursor: int) -> None:
         """Take outcomes until the server's cursor is reached, or the source's deadline."""
         deadline_s = self._rim.clock() + self.options.deadline_s
-        while self._cursor < cursor and not batch.is_lost and self._rim.clock() < deadline_s:
+        while not self._has_heard(batch, cursor) and not batch.is_lost and self._rim.clock() < deadline_s:
             self._look(LOOK_S, batch)
+
+    def _has_heard(self, batch: Batch, cursor: int) -> bool:
+        return self._generation == batch.generation and self._cursor >= cursor
 
     def _check_count(self, batch: Batch, reply: SettleReply) -> None:
         told = batch.records - self._flight.tracker.pending_between(batch.emitted.start, batch.emitted.stop)
@@ -252,7 +258,7 @@ class Run:
         return batch is not None and batch.is_lost
 
     def _hear(self, watched: Watched, batch: Batch | None) -> None:
-        self._cursor = watched.cursor
+        self._generation, self._cursor = watched.generation, watched.cursor
         now = self._rim.clock()
         if watched.generation_changed:
             self._lose(watched.generation, batch, now)

@@ -9,6 +9,7 @@ at rows and sees no jobs of RDDs.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -22,6 +23,10 @@ LOOK_BACK = 50
 
 # Spark's own patience with its listeners is 10 s; a driver that writes a large event log can be further behind.
 BUS_WAIT_MS = 300_000
+
+# How long an execution that has returned may take to be known as ended.
+END_WAIT_S = 10.0
+END_LOOK_S = 0.02
 
 
 class PartialRead(Exception):
@@ -66,9 +71,10 @@ class Executions:
         return False
 
     def refuse_undone(self, sink: str, rows: DataFrame) -> None:
-        """Raise when something ran over ``rows`` and nothing of it both went through and read them all:
-        :class:`FailedWrite` when an execution failed or still runs, :class:`PartialRead` when all were cut short.
+        """Raise :class:`FailedWrite` when the last execution that was not cut short did not go through, and
+        :class:`PartialRead` when something ran over ``rows`` and all of it was cut short.
 
+        The last one decides: a write that failed may have been made good, and a count before it makes up for nothing.
         Nothing is said of rows that were read as an RDD too (``foreachPartition``): its jobs cannot be seen.
         """
         if "rdd" in vars(rows):
@@ -76,34 +82,50 @@ class Executions:
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         function = str(rows._jdf.queryExecution().analyzed().functionExpr().name())
         began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
-        ran = [(self._failure(execution), cut) for execution in began for cut in self._cuts_over(execution, function)]
-        if not ran or any(not failure and not cut for failure, cut in ran):
-            return
-        if failure := next((failure for failure, _ in ran if failure), ""):
-            raise FailedWrite(sink, failure)
-        raise PartialRead(sink, ran[0][1])
+        cuts: list[str] = []
+        for execution in began:
+            failure = self._failure(execution)
+            over = list(self._cuts_over(execution, function, is_whole=not failure))
+            if failure and over:
+                raise FailedWrite(sink, failure)
+            if not all(over):
+                return
+            cuts += over
+        if cuts:
+            raise PartialRead(sink, cuts[0])
 
     def _failure(self, execution: int) -> str:
         """Why an execution did not go through, in one line; nothing ("") when it did."""
-        data: Any = self._store.execution(execution).get()
+        data = self._ended(execution)
         if data.completionTime().isEmpty():
             return "it still runs"
         error = data.errorMessage()
         # Success is no message, or an empty one.
-        return _gist(str(error.get())) if error.isDefined() else ""
+        message = str(error.get()).strip() if error.isDefined() else ""
+        return message and _gist(message)
+
+    def _ended(self, execution: int) -> Any:
+        """What the store knows of an execution. It writes an end down from a thread of its own, after a moment."""
+        until = time.monotonic() + END_WAIT_S
+        while True:
+            data: Any = self._store.execution(execution).get()
+            if not data.completionTime().isEmpty() or time.monotonic() > until:
+                return data
+            time.sleep(END_LOOK_S)
 
     def _newest_first(self) -> Iterator[int]:
         listed: Any = self._store.executionsList()
         for index in reversed(range(listed.size())):
             yield int(listed.apply(index).executionId())
 
-    def _cuts_over(self, execution: int, function: str) -> Iterator[str]:
-        """For each place of ``function`` in the plan of ``execution``: the cut above it, or nothing ("")."""
+    def _cuts_over(self, execution: int, function: str, *, is_whole: bool) -> Iterator[str]:
+        """For each place of ``function`` in the plan of ``execution``: the cut above it, or nothing (""). A place that
+        gave no rows is left out when the execution ``is_whole``: a failed one does not count what failed tasks gave."""
         graph: Any = self._store.planGraph(execution)
         nodes = {node.id(): node for node in _each(graph.allNodes())}
         above = {edge.fromId(): edge.toId() for edge in _each(graph.edges())}
         for number, node in nodes.items():
-            if function in node.desc() and not self._is_empty(execution, node):
+            if function in node.desc() and not (is_whole and self._is_empty(execution, node)):
                 yield next((name for name in _names_above(number, above, nodes) if name in CUTS), "")
 
     def _is_empty(self, execution: int, node: Any) -> bool:
@@ -116,8 +138,8 @@ class Executions:
 
 def _gist(message: str) -> str:
     """One line of Spark's error message: of a Python traceback its last, which names the exception; else the first."""
-    lines = [line.strip() for line in message.splitlines() if line.strip() and "SQLSTATE:" not in line]
-    return lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
+    lines = [line.strip() for line in message.splitlines() if not line.strip().startswith("SQLSTATE:")]
+    return lines[-1 if "Traceback" in lines[0] else 0] if lines else message
 
 
 def _names_above(number: int, above: dict[int, int], nodes: dict[int, Any]) -> Iterator[str]:

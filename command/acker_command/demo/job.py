@@ -74,7 +74,7 @@ class Stage:
     view: Progress
 
     def process(self, batch: Batch) -> None:
-        """One batch, and what goes wrong in it; replays run undisturbed, but for the records that raise."""
+        """One batch, and what goes wrong in it; a batch of replays runs undisturbed, but for the records that raise."""
         strike = self.schedule.deal(batch.records - batch.replays)
         self.watch.strike = strike
         with sabotage(self.server, self.armed, strike, self.view.strike):
