@@ -18,6 +18,8 @@ HERE = Path(__file__).parent
 LOCAL_DIR = Path(tempfile.gettempdir(), f"acker-spark-{os.getpid()}")
 
 CONF = {
+    # Many small jobs: compiling them well costs more than it gives back.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.local.dir": str(LOCAL_DIR),
     "spark.sql.shuffle.partitions": "3",
     "spark.sql.warehouse.dir": str(LOCAL_DIR / "warehouse"),
