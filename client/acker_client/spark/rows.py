@@ -114,7 +114,7 @@ class RowWriter:
         """
         kinds = set(map(type, children))
         if self._width == 1 and not any(issubclass(kind, (tuple, dict)) for kind in kinds):
-            return [self._column(0, children)]
+            return [self._column(0, children, kinds)]
         if not kinds <= {tuple} or not set(map(len, children)) <= {self._width}:
             children = self.tuples(children)
         return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
@@ -132,13 +132,16 @@ class RowWriter:
                 except Exception as error:
                     raise self._mismatch(index, value, error) from None
 
-    def _column(self, index: int, values: list[Any]) -> Any:
+    def _column(self, index: int, values: list[Any], kinds: set[type] | None = None) -> Any:
+        """``kinds``: the types of ``values``, where they are known already."""
         field, convert = self._schema.fields[index], self._converters[index]
-        if not field.nullable and any(value is None for value in values):
+        kinds = kinds or set(map(type, values))
+        if not field.nullable and type(None) in kinds:
             raise Mismatch(f"field {field.name!r} is declared not null, got None")
         if convert is not None:
             values = [convert(value) for value in values]
-        if not all(_is_taken(kind, field.dataType) for kind in set(map(type, values))):
+            kinds = set(map(type, values))
+        if not all(_is_taken(kind, field.dataType) for kind in kinds):
             raise TypeError(f"field {field.name!r}")
         return pa.array(values, self._types[index])
 
