@@ -99,7 +99,7 @@ class Indexes:
         return self._batches[index]
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(list(self._batches.values()))
+        return iter(self._batches.values())
 
     @property
     def is_full(self) -> bool:

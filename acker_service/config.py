@@ -224,9 +224,9 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, str]:
     left = list(arguments)
     while left:
         word, has_value, text = left.pop(0).partition("=")
-        option = _BY_NAME.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
         if not word.startswith("-"):
             raise ConfigError(f"{word}: stands alone; `acker serve` takes options only, like --port 7070")
+        option = _BY_NAME.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
         if option is None:
             raise ConfigError(
                 f"{word}: no such option{_nearest(word, map(flag, _BY_NAME))}; `acker serve --help` has them all"

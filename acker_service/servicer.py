@@ -108,9 +108,10 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What a gRPC server takes."""
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._answering(name, call)) for name, call in self.calls.items()
-        }
+        answers = {name: self._answering(name, call) for name, call in self.calls.items()}
+        # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
+        answers["Apply"].experimental_thread_pool = self._workers  # type: ignore[attr-defined]
+        handlers = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()}
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answering(self, name: str, call: _Call) -> Callable[[bytes, grpc.ServicerContext], bytes]:
@@ -130,9 +131,6 @@ class Servicer:
                 context.abort(refused.code, str(refused))
             return reply
 
-        if name == "Apply":
-            # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
-            answer.experimental_thread_pool = self._workers  # type: ignore[attr-defined]
         return answer
 
 

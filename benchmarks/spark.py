@@ -264,13 +264,13 @@ def trivial_jobs(bench: Bench) -> dict[str, Job]:
     }
 
 
-def measure(jobs: dict[str, Job], rounds: int, warm_up: int) -> dict[str, float]:
+def measure(jobs: dict[str, Job], size: Size) -> dict[str, float]:
     """Median seconds of each job. The jobs take turns, so that what slows the machine slows them all."""
     for job in jobs.values():
-        for _ in range(warm_up):
+        for _ in range(size.warm_up):
             job()
     taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds):
+    for _ in range(size.rounds):
         for name, job in jobs.items():
             begun = time.perf_counter()
             job()
@@ -307,10 +307,9 @@ def run(size: Size) -> dict[str, Any]:
         with serving(Path(folder)) as address:
             bench = Bench(spark, address, Path(folder), size)
             words = {
-                kind: words_figures(measure(words_jobs(bench, kind), size.rounds, size.warm_up), size.lines)
-                for kind in ("arrow", "rows")
+                kind: words_figures(measure(words_jobs(bench, kind), size), size.lines) for kind in ("arrow", "rows")
             }
-            trivial = trivial_figures(measure(trivial_jobs(bench), size.rounds, size.warm_up), size.numbers)
+            trivial = trivial_figures(measure(trivial_jobs(bench), size), size.numbers)
             bench.client.close()
         spark.stop()
     return {"words": words, "trivial": trivial, "size": {"lines": size.lines, "numbers": size.numbers}}

@@ -24,7 +24,7 @@ from acker_client.courier import Call, Courier
 from acker_client.delivery import Delivery, ReportResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.process import Process
-from acker_client.registration import LEASE_MAX_S, Registration, Watched
+from acker_client.registration import Registration, Watched, check_lease
 from acker_client.settings import Settings, addresses
 from acker_protocol.messages import (
     Entries,
@@ -182,8 +182,7 @@ class AckerClient:
             raise ValueError(f"source {process.registration.name!r} is open on this client: one client has one source")
         if not name:
             raise ValueError("name='': give the source a name; it stands in logs and metrics")
-        if not 0 < lease_s <= LEASE_MAX_S:
-            raise ValueError(f"lease_s={lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+        check_lease(lease_s)
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, limits, self._clock())
         self._renew(process, registration, process.courier.patience())

@@ -13,6 +13,12 @@ from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 LEASE_MAX_S = 4_294_967
 
 
+def check_lease(lease_s: float) -> None:
+    """Raise ValueError for a lease that the wire cannot say."""
+    if not 0 < lease_s <= LEASE_MAX_S:
+        raise ValueError(f"lease_s={lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+
+
 @dataclass(frozen=True, slots=True)
 class Watched:
     """What one watch brought.

@@ -332,35 +332,31 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_with
     assert sorted(log.acked) == list(range(20))
 
 
-def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_the_late_news(
-    cluster: Cluster,
-) -> None:
+def losing(cluster: Cluster) -> type[AckerClient]:
+    """A client whose server loses its state just before the second batch is opened."""
     asked: list[int] = []
 
-    class Late(AckerClient):
+    class Losing(AckerClient):
         def open_batch(self, number: int, *args: Any, **options: Any) -> None:
             asked.append(number)
             if asked == [1, 2]:
                 cluster.server.start(with_state=False)
             super().open_batch(number, *args, **options)
 
+    return Losing
+
+
+def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_the_late_news(
+    cluster: Cluster,
+) -> None:
     cluster.write("a.txt", *(str(k) for k in range(20)))
-    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(Late))
+    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(losing(cluster)))
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, rim=rim)
     assert source.run(None, save_all).replayed == 0
     assert (source.summary().acked, source.summary().lost) == (20, 0)
 
 
 def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
-    class Late(AckerClient):
-        batches = 0
-
-        def open_batch(self, number: int, *args: Any, **options: Any) -> None:
-            if number == 2 and Late.batches == 1:
-                cluster.server.start(with_state=False)
-            Late.batches = max(Late.batches, number)
-            super().open_batch(number, *args, **options)
-
     class Slow(Polling):
         """Brings what it learns one look later."""
 
@@ -377,7 +373,7 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
             return None
 
     cluster.write("a.txt", *(str(k) for k in range(20)))
-    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(Late), watch=Slow)
+    rim = replace(cluster.rim(), connect=lambda spark: cluster.client(losing(cluster)), watch=Slow)
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, rim=rim)
     assert source.run(None, save_all).replayed == 0
     assert (source.summary().acked, source.summary().lost) == (20, 0)

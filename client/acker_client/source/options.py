@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from acker_client.registration import LEASE_MAX_S
+from acker_client.registration import check_lease
 from acker_client.source.listener import Listener
 from acker_client.source.retry import Retry
 
@@ -49,8 +49,7 @@ class Options:
             )
         if not 0 < self.deadline_s < float("inf"):
             raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")
-        if not 0 < self.lease_s <= LEASE_MAX_S:
-            raise ValueError(f"lease_s={self.lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+        check_lease(self.lease_s)
         self._check_paths()
 
     @property

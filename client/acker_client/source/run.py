@@ -131,10 +131,10 @@ class Run:
 
     def _plan(self, records_max: int) -> Records:
         """New records, as many as may be uncommitted; none: there is no room for them, or none is left."""
-        room = self.options.max_uncommitted - self._flight.tracker.open_records
-        if self._is_read or min(room, records_max) < 1:
+        room = min(records_max, self.options.max_uncommitted - self._flight.tracker.open_records)
+        if self._is_read or room < 1:
             return NO_RECORDS
-        records = self._input.plan(min(room, records_max), self._partitions)
+        records = self._input.plan(room, self._partitions)
         self._is_read = not len(records)
         if not self._is_read:
             self._burial.note_first_emission(int(records[0]), self._rim.wall())

@@ -1,9 +1,9 @@
 """Executions: what Spark really ran over the rows of a sink.
 
-Decides whether a sink that returned has done its work: whether an execution of its rows went through, whole. A worker
-runs ahead of a ``limit``, ``take`` or ``show`` behind a sink's back and acks what nobody wrote; and a sink may swallow
-the exception of its own write. Looks at executions in Spark's own store (which is there without the UI); it never looks
-at rows and sees no jobs of RDDs.
+Decides whether a sink that returned has done its work: whether the last whole execution of its rows went through. A
+worker runs ahead of a ``limit``, ``take`` or ``show`` behind a sink's back and acks what nobody wrote; and a sink may
+swallow the exception of its own write. Looks at executions in Spark's own store (which is there without the UI); it
+never looks at rows and sees no jobs of RDDs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class PartialRead(Exception):
 
 
 class FailedWrite(Exception):
-    """A sink returned, though nothing that Spark ran over its rows went through. The batch is replayed."""
+    """A sink returned, though the last that Spark ran over its rows did not go through. The batch is replayed."""
 
     def __init__(self, sink: str, why: str) -> None:
         super().__init__(
-            f"sink {sink!r} returned, but nothing that Spark ran over its rows went through ({why}): its batch is"
-            " abandoned. Let the exception of a write leave the sink, or write again in it until a write goes through."
+            f"sink {sink!r} returned, but the last that Spark ran over its rows did not go through ({why}): its batch"
+            " is abandoned. Let the exception of a write leave the sink, or write again in it until a write goes"
+            " through."
         )
 
 
@@ -84,10 +85,11 @@ class Executions:
         began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
         cuts: list[str] = []
         for execution in began:
-            failure = self._failure(execution)
-            over = list(self._cuts_over(execution, function, is_whole=not failure))
-            if failure and over:
+            places = list(self._places(execution, function))
+            if places and (failure := self._failure(execution)):
                 raise FailedWrite(sink, failure)
+            # Asked of what went through only: what failed tasks gave is not counted.
+            over = [cut for node, cut in places if not self._is_empty(execution, node)]
             if not all(over):
                 return
             cuts += over
@@ -118,15 +120,14 @@ class Executions:
         for index in reversed(range(listed.size())):
             yield int(listed.apply(index).executionId())
 
-    def _cuts_over(self, execution: int, function: str, *, is_whole: bool) -> Iterator[str]:
-        """For each place of ``function`` in the plan of ``execution``: the cut above it, or nothing (""). A place that
-        gave no rows is left out when the execution ``is_whole``: a failed one does not count what failed tasks gave."""
+    def _places(self, execution: int, function: str) -> Iterator[tuple[Any, str]]:
+        """Each node of the plan of ``execution`` that is ``function``, and the cut above it, or nothing ("")."""
         graph: Any = self._store.planGraph(execution)
         nodes = {node.id(): node for node in _each(graph.allNodes())}
         above = {edge.fromId(): edge.toId() for edge in _each(graph.edges())}
         for number, node in nodes.items():
-            if function in node.desc() and not (is_whole and self._is_empty(execution, node)):
-                yield next((name for name in _names_above(number, above, nodes) if name in CUTS), "")
+            if function in node.desc():
+                yield node, next((name for name in _names_above(number, above, nodes) if name in CUTS), "")
 
     def _is_empty(self, execution: int, node: Any) -> bool:
         """Whether nothing came out of ``node``: then a cut above it has cut nothing off."""

@@ -2,7 +2,7 @@
 
 Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an
 exception of the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where
-nothing that it ran went through whole, the sink has failed, whatever it returned (``executions``).
+its last whole execution failed, or all were cut short, the sink has failed, whatever it returned (``executions``).
 """
 
 from __future__ import annotations
