@@ -25,7 +25,8 @@ NO_MAP: Column = np.empty(0, np.uint64)
 @dataclass(eq=False, slots=True)
 class Batch:
     """One batch of one source; number 0 is the open stream. ``seen`` and ``covered``: uint64 maps of its numbers, those
-    initialised and those that a read task has covered; one bit each a root."""
+    initialised and those that a read task has covered; one bit each a root. ``idle``: when nothing of it was seen
+    pending last."""
 
     session: int
     number: int
@@ -39,6 +40,7 @@ class Batch:
     inits: int = 0
     seen: Column = field(default_factory=lambda: NO_MAP)
     covered: Column = field(default_factory=lambda: NO_MAP)
+    idle: float = 0.0
 
     @classmethod
     def of(cls, request: OpenBatch, index: int, now: float) -> Batch:
@@ -54,6 +56,7 @@ class Batch:
             request.limits,
             seen=np.zeros(words, np.uint64),
             covered=np.zeros(words, np.uint64),
+            idle=now,
         )
 
     @property

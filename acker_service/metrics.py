@@ -1,6 +1,7 @@
 """Metrics: what the server counts, as Prometheus wants it. The only door to prometheus-client.
 
-Decides names, units and labels; no label ever holds an id, a source's name or anything else without a bound.
+Decides names, units and labels. No label ever holds an id of a root, a record or a session; names of sources are the
+only ones that come from outside, and they are bounded.
 """
 
 from __future__ import annotations
@@ -8,16 +9,34 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from acker_protocol.messages import Status
 from acker_protocol.version import VERSION
+from acker_service.pool import Pool
 from acker_service.shared import SharedShard
-from acker_service.stats import ShardStats
+from acker_service.stats import ShardStats, SourceStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# How many names of sources are told apart: the first that are there; the rest are one, called OTHER.
+SOURCES_MAX = 64
+OTHER = "other"
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 
 # field of ShardStats -> (name, help)
@@ -63,17 +82,15 @@ LABELLED = (
             "sections_stale": "stale",
         },
     ),
-    (
-        "acker_refused_messages",
-        "Messages of reports refused as a whole, which left no trace.",
-        "status",
-        {
-            "messages_invalid": "invalid",
-            "messages_overloaded": "overloaded",
-            "messages_unknown_source": "unknown_source",
-            "messages_unknown_batch": "unknown_batch",
-        },
-    ),
+)
+METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
+DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
+# What a call may be answered that was not done: our own status, or gRPC's where there is no message.
+REFUSALS = (
+    *(status.name for status in Status if status.name not in DONE and status != Status.NOT_OWNER),
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+    "INTERNAL",
 )
 
 
@@ -81,19 +98,53 @@ class Metrics:
     """The metrics of one server, on a registry of its own."""
 
     def __init__(self, shared: SharedShard) -> None:
+        # Of the whole process: a series *_created for each series there is says only when that began.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_ShardCollector(shared))
+        ProcessCollector(registry=self._registry)
         self._calls = Histogram(
             "acker_call_duration_seconds",
-            "Time to answer a call, by call and gRPC status; of a Watch, the waiting included.",
-            ["call", "code"],
+            "Time to answer a call once a thread has it, by method and gRPC status; of a Watch, the waiting included.",
+            ["method", "code"],
             buckets=BUCKETS_S,
             registry=self._registry,
         )
+        self._refused = Counter(
+            "acker_refused_calls",
+            "Calls that were refused as a whole and left no trace, by method and answer.",
+            ["method", "status"],
+            registry=self._registry,
+        )
+        self._waits = Histogram(
+            "acker_call_queue_seconds",
+            "How long calls waited for a thread: reports in the pool apply, all others in the pool call.",
+            ["pool"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self._queued = Gauge(
+            "acker_queued_calls", "Calls that wait for a thread now, by pool.", ["pool"], registry=self._registry
+        )
+        # From the start, so that the first refusal is a rise from 0 and no series out of nothing, which no rate() sees.
+        for method in METHODS:
+            for status in REFUSALS:
+                self._refused.labels(method, status.lower())
 
-    def observe(self, call: str, code: str, duration_s: float) -> None:
-        """Count one call."""
-        self._calls.labels(call, code).observe(duration_s)
+    def observe(self, method: str, code: str, answered: str, duration_s: float) -> None:
+        """Count one call. ``code``: gRPC's status; ``answered``: our own, or gRPC's where no message was answered."""
+        self._calls.labels(method, code).observe(duration_s)
+        if answered not in DONE:
+            self._refused.labels(method, answered.lower()).inc()
+
+    def watch_pool(self, pool: Pool) -> None:
+        """Measure how calls wait for the threads of a pool."""
+        self._queued.labels(pool.name).set_function(lambda: pool.queued)
+        pool.observe = self._waits.labels(pool.name).observe
+
+    def collect(self) -> list[Metric]:
+        """All of it, in order."""
+        return list(self._registry.collect())
 
     def render(self) -> bytes:
         """All of it in Prometheus' text format."""
@@ -103,7 +154,7 @@ class Metrics:
         """All of it by name and labels, as the text format writes them; without histograms' buckets."""
         return {
             _sample_name(sample.name, sample.labels): float(sample.value)
-            for metric in self._registry.collect()
+            for metric in self.collect()
             for sample in metric.samples
             if "le" not in sample.labels
         }
@@ -123,7 +174,48 @@ class _ShardCollector(Collector):
         yield GaugeMetricFamily(
             "acker_waiting_settlements", "Settlements that wait for a sweep.", self._shared.settlements
         )
-        yield from _of_shard(self._shared.stats)
+        taken, waited_s = self._shared.lock_waits
+        yield SummaryMetricFamily(
+            "acker_lock_wait_seconds",
+            "Waiting for the lock of the shard, which one call at a time has.",
+            taken,
+            waited_s,
+        )
+        figures = self._shared.figures
+        yield GaugeMetricFamily(
+            "acker_oldest_pending_age_seconds",
+            "For how long a batch or an open stream has had roots pending, the longest of them.",
+            figures.oldest_pending_age_s,
+        )
+        yield from _of_sources(figures.sources)
+        yield from _of_shard(figures.stats)
+
+
+def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
+    pending: dict[str, int] = {}
+    ages: dict[str, float] = {}
+    for source in sources:
+        name = source.name if source.name in ages or len(ages) < SOURCES_MAX else OTHER
+        pending[name] = pending.get(name, 0) + source.pending
+        # Of sources of one name the one that listens counts: the other is a driver that was started anew.
+        fresher_s = max if name == OTHER else min
+        ages[name] = fresher_s(ages.get(name, source.watch_age_s), source.watch_age_s)
+    roots = GaugeMetricFamily(
+        "acker_source_pending_roots",
+        f"Roots pending by name of their source; names beyond {SOURCES_MAX} are counted as {OTHER}.",
+        labels=["source"],
+    )
+    silence = GaugeMetricFamily(
+        "acker_source_watch_age_seconds",
+        "Since a source of this name last watched, 30 s at most while it waits for outcomes; "
+        f"of those counted as {OTHER} the longest.",
+        labels=["source"],
+    )
+    for name, count in pending.items():
+        roots.add_metric([name], count)
+        silence.add_metric([name], ages[name])
+    yield roots
+    yield silence
 
 
 def _of_shard(stats: ShardStats) -> Iterable[Metric]:

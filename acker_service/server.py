@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
@@ -32,6 +31,7 @@ from acker_service.http import HttpDoor, Page, text
 from acker_service.logs import Log
 from acker_service.membership import Member, StaticMembership
 from acker_service.metrics import CONTENT_TYPE, Metrics
+from acker_service.pool import Pool
 from acker_service.servicer import SERVICE, Servicer
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
@@ -198,12 +198,17 @@ class Server:
             sequence_window=self._options.sequence_window,
             values=self._metrics.values,
             observe=self._metrics.observe,
-            workers=self._options.workers,
+            workers=self._pool("apply", self._options.workers),
         )
+
+    def _pool(self, name: str, threads: int) -> Pool:
+        pool = Pool(name, threads)
+        self._metrics.watch_pool(pool)
+        return pool
 
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
-        pool = ThreadPoolExecutor(OTHER_CALLS + options.max_watches, thread_name_prefix="acker-call")
+        pool = self._pool("call", OTHER_CALLS + options.max_watches)
         server = grpc.server(pool, options=_grpc_options(options))
         server.add_generic_rpc_handlers((self.servicer.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)

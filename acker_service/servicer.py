@@ -8,24 +8,25 @@ encoding. Requests arrive as bytes and are parsed here, so that a malformed one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
 import grpc
 
 from acker_protocol import wire
-from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply
+from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply, Status
 from acker_protocol.version import VERSION
 from acker_service.logs import Log
+from acker_service.pool import Pool
 from acker_service.shared import OnEnd, SharedShard
 
 SERVICE = "acker.v1.Acker"
 
 log = Log("acker.servicer")
 
-# (method, name of the gRPC status, seconds)
-Observe = Callable[[str, str, float], None]
-_Call = Callable[[bytes, OnEnd], bytes]
+# (method, name of gRPC's status, name of the answer: the acker's status, or gRPC's where there is no message; seconds)
+Observe = Callable[[str, str, str, float], None]
+Answer = tuple[Status, bytes]
+_Call = Callable[[bytes, OnEnd], Answer]
 
 
 class Refused(Exception):
@@ -37,7 +38,10 @@ class Refused(Exception):
 
 
 class Servicer:
-    """Serves a shard. Each call of the .proto is a method: bytes in, bytes out; raises Refused or Malformed."""
+    """Serves a shard. Each call of the .proto is a method: bytes in, status and bytes out; raises Refused or Malformed.
+
+    ``workers``: the threads that take reports.
+    """
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Servicer:
         sequence_window: int,
         values: Callable[[], dict[str, float]],
         observe: Observe,
-        workers: int,
+        workers: Pool,
     ) -> None:
         self._shared = shared
         self._incarnation = incarnation
@@ -56,13 +60,13 @@ class Servicer:
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
-        self._workers = ThreadPoolExecutor(workers, thread_name_prefix="acker-apply")
+        self._workers = workers
 
     @property
     def calls_under_way(self) -> int:
         return len(self._under_way)
 
-    def hello(self, content: bytes, on_end: OnEnd) -> bytes:
+    def hello(self, content: bytes, on_end: OnEnd) -> Answer:
         hello = wire.decode_hello(content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
@@ -71,28 +75,28 @@ class Servicer:
                 f"the client speaks protocol version {hello.protocol_version} and the server (acker {VERSION}) "
                 f"version {PROTOCOL_VERSION}: upgrade the {older}",
             )
-        return wire.encode_hello_reply(self._hello).SerializeToString()
+        return Status.APPLIED, wire.encode_hello_reply(self._hello).SerializeToString()
 
-    def apply(self, content: bytes, on_end: OnEnd) -> bytes:
-        message = wire.decode_apply(content)
-        return wire.encode_apply_reply(self._shared.apply(message)).SerializeToString()
+    def apply(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.apply(wire.decode_apply(content))
+        return reply.status, wire.encode_apply_reply(reply).SerializeToString()
 
-    def open_batch(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_open_batch(content)
-        return wire.encode_open_batch_reply(self._shared.open_batch(request)).SerializeToString()
+    def open_batch(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.open_batch(wire.decode_open_batch(content))
+        return reply.status, wire.encode_open_batch_reply(reply).SerializeToString()
 
-    def settle(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_settle(content)
-        return wire.encode_settle_reply(self._shared.settle(request)).SerializeToString()
+    def settle(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.settle(wire.decode_settle(content))
+        return reply.status, wire.encode_settle_reply(reply).SerializeToString()
 
-    def watch(self, content: bytes, on_end: OnEnd) -> bytes:
-        request = wire.decode_watch(content)
-        return wire.encode_watch_reply(self._shared.watch(request, on_end)).SerializeToString()
+    def watch(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.watch(wire.decode_watch(content), on_end)
+        return reply.status, wire.encode_watch_reply(reply).SerializeToString()
 
-    def stats(self, content: bytes, on_end: OnEnd) -> bytes:
+    def stats(self, content: bytes, on_end: OnEnd) -> Answer:
         wire.decode_stats_request(content)
         reply = StatsReply(self._incarnation, VERSION, self._values())
-        return wire.encode_stats_reply(reply).SerializeToString()
+        return Status.APPLIED, wire.encode_stats_reply(reply).SerializeToString()
 
     @property
     def calls(self) -> dict[str, _Call]:
@@ -121,11 +125,13 @@ class Servicer:
             refused: Refused | None = None
             reply = b""
             try:
-                reply = call(content, context.add_callback)
+                status, reply = call(content, context.add_callback)
+                code, answered = grpc.StatusCode.OK, status.name
             except Exception as error:
                 refused = _refusal(name, error)
-            code = grpc.StatusCode.OK if refused is None else refused.code
-            self._observe(name, code.name, perf_counter() - started)
+                code = refused.code
+                answered = code.name
+            self._observe(name, code.name, answered, perf_counter() - started)
             self._under_way.discard(context)
             if refused is not None:
                 context.abort(refused.code, str(refused))

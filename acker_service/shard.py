@@ -46,7 +46,7 @@ from acker_service.ledger import Effect, Ledger, Report, Told
 from acker_service.outbox import REASON_CHARACTERS
 from acker_service.reasons import Reasons
 from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Settled, Source
-from acker_service.stats import Counters, ShardStats
+from acker_service.stats import Counters, ShardStats, SourceStats
 
 Array = npt.NDArray[Any]
 
@@ -207,8 +207,6 @@ class Shard:
         return ApplyReply(self.incarnation, status, statuses, inits_known=inits_known)
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
-        name = f"messages_{status.name.lower()}"
-        setattr(self._counters, name, getattr(self._counters, name) + 1)
         return ApplyReply(self.incarnation, status, retry_delay_ms=_delay_ms(status), detail=detail)
 
     def _refuse_sections(self, status: Status, sections: int) -> ApplyReply:
@@ -410,10 +408,12 @@ class Shard:
         self.registrations += 1
         generation = mix64(self.generation ^ mix64(self.registrations))
         source = self._sources[request.session] = Source(request.source, request.session, 0.0, generation)
-        self._open(source, Batch(request.session, 0, self._indexes.take(), self._now, limits=request.limits))
+        index, now = self._indexes.take(), self._now
+        self._open(source, Batch(request.session, 0, index, now, limits=request.limits, idle=now))
         return source
 
     def _renew(self, source: Source, request: Watch) -> None:
+        source.watched = self._now
         source.expires = self._now + min(request.lease_ms / 1000, self._max_lease_s)
         if source.stream.limits != request.limits:
             source.stream.limits = request.limits
@@ -427,7 +427,7 @@ class Shard:
     def _drop(self, sources: Sequence[Source]) -> None:
         """Forget sources and all their roots, with one sweep."""
         batches = [batch for source in sources for batch in source.batches.values()]
-        dropped = sum(int(self._ledger.pending[batch.index]) for batch in batches)
+        dropped = sum(self._pending_of(source) for source in sources)
         self._sweep(dict.fromkeys(batches, kernels.DROP))
         self._pending -= dropped
         self._counters.roots_dropped += dropped
@@ -456,6 +456,9 @@ class Shard:
         self._press()
         self._ledger.fit()
         self._forget()
+        for batch in self._indexes:
+            if not self._ledger.pending[batch.index]:
+                batch.idle = self._now
 
     def _advance(self, now: float) -> None:
         self._now = max(self._now, now)
@@ -496,6 +499,25 @@ class Shard:
             ledger_bytes=self._ledger.table_bytes,
             max_pending=self.max_pending,
         )
+
+    def oldest_pending_age_s(self, now: float) -> float:
+        """For how long a batch or an open stream has had roots pending, the longest of them; 0 if nothing is pending.
+
+        Looks at no root. Of a held batch it is the age of the first root that was initialised, to a tick; where roots
+        come and go, as in an open stream, it is the age of the oldest or more, but no more than the message timeout.
+        """
+        busy = (batch for batch in self._indexes if self._ledger.pending[batch.index])
+        return max((_busy_s(batch, now) for batch in busy), default=0.0)
+
+    def source_stats(self, now: float) -> list[SourceStats]:
+        """Of each source, in the order in which they were opened. Cheap: nothing is swept."""
+        return [
+            SourceStats(source.name, self._pending_of(source), now - source.watched)
+            for source in self._sources.values()
+        ]
+
+    def _pending_of(self, source: Source) -> int:
+        return sum(int(self._ledger.pending[batch.index]) for batch in source.batches.values())
 
     # -- state
 
@@ -577,6 +599,12 @@ def _misfit_watch(request: Watch) -> str:
     if not request.lease_ms and not request.close:
         return "lease_ms: 0 would end at once; ask for as long as the source may be silent"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
+
+
+def _busy_s(batch: Batch, now: float) -> float:
+    """Since when a batch has had roots pending; a root that is not held is never older than its message timeout."""
+    timeout_ms = 0 if batch.held else batch.limits.message_timeout_ms
+    return min(now - batch.idle, timeout_ms / 1000) if timeout_ms else now - batch.idle
 
 
 def _longest_ms(batch: Batch) -> int:

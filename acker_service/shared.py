@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,7 @@ from acker_protocol.messages import (
     WatchReply,
 )
 from acker_service.shard import Shard
-from acker_service.stats import ShardStats
+from acker_service.stats import ShardStats, SourceStats
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
 WAIT_MAX_S = 30.0
@@ -39,6 +40,15 @@ OUTCOMES_ENOUGH = 32_768
 OnEnd = Callable[[Callable[[], None]], object]
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A shard's figures, all of one moment. ``sources``: in the order in which they were opened."""
+
+    stats: ShardStats
+    oldest_pending_age_s: float
+    sources: list[SourceStats]
+
+
 class SharedShard:
     """The calls of :class:`~acker_service.shard.Shard` for any number of threads; watches wait here."""
 
@@ -47,7 +57,7 @@ class SharedShard:
         self._clock = clock
         self._max_watches = max_watches
         self._linger_s = linger_s
-        self._lock = threading.Lock()
+        self._lock = _MeasuredLock(clock)
         self._waiting: list[_Waiting] = []
         self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
@@ -109,6 +119,18 @@ class SharedShard:
             return self.shard.stats
 
     @property
+    def figures(self) -> Figures:
+        """Cheap: nothing is swept."""
+        with self._lock:
+            shard, now = self.shard, self._clock()
+            return Figures(shard.stats, shard.oldest_pending_age_s(now), shard.source_stats(now))
+
+    @property
+    def lock_waits(self) -> tuple[int, float]:
+        """How often the shard's lock was taken, and how many seconds were waited for it in all."""
+        return self._lock.taken, self._lock.waited_s
+
+    @property
     def watches(self) -> int:
         """How many watches wait now."""
         return len(self._waiting)
@@ -159,6 +181,28 @@ class SharedShard:
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
+
+
+class _MeasuredLock:
+    """A lock that knows how long it was waited for. ``taken``: how often it was had; ``waited_s``: in all."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.taken, self.waited_s = 0, 0.0
+
+    def __enter__(self) -> None:
+        waited_s = 0.0
+        # A lock that is free costs no look at the clock.
+        if not self._lock.acquire(blocking=False):
+            started = self._clock()
+            self._lock.acquire()
+            waited_s = self._clock() - started
+        self.taken += 1
+        self.waited_s += waited_s
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class _Waiting:

@@ -31,7 +31,8 @@ class Settled:
 @dataclass(eq=False, slots=True)
 class Source:
     """One session of a source. ``batches``: by number, 0 included; closed ones stay while roots of theirs are
-    pending. ``generation``: token of this registration; a session that is registered anew has another."""
+    pending. ``generation``: token of this registration; a session that is registered anew has another. ``watched``:
+    when its last Watch came."""
 
     name: str
     session: int
@@ -41,6 +42,7 @@ class Source:
     batches: dict[int, Batch] = field(default_factory=dict)
     settled: OrderedDict[int, Settled] = field(default_factory=OrderedDict)
     last_settled: int = 0
+    watched: float = 0.0
 
     @property
     def stream(self) -> Batch:

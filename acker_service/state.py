@@ -115,6 +115,7 @@ def _dump_source(source: Source, stretches: list[list[Any]], now: float) -> dict
         "session": source.session,
         "generation": source.generation,
         "lease_left_s": source.expires - now,
+        "silent_s": now - source.watched,
         "freed": source.outbox.freed,
         "outbox": stretches,
         "last_settled": source.last_settled,
@@ -128,6 +129,7 @@ def _dump_batch(batch: Batch, now: float) -> dict[str, Any]:
     return {
         **{name: getattr(batch, name) for name in names},
         "age_s": now - batch.opened,
+        "busy_s": now - batch.idle,
         "limits": [batch.limits.message_timeout_ms, batch.limits.progress_timeout_ms],
         "words": len(batch.seen),
     }
@@ -143,6 +145,7 @@ def _load_sources(shard: Shard, sources: list[dict[str, Any]], arrays: Mapping[s
         source.outbox = Outbox(content["freed"])
         source.outbox.load(content["outbox"], {name: take(count) for name, take in outcomes.items()})
         source.last_settled = content["last_settled"]
+        source.watched = shard._now - content.get("silent_s", 0.0)
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = Settled(Settlement(settlement), cursor, roots)
         shard._sources[source.session] = source
@@ -167,6 +170,7 @@ def _load_batch(shard: Shard, source: Source, content: dict[str, Any], seen: Arr
         content["inits"],
         seen,
         covered,
+        shard._now - content.get("busy_s", content["age_s"]),
     )
     shard._indexes.claim(batch)
     source.batches[batch.number] = batch

@@ -1,4 +1,4 @@
-"""Stats: what a shard counted and how full it is, as plain numbers. Decides the names; counts nothing itself."""
+"""Stats: what a shard counted, how full it is and who fills it, as plain numbers. Decides names; counts nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Counted since the state was opened empty. ``messages_*`` were refused as a whole and left no trace."""
+    """Counted since the state was opened empty."""
 
     acked: int = 0
     failed: int = 0
@@ -21,10 +21,6 @@ class Counters:
     sections_duplicate: int = 0
     sections_conflict: int = 0
     sections_stale: int = 0
-    messages_invalid: int = 0
-    messages_overloaded: int = 0
-    messages_unknown_source: int = 0
-    messages_unknown_batch: int = 0
     orphans_expired: int = 0
     orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
     identities_dropped: int = 0  # forgotten early, for want of room
@@ -50,3 +46,12 @@ class ShardStats(Counters):
     @classmethod
     def of(cls, counters: Counters, **gauges: int) -> ShardStats:
         return cls(**gauges, **asdict(counters))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStats:
+    """One source at one moment. ``pending``: its roots that have no outcome. ``watch_age_s``: since its last Watch."""
+
+    name: str
+    pending: int
+    watch_age_s: float

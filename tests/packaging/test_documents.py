@@ -6,11 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+import metrics_table
 import options
 import programs
 import pytest
 
-from acker_service import metrics
 from acker_service.config import OPTIONS, flag
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +20,11 @@ MANIFESTS = ["Dockerfile", "deploy/compose.yaml", "deploy/k8s/acker.yaml", "depl
 def test_the_readme_lists_the_options_of_the_server():
     text = options.README.read_text()
     assert options.written(text) == text
+
+
+def test_the_readme_of_the_deployment_lists_the_metrics_of_the_server():
+    text = metrics_table.README.read_text()
+    assert metrics_table.written(text) == text
 
 
 def test_every_program_of_the_readme_is_python():
@@ -33,16 +38,6 @@ def test_every_program_of_the_readme_is_python():
 def test_manifests_name_options_that_exist(manifest):
     flags = set(re.findall(r'"(--[a-z-]+)"', (ROOT / manifest).read_text()))
     assert flags <= {flag(option.name) for option in OPTIONS}
-
-
-def test_alerts_watch_metrics_that_exist():
-    exported = {name for name, _ in metrics.GAUGES.values()}
-    exported |= {f"{name}_total" for name, _ in metrics.COUNTERS.values()}
-    exported |= {f"{name}_total" for name, *_ in metrics.LABELLED} | {"acker_start_timestamp_seconds"}
-    rules = (ROOT / "deploy/prometheus/alerts.yaml").read_text()
-    watched = set(re.findall(r"\backer_[a-z_]+", rules))
-    assert watched
-    assert watched <= exported
 
 
 def test_the_changelog_has_this_version():

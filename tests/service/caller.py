@@ -75,8 +75,9 @@ class Caller:
         close: bool = False,
         limits: Limits = Limits(),
         lease_ms: int = 600_000,
+        source: str = "test",
     ) -> WatchReply:
-        request = Watch("test", session, lease_ms, limits, confirmed, wait_ms, close=close)
+        request = Watch(source, session, lease_ms, limits, confirmed, wait_ms, close=close)
         return wire.decode_watch_reply(self._stub.Watch(wire.encode_watch(request), timeout=TIMEOUT_S))
 
     def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> grpc.Future:

@@ -28,6 +28,7 @@ from acker_protocol.messages import (
 )
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
+from acker_service.pool import Pool
 from acker_service.server import Server
 from acker_service.servicer import Refused, Servicer
 from acker_service.shard import Shard
@@ -275,7 +276,7 @@ def test_a_hundred_thousand_random_messages_at_a_handler_are_refused_or_answered
         sequence_window=64,
         values=dict,
         observe=lambda *_: None,
-        workers=1,
+        workers=Pool("apply", 1),
     )
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000))

@@ -151,7 +151,6 @@ class Twin:
         )
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
-        self._count[f"messages_{status.name.lower()}"] += 1
         delay = RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0
         return ApplyReply(self.incarnation, status, retry_delay_ms=delay, detail=detail)
 
