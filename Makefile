@@ -2,7 +2,7 @@
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test         all tests (ARGS="tests/service -k settle")
-#   make check        format, lint, types, floors and doors, generated code, the README's programs
+#   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew
@@ -57,6 +57,8 @@ check: $(READY) proto-check
 	$(BIN)/python tests/packaging/programs.py .build/readme
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	tools="$$(.ci/prometheus)"; "$$tools/promtool" check config deploy/prometheus/prometheus.yml; \
+		"$$tools/promtool" test rules tests/deploy/alerts.yaml
 
 bench: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m benchmarks.run $(ARGS)
