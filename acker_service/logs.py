@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -32,6 +34,35 @@ class Log:
     def exception(self, event: str, **fields: object) -> None:
         """As :meth:`error`, with the traceback of the exception that is being handled."""
         self._logger.exception(event, extra={_FIELDS: fields})
+
+
+class RateLimit:
+    """For lines that anybody can cause: lets one through in ``every_s`` for each key, and counts those it holds back.
+
+    Of keys it knows ``keys_max``; beyond that new ones share one, so that what it lets through has a bound.
+    """
+
+    def __init__(self, clock: Callable[[], float], every_s: float = 60.0, keys_max: int = 256) -> None:
+        self._clock, self._every_s, self._keys_max = clock, every_s, keys_max
+        self._lock = threading.Lock()
+        self._keys: dict[Hashable, tuple[float, int]] = {}
+
+    def admit(self, key: Hashable) -> int | None:
+        """How many were held back since the last one that was let through; None where this one is to be held back."""
+        with self._lock:
+            now = self._clock()
+            if key not in self._keys and len(self._keys) >= self._keys_max:
+                self._forget(now)
+                key = key if len(self._keys) < self._keys_max else None
+            last, held_back = self._keys.get(key, (now - self._every_s, 0))
+            if now - last < self._every_s:
+                self._keys[key] = last, held_back + 1
+                return None
+            self._keys[key] = now, 0
+            return held_back
+
+    def _forget(self, now: float) -> None:
+        self._keys = {key: seen for key, seen in self._keys.items() if now - seen[0] < self._every_s}
 
 
 def configure(stream: TextIO, *, format: str, level: str) -> None:
@@ -74,4 +105,5 @@ def _time(record: logging.LogRecord) -> str:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or " " in text or '"' in text or "\n" in text else text
+    # What came from outside may hold what a terminal obeys, or what looks like another line or field.
+    return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)

@@ -145,7 +145,12 @@ class Server:
             self._http.stop()
 
     def _write_state(self) -> None:
+        stats = self._shared.stats
         if self._state_dir is None:
+            if stats.pending or stats.unconfirmed:
+                reason = "no --state-dir: sources replay what was pending"
+                had = {"pending": stats.pending, "unconfirmed": stats.unconfirmed, "sources": stats.sources}
+                log.warning("state_lost", reason=reason, **had)
             return
         started = time.monotonic()
         try:
@@ -156,7 +161,7 @@ class Server:
                 "after the next start sources replay what was pending"
             ) from error
         duration_s = round(time.monotonic() - started, 3)
-        log.info("state_written", bytes=size, duration_s=duration_s, pending=self._shared.stats.pending)
+        log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 
     def _release(self) -> None:
         if self._state_dir is not None:
@@ -185,7 +190,13 @@ class Server:
         return shard
 
     def _consume_state(self) -> None:
-        if self._state_dir is not None and self._is_restored:
+        if self._state_dir is None:
+            return
+        if self._state_dir.was_lost:
+            reason = "the last server with this --state-dir ended without writing it: sources replay what was pending"
+            log.warning("state_lost", reason=reason)
+        self._state_dir.mark_serving()
+        if self._is_restored:
             self._state_dir.consume()
             stats = self._shared.stats
             log.info("state_restored", pending=stats.pending, sources=stats.sources)

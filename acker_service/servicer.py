@@ -8,14 +8,14 @@ encoding. Requests arrive as bytes and are parsed here, so that a malformed one 
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 
 import grpc
 
 from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply, Status
 from acker_protocol.version import VERSION
-from acker_service.logs import Log
+from acker_service.logs import Log, RateLimit
 from acker_service.pool import Pool
 from acker_service.shared import OnEnd, SharedShard
 
@@ -61,6 +61,7 @@ class Servicer:
         self._observe = observe
         self._under_way: set[object] = set()
         self._workers = workers
+        self._greetings = RateLimit(monotonic)
 
     @property
     def calls_under_way(self) -> int:
@@ -134,10 +135,17 @@ class Servicer:
             self._observe(name, code.name, answered, perf_counter() - started)
             self._under_way.discard(context)
             if refused is not None:
+                if name == "Hello":
+                    self._log_greeting(context.peer(), refused)
                 context.abort(refused.code, str(refused))
             return reply
 
         return answer
+
+    def _log_greeting(self, peer: str, refused: Refused) -> None:
+        left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))
+        if left_out is not None:
+            log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
 
 
 def _refusal(name: str, error: Exception) -> Refused:

@@ -14,6 +14,7 @@ Not thread-safe: the caller holds one lock. ``now`` is in seconds of a clock tha
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ from acker_service.dedupe import Dedupe
 from acker_service.ledger import Effect, Ledger, Report, Told
 from acker_service.outbox import REASON_CHARACTERS
 from acker_service.reasons import Reasons
-from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Settled, Source
+from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Change, Settled, Source, SourceChange
 from acker_service.stats import Counters, ShardStats, SourceStats
 
 Array = npt.NDArray[Any]
@@ -57,6 +58,8 @@ EXPIRE_CELLS = 1_800_000
 # A share of the bound on orphans, and by how much they live shorter above it.
 ORPHAN_PRESSURE = ((0.9, 64), (0.75, 16), (0.5, 4))
 IDENTITIES_MAX = 1 << 20
+# Changes of sources that wait to be taken; where nobody takes them the oldest go.
+CHANGES_MAX = 4096
 
 _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
 
@@ -92,6 +95,7 @@ class Shard:
         self._reasons = Reasons()
         self._indexes = Indexes()
         self._sources: dict[int, Source] = {}
+        self._changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
         self._closing: set[Batch] = set()
         self._counters = Counters()
         self._pending = self._reserved = self._unconfirmed = 0
@@ -374,7 +378,7 @@ class Shard:
             return self._watched(Status.INVALID, source, trouble)
         is_new = source is None
         if request.close:
-            self._drop([source] if source is not None else [])
+            self._drop([source] if source is not None else [], Change.CLOSED)
             return self._watched(Status.APPLIED, source, is_new=is_new)
         if source is None:
             if self._indexes.is_full:
@@ -398,6 +402,22 @@ class Shard:
             outcomes,
         )
 
+    def take_changes(self) -> list[SourceChange]:
+        """Which sources have opened, closed or expired since this was asked last, oldest first."""
+        changes = list(self._changes)
+        self._changes.clear()
+        return changes
+
+    def _change_of(self, source: Source, change: Change) -> SourceChange:
+        open_batches = sum(bool(batch.number and batch.is_open) for batch in source.batches.values())
+        pending = self._pending_of(source)
+        return SourceChange(change, source.name, source.session, pending, len(source.outbox), open_batches)
+
+    def name_of(self, session: int) -> str | None:
+        """The name of the source that has a session, if one has it."""
+        source = self._sources.get(session)
+        return None if source is None else source.name
+
     def has_outcomes(self, session: int, confirmed: int) -> bool:
         """Has a watch that confirmed so much something to be told: outcomes, or that its session is gone?"""
         source = self._sources.get(session)
@@ -410,6 +430,7 @@ class Shard:
         source = self._sources[request.session] = Source(request.source, request.session, 0.0, generation)
         index, now = self._indexes.take(), self._now
         self._open(source, Batch(request.session, 0, index, now, limits=request.limits, idle=now))
+        self._changes.append(SourceChange(Change.OPENED, source.name, source.session))
         return source
 
     def _renew(self, source: Source, request: Watch) -> None:
@@ -424,8 +445,9 @@ class Shard:
         generation = self.generation if source is None else source.generation
         return WatchReply(self.incarnation, status, detail, is_new, generation)
 
-    def _drop(self, sources: Sequence[Source]) -> None:
+    def _drop(self, sources: Sequence[Source], change: Change) -> None:
         """Forget sources and all their roots, with one sweep."""
+        self._changes.extend(self._change_of(source, change) for source in sources)
         batches = [batch for source in sources for batch in source.batches.values()]
         dropped = sum(self._pending_of(source) for source in sources)
         self._sweep(dict.fromkeys(batches, kernels.DROP))
@@ -448,7 +470,7 @@ class Shard:
         late = [source for source in self._sources.values() if source.expires <= self._now]
         self._counters.leases_expired += len(late)
         if late:
-            self._drop(late)
+            self._drop(late, Change.EXPIRED)
         orphans = self._ledger.orphans
         for told in self._ledger.expire(self._tick, self._orphan_ticks, EXPIRE_CELLS):
             self._deliver(told, kernels.REASONS)

@@ -1,7 +1,7 @@
 """Shared shard: one shard for many threads.
 
-Decides who may touch the shard (one thread at a time, under one lock), which settlements share a sweep, and how long a
-watch waits. Knows neither gRPC nor protobuf; what a message means is the shard's business.
+Decides who may touch the shard (one thread at a time, under one lock), which settlements share a sweep, how long a
+watch waits, and what is logged of it all. Knows neither gRPC nor protobuf; what a message means is the shard's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -27,7 +27,9 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_service.logs import Log, RateLimit
 from acker_service.shard import Shard
+from acker_service.sources import Change, SourceChange
 from acker_service.stats import ShardStats, SourceStats
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
@@ -36,6 +38,8 @@ WAIT_MAX_S = 30.0
 OUTCOMES_MAX = 250_000
 # An answer with so many does not linger for more.
 OUTCOMES_ENOUGH = 32_768
+
+log = Log("acker.shard")
 
 OnEnd = Callable[[Callable[[], None]], object]
 
@@ -61,6 +65,7 @@ class SharedShard:
         self._waiting: list[_Waiting] = []
         self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
         self._is_closing = threading.Event()
+        self._refusals = RateLimit(clock)
 
     def apply(self, message: Apply) -> ApplyReply:
         with self._lock:
@@ -70,7 +75,10 @@ class SharedShard:
 
     def open_batch(self, request: OpenBatch) -> OpenBatchReply:
         with self._lock:
-            return self.shard.open_batch(request, self._clock())
+            reply = self.shard.open_batch(request, self._clock())
+        if reply.status != Status.APPLIED:
+            self._log_refusal("batch_refused", request, reply)
+        return reply
 
     def settle(self, request: Settle) -> SettleReply:
         """Settle; whatever else waits to be settled when this call gets the lock is settled in the same sweep."""
@@ -79,7 +87,10 @@ class SharedShard:
         with self._lock:
             if not mine.done():
                 self._settle_together()
-        return mine.result()
+        reply = mine.result()
+        if reply.status != Status.APPLIED:
+            self._log_refusal("settlement_refused", request, reply)
+        return reply
 
     def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
         """Answer a watch: at once when there is enough to tell, else when there is something and it lingered a little.
@@ -91,12 +102,11 @@ class SharedShard:
             if request.close:
                 self._dismiss(request.session)
             reply = self.shard.watch(request, self._clock())
-            if not self._should_wait(request, reply):
-                return reply
-            waiting = _Waiting(request.session, request.confirmed)
-            if len(reply.outcomes):
-                waiting.woken.set()
-            self._waiting.append(waiting)
+            waiting = self._begin_waiting(request, reply)
+            changes = self.shard.take_changes()
+        _log_changes(changes)
+        if waiting is None:
+            return reply
         try:
             on_end(waiting.dismiss)
             waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S))
@@ -112,6 +122,8 @@ class SharedShard:
         with self._lock:
             self.shard.tick(self._clock())
             self._wake()
+            changes = self.shard.take_changes()
+        _log_changes(changes)
 
     @property
     def stats(self) -> ShardStats:
@@ -164,6 +176,24 @@ class SharedShard:
             future.set_result(reply)
         self._wake()
 
+    def _log_refusal(self, event: str, request: OpenBatch | Settle, reply: OpenBatchReply | SettleReply) -> None:
+        left_out = self._refusals.admit((event, request.session, reply.status))
+        if left_out is None:
+            return
+        with self._lock:
+            source = self.shard.name_of(request.session)
+        why = {"status": reply.status.name, "detail": reply.detail, "left_out": left_out}
+        log.warning(event, source=source, session=request.session, batch=request.number, **why)
+
+    def _begin_waiting(self, request: Watch, reply: WatchReply) -> _Waiting | None:
+        if not self._should_wait(request, reply):
+            return None
+        waiting = _Waiting(request.session, request.confirmed)
+        if len(reply.outcomes):
+            waiting.woken.set()
+        self._waiting.append(waiting)
+        return waiting
+
     def _should_wait(self, request: Watch, reply: WatchReply) -> bool:
         if request.close or not request.wait_ms or reply.is_new or reply.status != Status.APPLIED:
             return False
@@ -181,6 +211,18 @@ class SharedShard:
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
+
+
+def _log_changes(changes: Sequence[SourceChange]) -> None:
+    for each in changes:
+        event, who = f"source_{each.change}", {"source": each.name, "session": each.session}
+        had = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
+        if each.change == Change.OPENED:
+            log.info(event, **who)
+        elif each.change == Change.CLOSED:
+            log.info(event, **who, **had)
+        else:
+            log.warning(event, **who, **had)
 
 
 class _MeasuredLock:

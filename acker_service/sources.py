@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from acker_protocol.messages import Settlement
 from acker_service.batches import Batch
@@ -26,6 +27,26 @@ class Settled:
     settlement: Settlement
     cursor: int
     roots: int
+
+
+class Change(StrEnum):
+    """What can become of a source."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+    EXPIRED = "expired"  # its lease has run out
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChange:
+    """What became of a source, and what it had then: roots ``pending``, outcomes ``unconfirmed``, batches open."""
+
+    change: Change
+    name: str
+    session: int
+    pending: int = 0
+    unconfirmed: int = 0
+    open_batches: int = 0
 
 
 @dataclass(eq=False, slots=True)

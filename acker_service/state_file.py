@@ -47,6 +47,7 @@ class StateDir:
         self._path = Path(path)
         self._state = self._path / "acker.state"
         self._consumed = self._path / "consumed"
+        self._serving = self._path / "serving"
         self._id = ""
         try:
             self._path.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,18 @@ class StateDir:
             raise StateError(
                 f"--state-dir {path}: another server has it; stop that one, or give this one a directory of its own"
             ) from None
+
+    @property
+    def was_lost(self) -> bool:
+        """Has the last server here ended without writing its state?"""
+        return self._serving.exists() and not self._state.exists()
+
+    def mark_serving(self) -> None:
+        """Note that a server serves, until it writes its state. Raises :class:`StateError`."""
+        try:
+            self._serving.touch()
+        except OSError as error:
+            raise StateError(f"--state-dir {self._path}: {error.strerror}; make room or name another") from None
 
     def read(self) -> Arrays | None:
         """The arrays of the state, or None where there is none. Does not consume it. Raises :class:`StateError`."""
@@ -102,6 +115,7 @@ class StateDir:
         """Write the state, whole or not at all, and return its size in bytes. Raises :class:`OSError`."""
         id = os.urandom(16).hex()
         _replace(self._state, lambda file: _write(file, id, arrays))
+        self._serving.unlink(missing_ok=True)
         return self._state.stat().st_size
 
     def close(self) -> None:
