@@ -1,7 +1,9 @@
 # The server. Not for executors: those need `acker[spark]` in Spark's own image.
 #
-#   docker build -t acker .
-#   docker run -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker
+#   docker build -t acker:0.1.0 .
+#   docker run -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker:0.1.0
+#
+# Options come as words after the image's name or as variables, -e ACKER_MAX_PENDING=5000000; the health check follows them.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -11,15 +13,16 @@ RUN python -m venv /opt/acker \
 
 FROM python:3.11-slim
 COPY --from=build /opt/acker /opt/acker
-# Kernels are compiled at the first start and kept beside the state, so that the second start is quick.
-ENV PATH=/opt/acker/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/var/lib/acker/kernels
+# Kernels are compiled at the first start and kept beside the state, so that the second start is quick. The ready file tells
+# the health check where the server is, whatever its ports.
+# There is no authentication yet: publish the ports only where you trust whoever reaches them.
+ENV PATH=/opt/acker/bin:$PATH PYTHONUNBUFFERED=1 NUMBA_CACHE_DIR=/var/lib/acker/kernels \
+    ACKER_HOST=0.0.0.0 ACKER_STATE_DIR=/var/lib/acker/state ACKER_READY_FILE=/var/lib/acker/ready.json
 RUN useradd --system --uid 10001 --user-group --no-create-home acker \
  && install --directory --owner=acker --group=acker /var/lib/acker /var/lib/acker/state
 USER 10001:10001
 VOLUME /var/lib/acker
 EXPOSE 7070 7071
-HEALTHCHECK --interval=10s --start-period=60s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7071/readyz', timeout=5)"]
-# There is no authentication yet: publish these ports only where you trust whoever reaches them.
-ENTRYPOINT ["acker", "serve", "--host", "0.0.0.0", "--state-dir", "/var/lib/acker/state"]
+HEALTHCHECK --interval=10s --start-period=60s CMD ["acker", "health"]
+ENTRYPOINT ["acker", "serve"]
 CMD ["--log-format", "json"]

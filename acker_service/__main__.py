@@ -1,4 +1,4 @@
-"""``python -m acker_service [serve] [options]``: serve, from the command line or the environment."""
+"""``python -m acker_service [serve|health] [options]``: serve, or ask whether a server is ready."""
 
 from __future__ import annotations
 
@@ -7,13 +7,32 @@ import sys
 from collections.abc import Sequence
 
 from acker_protocol.version import VERSION
-from acker_service import config
+from acker_service import config, health
 from acker_service.config import ConfigError
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until told to stop; returns the exit status. Errors of the user's are one line on stderr, and 2."""
-    words = list(arguments[1:] if arguments[:1] == ["serve"] else arguments)
+    """Do what the first word says and return the exit status. Errors of the user's are one line on stderr."""
+    if arguments[:1] == ["health"]:
+        return check_health(arguments[1:])
+    return serve(arguments[1:] if arguments[:1] == ["serve"] else arguments)
+
+
+def check_health(words: Sequence[str]) -> int:
+    """Ask the server of these options and this environment: 0 when it is ready, else 1."""
+    if "--help" in words or "-h" in words:
+        print(health.USAGE)
+        return 0
+    try:
+        print(f"ready at {health.check(config.read(words, os.environ))}")
+    except (ConfigError, health.NotReady) as error:
+        print(f"acker health: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def serve(words: Sequence[str]) -> int:
+    """Serve until told to stop: 0, 1 when the state could not be written, or 2 for an error of the user's."""
     if "--help" in words or "-h" in words:
         print(config.usage())
         return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 try:
     import click
@@ -25,11 +26,22 @@ def main() -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def serve(options: tuple[str, ...]) -> None:
     """Start a server (acker serve --help has its options)."""
+    _service("serve", options)
+
+
+@main.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def health(options: tuple[str, ...]) -> None:
+    """Ask whether the server of the same options is ready."""
+    _service("health", options)
+
+
+def _service(word: str, options: tuple[str, ...]) -> NoReturn:
     try:
-        from acker_service.__main__ import main as serve_main
+        from acker_service.__main__ import main as service_main
     except ModuleNotFoundError as error:
         raise click.ClickException(f"the server needs {error.name}: pip install 'acker[service]'") from None
-    sys.exit(serve_main(options))
+    sys.exit(service_main([word, *options]))
 
 
 @main.command(context_settings=_PASS_ON, add_help_option=False)

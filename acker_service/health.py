@@ -1,0 +1,87 @@
+"""Health: is the server of this machine ready? What a container's health check runs (``acker health``).
+
+Decides where the server is: where its ready file says, if it is to write one, else where its options say; so the check
+follows the server's ports however they were set. Goes past any proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from acker_service.config import Config
+
+TIMEOUT_S = 5.0
+USAGE = """Usage: acker health [options of acker serve]
+
+Asks the server that was started with the same options and environment whether it is ready. Ends with status 0 if it is,
+with 1 and a line that says why if not. With --ready-file it finds a server whatever its ports are."""
+
+# Who listens on all addresses is asked at the loopback one.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class NotReady(Exception):
+    """There is no server that is ready; the text says where it was looked for and what was found."""
+
+
+def check(options: Config) -> str:
+    """Where a ready server answered. Raises :class:`NotReady`.
+
+    Without an HTTP port it is taken for ready when its port for calls takes a connection.
+    """
+    calls, http = _from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)
+    try:
+        if http is not None:
+            _ask(http)
+        else:
+            socket.create_connection(calls, TIMEOUT_S).close()
+    except (OSError, HTTPException) as error:
+        raise NotReady(f"no server answers at {_shown(http or calls)} ({error})") from None
+    return _shown(http or calls)
+
+
+_Place = tuple[str, int]
+
+
+def _from_file(path: Path) -> tuple[_Place, _Place | None]:
+    try:
+        fields = json.loads(path.read_text())
+        return _place(fields["address"]), _place(fields["http_address"]) if fields["http_address"] else None
+    except (OSError, ValueError, KeyError) as error:
+        raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
+
+
+def _from_options(options: Config) -> tuple[_Place, _Place | None]:
+    if 0 in (options.port, options.http_port):
+        raise NotReady("a server that takes free ports can be found by its --ready-file only; name that to both")
+    http = None if options.http_port is None else (_near(options.host), options.http_port)
+    return (_near(options.host), options.port), http
+
+
+def _place(address: str) -> _Place:
+    host, _, port = address.rpartition(":")
+    return _near(host.strip("[]")), int(port)
+
+
+def _near(host: str) -> str:
+    return _LOOPBACK.get(host, host)
+
+
+def _shown(place: _Place) -> str:
+    host, port = place
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _ask(place: _Place) -> None:
+    connection = HTTPConnection(*place, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        reply = connection.getresponse()
+        said = reply.read().decode(errors="replace").strip()
+    finally:
+        connection.close()
+    if reply.status != 200:
+        raise NotReady(f"the server at {_shown(place)} is not ready: {said}")

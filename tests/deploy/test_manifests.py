@@ -1,0 +1,142 @@
+"""Manifests hold together: one name of the image, ports that agree, a policy that lets in whom the documents let in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from prometheus import ROOT
+
+from acker_protocol.version import VERSION
+from acker_service.config import OPTIONS, Config, flag, variable
+
+CLUSTER = {"app": "acker"}
+CLIENT = {"acker-client": "true"}
+
+
+def documents(path: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((ROOT / path).read_text()))
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    (document,) = [each for each in documents("deploy/k8s/acker.yaml") if each["kind"] == kind]
+    return document
+
+
+def dockerfile() -> str:
+    return (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def variables_of_the_image() -> dict[str, str]:
+    found = re.search(r"^ENV .*ACKER_.*$", dockerfile(), re.MULTILINE)
+    assert found
+    return dict(word.split("=", 1) for word in found[0].split()[1:])
+
+
+CONTAINERS: dict[str, dict[str, Any]] = {
+    "acker.yaml": of_kind("StatefulSet")["spec"]["template"]["spec"]["containers"][0],
+    "sidecar.yaml": documents("deploy/k8s/sidecar.yaml")[0]["spec"]["initContainers"][0],
+}
+each_container = pytest.mark.parametrize("name", CONTAINERS)
+
+
+def test_the_image_has_one_name() -> None:
+    image = f"acker:{VERSION}"
+    (compose,) = documents("deploy/compose.yaml")
+    used = {container["image"] for container in CONTAINERS.values()} | {compose["services"]["acker"]["image"]}
+    assert used == {image}
+    for path in ("Dockerfile", "deploy/README.md"):
+        text = (ROOT / path).read_text()
+        assert set(re.findall(r"docker build -t (\S+)", text)) == {image}
+        assert set(re.findall(r"\backer:\d\S*?(?=[`\s])", text)) == {image}
+
+
+@each_container
+def test_a_container_is_told_the_ports_that_it_declares(name: str) -> None:
+    container = CONTAINERS[name]
+    told = {each["name"]: int(each["value"]) for each in container["env"]}
+    declared = {each["name"].removeprefix("acker-"): each["containerPort"] for each in container["ports"]}
+    assert declared == {"grpc": told["ACKER_PORT"], "http": told["ACKER_HTTP_PORT"]}
+
+
+@each_container
+def test_probes_ask_the_port_of_http_by_its_name(name: str) -> None:
+    container = CONTAINERS[name]
+    (http,) = [each["name"] for each in container["ports"] if each["name"].endswith("http")]
+    probes = {key: probe["httpGet"] for key, probe in container.items() if key.endswith("Probe")}
+    assert "startupProbe" in probes
+    assert {probe["port"] for probe in probes.values()} == {http}
+    assert {probe["path"] for probe in probes.values()} <= {"/livez", "/readyz"}
+
+
+def test_service_annotation_compose_and_scrape_agree_with_the_ports() -> None:
+    ports = {each["name"]: each["containerPort"] for each in CONTAINERS["acker.yaml"]["ports"]}
+    service = of_kind("Service")["spec"]
+    assert {each["targetPort"]: each["port"] for each in service["ports"]} == ports
+    template = of_kind("StatefulSet")["spec"]["template"]["metadata"]
+    assert template["annotations"]["prometheus.io/port"] == str(ports["http"])
+    assert (service["selector"], template["labels"]) == (CLUSTER, CLUSTER)
+    assert ports == {"grpc": Config().port, "http": Config().http_port}
+    published = documents("deploy/compose.yaml")[0]["services"]["acker"]["ports"]
+    assert published == [f"127.0.0.1:{port}:{port}" for port in ports.values()]
+    scrape = documents("deploy/prometheus/prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert scrape == [f"acker:{ports['http']}"]
+    assert f"EXPOSE {ports['grpc']} {ports['http']}\n" in dockerfile()
+
+
+def test_the_sidecar_is_reached_where_it_listens() -> None:
+    pod = documents("deploy/k8s/sidecar.yaml")[0]
+    env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+    told = {each["name"]: each["value"] for each in CONTAINERS["sidecar.yaml"]["env"]}
+    assert env["ACKER_SERVERS"] == f"$(POD_IP):{told['ACKER_PORT']}"
+    assert pod["metadata"]["labels"] == CLIENT
+
+
+def lets_in(namespace: dict[str, str], pod: dict[str, str], port: str, is_own: bool = False) -> bool:
+    """What the policy says of a pod, as Kubernetes reads it."""
+
+    def is_chosen(peer: dict[str, Any]) -> bool:
+        of_namespace, of_pod = peer.get("namespaceSelector"), peer.get("podSelector", {})
+        within = is_own if of_namespace is None else of_namespace.get("matchLabels", {}).items() <= namespace.items()
+        return within and of_pod.get("matchLabels", {}).items() <= pod.items()
+
+    policy = of_kind("NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == CLUSTER
+    rules = [rule for rule in policy["ingress"] if port in {each["port"] for each in rule["ports"]}]
+    return any("from" not in rule or any(map(is_chosen, rule["from"])) for rule in rules)
+
+
+def test_the_policy_lets_in_the_pods_and_namespaces_that_the_documents_promise() -> None:
+    assert lets_in({}, CLIENT, "grpc", is_own=True)
+    assert lets_in(CLIENT, CLIENT, "grpc")
+    assert not lets_in({}, {}, "grpc", is_own=True)
+    assert not lets_in({}, CLIENT, "grpc")
+    assert not lets_in(CLIENT, {}, "grpc")
+    assert lets_in({}, {}, "http")
+    text = (ROOT / "deploy/README.md").read_text()
+    for label in ('`acker-client: "true"`', "kubectl label namespace jobs acker-client=true"):
+        assert label in text
+    for who in ("driver", "executor"):
+        assert f"spark.kubernetes.{who}.label.acker-client=true" in text
+
+
+def test_the_image_and_the_containers_set_variables_and_flags_that_exist() -> None:
+    known = {variable(option.name) for option in OPTIONS}
+    flags = {flag(option.name) for option in OPTIONS}
+    assert {name for name in variables_of_the_image() if name.startswith("ACKER_")} <= known
+    for container in CONTAINERS.values():
+        assert {each["name"] for each in container["env"]} <= known
+        assert {word for word in container["args"] if word.startswith("--")} <= flags
+
+
+def test_the_health_check_of_the_image_finds_the_server_by_the_ready_file() -> None:
+    assert re.search(r'^HEALTHCHECK .* CMD \["acker", "health"\]$', dockerfile(), re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["acker", "serve"\]$', dockerfile(), re.MULTILINE)
+    image = variables_of_the_image()
+    (volume,) = re.findall(r"^VOLUME (\S+)$", dockerfile(), re.MULTILINE)
+    assert image["ACKER_READY_FILE"].startswith(f"{volume}/")
+    assert image["ACKER_STATE_DIR"].startswith(f"{volume}/")
+    mounts = [each["mountPath"] for each in CONTAINERS["acker.yaml"]["volumeMounts"]]
+    assert volume in mounts  # its root file system cannot be written
