@@ -29,7 +29,7 @@ from acker_protocol.messages import (
 )
 from acker_service.logs import Log, RateLimit
 from acker_service.shard import Shard
-from acker_service.sources import Change, SourceChange
+from acker_service.sources import NAME_CHARACTERS, Change, SourceChange
 from acker_service.stats import ShardStats, SourceStats
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
@@ -77,7 +77,7 @@ class SharedShard:
         with self._lock:
             reply = self.shard.open_batch(request, self._clock())
         if reply.status != Status.APPLIED:
-            self._log_refusal("batch_refused", request, reply)
+            self._log_refusal("batch_refused", request.session, reply, batch=request.number)
         return reply
 
     def settle(self, request: Settle) -> SettleReply:
@@ -89,7 +89,7 @@ class SharedShard:
                 self._settle_together()
         reply = mine.result()
         if reply.status != Status.APPLIED:
-            self._log_refusal("settlement_refused", request, reply)
+            self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
         return reply
 
     def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
@@ -105,6 +105,9 @@ class SharedShard:
             waiting = self._begin_waiting(request, reply)
             changes = self.shard.take_changes()
         _log_changes(changes)
+        if reply.status != Status.APPLIED:
+            asked = request.source[:NAME_CHARACTERS]
+            self._log_refusal("watch_refused", request.session, reply, asked=asked)
         if waiting is None:
             return reply
         try:
@@ -176,14 +179,16 @@ class SharedShard:
             future.set_result(reply)
         self._wake()
 
-    def _log_refusal(self, event: str, request: OpenBatch | Settle, reply: OpenBatchReply | SettleReply) -> None:
-        left_out = self._refusals.admit((event, request.session, reply.status))
+    def _log_refusal(
+        self, event: str, session: int, reply: OpenBatchReply | SettleReply | WatchReply, **what: object
+    ) -> None:
+        left_out = self._refusals.admit((event, session, reply.status))
         if left_out is None:
             return
         with self._lock:
-            source = self.shard.name_of(request.session)
+            source = self.shard.name_of(session)
         why = {"status": reply.status.name, "detail": reply.detail, "left_out": left_out}
-        log.warning(event, source=source, session=request.session, batch=request.number, **why)
+        log.warning(event, source=source, session=session, **what, **why)
 
     def _begin_waiting(self, request: Watch, reply: WatchReply) -> _Waiting | None:
         if not self._should_wait(request, reply):

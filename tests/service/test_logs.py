@@ -123,6 +123,17 @@ def test_a_refused_batch_names_its_source_and_says_why(shared: SharedShard, line
     assert (settled["source"], settled["batch"], settled["status"]) == ("orders", 3, "UNKNOWN_BATCH")
 
 
+def test_a_refused_watch_says_what_it_asked_for_and_no_more_than_a_name_may_have(
+    shared: SharedShard, lines: Lines
+) -> None:
+    shared.watch(Watch("n" * 5000, 99, 10_000))
+    shared.watch(Watch("orders", SESSION, 10_000, confirmed=77))
+    unnamed, beyond = lines("watch_refused")
+    assert (unnamed["source"], unnamed["session"], unnamed["asked"]) == (None, 99, "n" * 256)
+    assert (beyond["source"], beyond["session"], beyond["status"]) == ("orders", SESSION, "INVALID")
+    assert "confirmed: 77" in beyond["detail"]
+
+
 def test_a_batch_that_is_refused_again_and_again_is_one_line_a_minute(
     shared: SharedShard, clock: Clock, lines: Lines
 ) -> None:
