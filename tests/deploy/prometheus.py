@@ -41,7 +41,7 @@ class Prometheus:
         ]
         with open(folder / "log", "wb") as log:
             self._process = subprocess.Popen([*command, f"--web.listen-address={self._address}"], stderr=log)
-        eventually(self._answers)
+        eventually(self._answers, within_s=60.0)
 
     def configure(self, targets: str) -> None:
         """Write the shipped configuration with other targets."""
