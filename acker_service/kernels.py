@@ -63,6 +63,10 @@ KEEP, FINISH, ABANDON, DROP = range(4)
 # Reasons that the server itself gives, as `sweep` numbers them (0: none).
 REASONS = ("message_timeout", "progress_timeout", "unfinished", "abandoned", "unread")
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
+# What `apply_inits` gives stands in the table of the tombstones' reasons (see `reasons`), whose texts are numbered up
+# to TOMBSTONE_REASONS; the last two ids of it are the server's own.
+TOMBSTONE_REASONS = 4096
+BY_LOST_REASON, BY_ROOT_CONFLICT = TOMBSTONE_REASONS + 1, TOMBSTONE_REASONS + 2
 
 INIT_FLAG = 1 << INDEX_BITS
 FAILED_FLAG = INIT_FLAG << 1
@@ -88,6 +92,7 @@ _I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2
 _ACK, _FAIL, _RESET = np.uint8(ACK), np.uint8(FAIL), np.uint8(RESET)
 _ACKED, _FAILED_VERDICT = np.uint64(Verdict.ACKED), np.uint64(Verdict.FAILED)
 _TIMED_OUT, _LOST = np.uint64(Verdict.TIMED_OUT), np.uint64(Verdict.LOST)
+_ROOT_CONFLICT = np.uint64(BY_ROOT_CONFLICT)
 
 # How far ahead of the entry at hand its successors' cells are fetched into the cache.
 _AHEAD = 12
@@ -301,7 +306,8 @@ def apply_inits(
 ):  # fmt: skip
     """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
 
-    ``seen``: uint64 map of the batch's numbers that were initialised before (empty: not a numbered batch).
+    ``seen``: uint64 map of the batch's numbers that were initialised before (empty: not a numbered batch). An init of a
+    root that is pending in another batch ends it in both: two outcomes, so twice as many may come as there are entries.
     Returns ``sections``, or the section whose sub-table has to grow first; called again with it, goes on where it
     stopped.
     """
@@ -328,8 +334,19 @@ def apply_inits(
             if cells[3 * cell] != _ZERO:
                 old = cells[3 * cell + 2]
                 if old & _INIT != _ZERO:
-                    counters[KNOWN] += 1
-                    counters[CONFLICTS] += old & _INDEX_MASK != index
+                    owner = old & _INDEX_MASK
+                    if owner == index:
+                        counters[KNOWN] += 1
+                        continue
+                    if len(seen):
+                        seen[number >> _U6] |= _ONE << (number & _U63)
+                    counters[CREATED] += 1
+                    counters[CONFLICTS] += 1
+                    _tell(out_roots, out_info, counters, key, owner, _LOST, _ROOT_CONFLICT)
+                    _tell(out_roots, out_info, counters, key, index, _LOST, _ROOT_CONFLICT)
+                    pending[owner] -= 1
+                    _erase(cells, capacity, cell)
+                    count -= 1
                     continue
                 counters[ORPHANS] -= 1
             elif _is_full(count, capacity):

@@ -75,7 +75,8 @@ class Told:
 
 @dataclass(slots=True)
 class Effect:
-    """What one call did, in numbers of roots. ``created``: inits that counted."""
+    """What one call did, in numbers of roots. ``created``: inits that counted. ``conflicts``: of those, the ones whose
+    root was pending in another batch, so that it ended in both."""
 
     created: int = 0
     known: int = 0
@@ -292,7 +293,8 @@ class Ledger:
 
     def _make_scratch(self, entries: int) -> None:
         self._keys, self._tombstones = np.empty(entries, np.uint64), np.empty(entries, np.int32)
-        self._roots, self._info = np.empty(entries, np.uint64), np.empty(entries, np.uint64)
+        # An init that is in conflict ends two roots.
+        self._roots, self._info = np.empty(2 * entries, np.uint64), np.empty(2 * entries, np.uint64)
 
     # -- state
 

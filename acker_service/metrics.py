@@ -55,7 +55,7 @@ GAUGES = {
 COUNTERS = {
     "inits": ("acker_inits", "Roots initialised."),
     "inits_known": ("acker_inits_known", "Inits that changed nothing, as their root had been initialised before."),
-    "inits_conflicting": ("acker_inits_conflicting", "Of those, the ones that named another batch."),
+    "inits_conflicting": ("acker_inits_conflicting", "Inits that found their root pending in another batch."),
     "updates": ("acker_updates", "Entries of reports applied, inits included."),
     "orphans_expired": ("acker_orphans_expired", "Entries without an init that aged out."),
     "orphans_dropped": ("acker_orphans_dropped", "Acks and fails of unknown roots for which there was no room."),

@@ -1,6 +1,7 @@
 """Reasons: the texts that tombstones keep until their init arrives, by a small number.
 
 Decides how much text is kept (it comes from clients) and what happens beyond: the tombstone stays, its text is lost.
+The table holds the server's own reason for an init in conflict too, since inits are told out of it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from acker_protocol.messages import Kinds
+from acker_service import kernels
 
-REASONS_MAX = 4096
+REASONS_MAX = kernels.TOMBSTONE_REASONS
 LOST = "(the server kept too many reasons to keep this one)"
+ROOT_CONFLICT = "root_conflict"
 
 
 class Reasons:
-    """Ids 1 to REASONS_MAX; 0 is the empty reason; the last id is `LOST`."""
+    """Ids 1 to REASONS_MAX; 0 is the empty reason; the last two ids are `LOST` and `ROOT_CONFLICT`."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = [LOST] * (REASONS_MAX + 1)
+        self.texts: list[str] = [LOST] * kernels.BY_LOST_REASON + [ROOT_CONFLICT]
         self._ids: dict[str, int] = {}
         self._free = list(range(REASONS_MAX, 0, -1))
 
@@ -35,7 +38,7 @@ class Reasons:
         if known is not None:
             return known
         if not self._free:
-            return REASONS_MAX + 1
+            return kernels.BY_LOST_REASON
         reason_id = self._free.pop()
         self._ids[text] = reason_id
         self.texts[reason_id - 1] = text
@@ -50,7 +53,7 @@ class Reasons:
                 self._free.append(reason_id)
 
     def empty_marks(self) -> Kinds:
-        return np.zeros(REASONS_MAX + 2, np.uint8)
+        return np.zeros(kernels.BY_LOST_REASON + 1, np.uint8)
 
     # -- state
 

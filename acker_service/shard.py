@@ -129,7 +129,7 @@ class Shard:
         effect = self._apply(message, batch, report, asked & ~known) if asked & ~known else Effect()
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
             batch.cover(_column(message.inits.covered, np.uint64))
-        return self._reply(report, asked, known, effect.known)
+        return self._reply(report, asked, known, effect)
 
     def _batch_of(self, scope: InitScope | None) -> Batch | None:
         source = self._sources.get(scope.session) if scope is not None else None
@@ -199,7 +199,7 @@ class Shard:
             self._ledger.mark_reasons(used)
             self._reasons.keep(used)
 
-    def _reply(self, report: Report, asked: int, known: int, inits_known: int) -> ApplyReply:
+    def _reply(self, report: Report, asked: int, known: int, effect: Effect) -> ApplyReply:
         sections, duplicate = len(report.slots), (asked & known).bit_count()
         self._counters.sections_applied += sections - duplicate
         self._counters.sections_duplicate += duplicate
@@ -208,7 +208,9 @@ class Shard:
         if 0 < duplicate < sections:
             bits = np.unpackbits(np.frombuffer(known.to_bytes(128, "little"), np.uint8), bitorder="little")
             statuses = np.where(bits[report.slots], Status.DUPLICATE, Status.APPLIED).astype(np.uint8)
-        return ApplyReply(self.incarnation, status, statuses, inits_known=inits_known)
+        return ApplyReply(
+            self.incarnation, status, statuses, inits_known=effect.known, inits_conflicting=effect.conflicts
+        )
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
         return ApplyReply(self.incarnation, status, retry_delay_ms=_delay_ms(status), detail=detail)
@@ -390,8 +392,8 @@ class Shard:
             return self._watched(Status.INVALID, source, detail)
         else:
             self._unconfirmed -= source.outbox.confirm(request.confirmed)
-        self._renew(source, request)
-        outcomes = source.outbox.read(request.max_outcomes)
+        lease_ms = self._renew(source, request)
+        outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
             Status.APPLIED,
@@ -400,6 +402,7 @@ class Shard:
             source.generation,
             source.outbox.freed + len(outcomes),
             outcomes,
+            lease_ms,
         )
 
     def take_changes(self) -> list[SourceChange]:
@@ -433,13 +436,16 @@ class Shard:
         self._changes.append(SourceChange(Change.OPENED, source.name, source.session))
         return source
 
-    def _renew(self, source: Source, request: Watch) -> None:
+    def _renew(self, source: Source, request: Watch) -> int:
+        """Start the lease anew; gives what is granted, in ms."""
         source.watched = self._now
-        source.expires = self._now + min(request.lease_ms / 1000, self._max_lease_s)
+        lease_ms = min(request.lease_ms, int(self._max_lease_s * 1000))
+        source.expires = self._now + lease_ms / 1000
         if source.stream.limits != request.limits:
             source.stream.limits = request.limits
             self._ledger.limits[source.stream.index] = limit_ticks(request.limits)
             self._ledger.hasten()
+        return lease_ms
 
     def _watched(self, status: Status, source: Source | None, detail: str = "", is_new: bool = False) -> WatchReply:
         generation = self.generation if source is None else source.generation

@@ -97,7 +97,8 @@ class SharedShard:
 
         ``on_end`` takes what to call when the caller has gone away, so that nobody waits for nothing.
         """
-        request = dataclasses.replace(request, max_outcomes=min(request.max_outcomes, OUTCOMES_MAX))
+        max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
+        request = dataclasses.replace(request, max_outcomes=max_outcomes)
         with self._lock:
             if request.close:
                 self._dismiss(request.session)
@@ -112,7 +113,8 @@ class SharedShard:
             return reply
         try:
             on_end(waiting.dismiss)
-            waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S))
+            # A lease is renewed by the call and by its answer: no call may outlast it.
+            waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
             if waiting.woken.is_set() and not waiting.is_dismissed:
                 self._is_closing.wait(self._linger_s)
         finally:

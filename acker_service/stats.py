@@ -13,9 +13,9 @@ class Counters:
     failed: int = 0
     timed_out: int = 0
     lost: int = 0
-    inits: int = 0  # that created or completed an entry
+    inits: int = 0  # that counted: created or completed an entry, or ended in conflict
     inits_known: int = 0  # that changed nothing, as their root was initialised before
-    inits_conflicting: int = 0  # of those, the ones that named another batch
+    inits_conflicting: int = 0  # that found their root pending in another batch: LOST in both
     updates: int = 0  # entries applied, inits included
     sections_applied: int = 0
     sections_duplicate: int = 0

@@ -118,6 +118,12 @@ class Courier:
                 "other records. Where they differ, the roots are replayed.",
                 delivery.result.conflict,
             )
+        if delivery.result.inits_conflicting:
+            log.warning(
+                "Root ids of a report that another batch, of this source or another, has pending: %d. They are LOST in "
+                "both and replayed. Draw the base of every session at random.",
+                delivery.result.inits_conflicting,
+            )
 
     def _wait_out(self, refusal: Refusal, what: str, patience: Patience, renew: Renew) -> None:
         if refusal.status not in _WAITED_OUT:

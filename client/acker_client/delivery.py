@@ -22,7 +22,8 @@ _FINAL_MAX = int(Status.STALE)
 class ReportResult:
     """What became of one report, in sections. ``unreported``: given up under ``on_unreachable="continue"``.
 
-    ``inits_known``: inits that changed nothing, as their root had been initialised before.
+    ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
+    of roots that another source, or another batch, had pending: each is LOST, there and here.
     """
 
     applied: int = 0
@@ -31,6 +32,7 @@ class ReportResult:
     stale: int = 0
     unreported: int = 0
     inits_known: int = 0
+    inits_conflicting: int = 0
 
     def __add__(self, other: ReportResult) -> ReportResult:
         return ReportResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -48,13 +50,22 @@ class Refusal:
 class Delivery:
     """One report: its messages still to be answered, and the counts of the answers that came."""
 
-    __slots__ = ("_counts", "_covering", "_inits_known", "_message_bytes", "_messages", "identity", "inits")
+    __slots__ = (
+        "_counts",
+        "_covering",
+        "_inits_conflicting",
+        "_inits_known",
+        "_message_bytes",
+        "_messages",
+        "identity",
+        "inits",
+    )
 
     def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> None:
         self.identity = identity
         self.inits = inits
         self._counts = np.zeros(len(Status) + 1, np.int64)
-        self._inits_known = 0
+        self._inits_known = self._inits_conflicting = 0
         self._message_bytes = MESSAGE_BYTES
         self._messages = _numbered(pack(identity, entries, inits, report_digest=digest(entries)))
         # The key of the message that says what is covered: it has to be answered last.
@@ -70,7 +81,7 @@ class Delivery:
         """The counts so far; what has no final answer yet stands under ``unreported``."""
         left = sum(len(section_starts(message.entries.root_ids)) for message in self._messages.values())
         applied, duplicate, conflict, stale = (int(count) for count in self._counts[1 : _FINAL_MAX + 1])
-        return ReportResult(applied, duplicate, conflict, stale, left, self._inits_known)
+        return ReportResult(applied, duplicate, conflict, stale, left, self._inits_known, self._inits_conflicting)
 
     def fit(self, message_bytes: int) -> None:
         """Pack what is left anew, for a server that takes only messages up to ``message_bytes``."""
@@ -108,6 +119,7 @@ class Delivery:
         if len(starts):
             self._counts += np.bincount(statuses[final], minlength=len(self._counts))
         self._inits_known += reply.inits_known
+        self._inits_conflicting += reply.inits_conflicting
         if final.all():
             del self._messages[key]
             return None

@@ -2,7 +2,7 @@
 
 Decides the arithmetic of design section 4 and nothing else: no randomness (bases come in from outside), no I/O.
 All arithmetic is modulo 2**64. Scalar functions take and return ``int``; column functions ``uint64`` arrays.
-``tests/vectors/protocol.json`` holds vectors for every function here.
+``proto/acker/v1/vectors.json`` holds vectors for every function here.
 """
 
 from __future__ import annotations

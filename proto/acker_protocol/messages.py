@@ -110,7 +110,11 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ApplyReply:
-    """``section_statuses``: uint8 a section in order, empty when every section has ``status``."""
+    """``section_statuses``: uint8 a section in order, empty when every section has ``status``.
+
+    ``inits_known``: inits that changed nothing, as their root was initialised before. ``inits_conflicting``: inits
+    whose root was pending in another batch, of whatever source: it is LOST in both, reason ``root_conflict``.
+    """
 
     incarnation: int
     status: Status
@@ -118,6 +122,7 @@ class ApplyReply:
     retry_delay_ms: int = 0
     detail: str = ""
     inits_known: int = 0
+    inits_conflicting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,10 @@ class SettleReply:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it."""
+    """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it.
+
+    ``max_outcomes``: 0 is as many as there are.
+    """
 
     source: str
     session: int
@@ -218,6 +226,8 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class WatchReply:
+    """``lease_ms``: the lease that was granted; 0 in a reply to a watch that was refused or closed its source."""
+
     incarnation: int
     status: Status
     detail: str = ""
@@ -225,6 +235,7 @@ class WatchReply:
     generation: int = 0
     cursor: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
+    lease_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

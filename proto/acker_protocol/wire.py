@@ -122,13 +122,20 @@ def encode_apply_reply(reply: ApplyReply) -> pb.ApplyReply:
         retry_delay_ms=reply.retry_delay_ms,
         detail=reply.detail,
         inits_known=reply.inits_known,
+        inits_conflicting=reply.inits_conflicting,
     )
 
 
 def decode_apply_reply(wire: pb.ApplyReply) -> ApplyReply:
     statuses = np.frombuffer(wire.section_statuses, np.uint8)
     return ApplyReply(
-        wire.incarnation, _status(wire.status), statuses, wire.retry_delay_ms, wire.detail, wire.inits_known
+        wire.incarnation,
+        _status(wire.status),
+        statuses,
+        wire.retry_delay_ms,
+        wire.detail,
+        wire.inits_known,
+        wire.inits_conflicting,
     )
 
 
@@ -174,7 +181,9 @@ def decode_settle(content: pb.SettleRequest | bytes) -> Settle:
     try:
         settlement = Settlement(wire.settlement)
     except ValueError:
-        raise Malformed(f"settlement: {wire.settlement} is neither DONE (1) nor ABANDON (2)") from None
+        raise Malformed(
+            f"settlement: {wire.settlement} is neither SETTLEMENT_DONE (1) nor SETTLEMENT_ABANDON (2)"
+        ) from None
     return Settle(wire.session, wire.number, settlement)
 
 
@@ -232,6 +241,7 @@ def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
         verdicts=outcomes.verdicts.tobytes(),
         reason_ids=outcomes.reason_ids.tobytes(),
         reasons=outcomes.reasons,
+        lease_ms=reply.lease_ms,
     )
 
 
@@ -251,7 +261,14 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
     if len(outcomes.reason_ids) and int(outcomes.reason_ids.max()) > len(outcomes.reasons):
         raise Malformed(f"reason_ids: an index is beyond the {len(outcomes.reasons)} reasons")
     return WatchReply(
-        wire.incarnation, _status(wire.status), wire.detail, wire.is_new, wire.generation, wire.cursor, outcomes
+        wire.incarnation,
+        _status(wire.status),
+        wire.detail,
+        wire.is_new,
+        wire.generation,
+        wire.cursor,
+        outcomes,
+        wire.lease_ms,
     )
 
 

@@ -273,6 +273,22 @@ def test_a_conflict_is_counted_and_logged_and_no_error(client: AckerClient, capl
     assert "other records" in caplog.text
 
 
+def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
+    client: AckerClient, make: Callable[..., AckerClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    other = make()
+    other.open_source("other orders")
+    for each in (client, other):
+        each.init(ROOT, ids.edge0(ROOT))
+        each.flush()
+    assert (client.totals.inits_conflicting, other.totals.inits_conflicting) == (0, 1)
+    assert "another batch, of this source or another, has pending: 1." in caplog.text
+    # The other one's record is done; nothing was done of the first.
+    other.ack(ROOT, ids.edge0(ROOT))
+    other.flush()
+    assert outcomes(client) == outcomes(other) == {ROOT: (Verdict.LOST, "root_conflict")}
+
+
 def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
     first = 1 << 40
     client.open_batch(1, first, 10)

@@ -58,7 +58,8 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    assert {"acker_protocol/v1/acker.proto", "acker_protocol/v1/acker_pb2.pyi"} <= names
+    contract = {"acker.proto", "vectors.json", "acker_pb2.pyi"}
+    assert {f"acker_protocol/v1/{name}" for name in contract} <= names
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
 
 

@@ -13,14 +13,14 @@ FIELDS = {
     "Identity": "high low sequenced",
     "Inits": "session batch covered",
     "ApplyRequest": "identity digest inits root_ids ack_vals kinds reason_ids reasons",
-    "ApplyReply": "incarnation status section_statuses retry_delay_ms detail inits_known",
+    "ApplyReply": "incarnation status section_statuses retry_delay_ms detail inits_known inits_conflicting",
     "Limits": "message_timeout_ms progress_timeout_ms",
     "OpenBatchRequest": "session number first up_to held limits",
     "OpenBatchReply": "incarnation status retry_delay_ms detail",
     "SettleRequest": "session number settlement",
     "SettleReply": "incarnation status detail cursor roots",
     "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close",
-    "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons",
+    "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons lease_ms",
     "StatsRequest": "",
     "StatsReply": "incarnation server_version values",
 }
@@ -41,7 +41,9 @@ def test_every_message_has_its_promise():
 @pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement])
 def test_words_and_wire_agree_on_the_numbers(enum):
     wired = pb.DESCRIPTOR.enum_types_by_name[enum.__name__].values_by_name
-    assert {name: value.number for name, value in wired.items() if value.number} == {word.name: word for word in enum}
+    prefix = enum.__name__.upper()
+    promised = {f"{prefix}_{word.name}": word.value for word in enum} | {f"{prefix}_UNSPECIFIED": 0}
+    assert {name: value.number for name, value in wired.items()} == promised
 
 
 def test_the_service_keeps_its_name_and_methods():

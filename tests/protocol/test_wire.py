@@ -112,13 +112,15 @@ def test_a_report_of_inits_arrives_as_it_was_sent(given_acks, session, batch, co
     assert as_twin(arrived.entries) == as_twin(entries)
 
 
-@given(uint64, statuses, st.lists(st.sampled_from([1, 2, 3, 4]), max_size=9), uint32, sentences, uint64)
-def test_an_answer_to_a_report_arrives_as_it_was_sent(incarnation, status, sections, delay_ms, detail, known):
-    sent = messages.ApplyReply(incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known)
+@given(uint64, statuses, st.lists(st.sampled_from([1, 2, 3, 4]), max_size=9), uint32, sentences, uint64, uint64)
+def test_an_answer_to_a_report_arrives_as_it_was_sent(
+    incarnation, status, sections, delay_ms, detail, known, conflicting
+):
+    sent = messages.ApplyReply(incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known, conflicting)
     arrived = wire.decode_apply_reply(travelled(wire.encode_apply_reply(sent)))
     assert arrived.section_statuses.tolist() == sections
     assert (arrived.incarnation, arrived.status, arrived.retry_delay_ms) == (incarnation, status, delay_ms)
-    assert (arrived.detail, arrived.inits_known) == (detail, known)
+    assert (arrived.detail, arrived.inits_known, arrived.inits_conflicting) == (detail, known, conflicting)
 
 
 @given(
@@ -133,9 +135,10 @@ def test_outcomes_arrive_as_they_were_told(told):
         np.array(reason_ids if any(reason_ids) else [], np.uint32),
         reasons,
     )
-    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes)
+    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000)
     arrived = wire.decode_watch_reply(travelled(wire.encode_watch_reply(sent)))
     assert (arrived.incarnation, arrived.is_new, arrived.generation, arrived.cursor) == (9, True, 5, 77)
+    assert arrived.lease_ms == 4000
     heard = [
         (root, Verdict(verdict), arrived.outcomes.reason(index))
         for index, (root, verdict) in enumerate(
@@ -199,7 +202,7 @@ def test_malformed_outcomes_are_refused_by_name(sentence):
 
 
 def test_a_settlement_that_is_none_is_refused_by_name():
-    with pytest.raises(wire.Malformed, match="settlement: 0 is neither DONE"):
+    with pytest.raises(wire.Malformed, match="settlement: 0 is neither SETTLEMENT_DONE"):
         wire.decode_settle(pb.SettleRequest())
 
 

@@ -86,7 +86,9 @@ MALFORMED = {
     "covered: a range stops before it starts": pb.ApplyRequest(
         identity=IDENTITY, inits=pb.Inits(session=1, covered=b"\1" + bytes(15))
     ),
-    "settlement: 9 is neither DONE (1) nor ABANDON (2)": pb.SettleRequest(session=1, number=1, settlement=9),
+    "settlement: 9 is neither SETTLEMENT_DONE (1) nor SETTLEMENT_ABANDON (2)": pb.SettleRequest(
+        session=1, number=1, settlement=9
+    ),
 }
 
 

@@ -39,14 +39,14 @@ def new_shard(**options: Any) -> Shard:
 
 
 def watch(
-    shard: Shard, now: float = 0.0, limits: Limits | None = None, **options: Any
+    shard: Shard, now: float = 0.0, limits: Limits | None = None, session: int = SESSION, **options: Any
 ) -> dict[int, tuple[Verdict, str]]:
     """What the source is told, and confirms at once."""
-    request = Watch("source", SESSION, 3_600_000, limits or Limits(), **options)
+    request = Watch("source", session, 3_600_000, limits or Limits(), **options)
     reply = shard.watch(request, now)
     assert reply.status == Status.APPLIED
     outcomes = reply.outcomes
-    shard.watch(Watch("source", SESSION, 3_600_000, request.limits, confirmed=reply.cursor, max_outcomes=0), now)
+    shard.watch(Watch("source", session, 3_600_000, request.limits, confirmed=reply.cursor, max_outcomes=1), now)
     return {
         int(root): (Verdict(verdict), outcomes.reason(n))
         for n, (root, verdict) in enumerate(zip(outcomes.root_ids, outcomes.verdicts, strict=True))
@@ -233,6 +233,45 @@ def test_an_init_of_a_batch_counts_once_even_after_its_root_has_ended() -> None:
     assert len(watch(shard)) == 5
     send(updates_of(roots), batch=1)
     assert (shard.stats.pending, shard.stats.inits_known) == (0, 5)
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("number", [0, 1])
+def test_two_sources_of_one_root_id_are_both_answered_and_neither_is_acked(number: int, held: bool) -> None:
+    shard, roots, other = new_shard(), roots_of(50), SESSION + 1
+    for session in (SESSION, other):
+        shard.watch(Watch(f"source {session}", session, 3_600_000), 0.0)
+        if number:
+            shard.open_batch(OpenBatch(session, number, FIRST, len(roots), held), 0.0)
+    first, second = (
+        shard.apply(Apply(Identity(session, 0), 1, updates_of(roots), InitScope(session, number)), 0.0)
+        for session in (SESSION, other)
+    )
+    assert (first.status, first.inits_conflicting) == (Status.APPLIED, 0)
+    assert (second.status, second.inits_conflicting, second.inits_known) == (Status.APPLIED, 50, 0)
+    # What the workers of one do would have acked the trees of the other.
+    Sender(shard).send(updates_of(roots))
+    lost = dict.fromkeys(roots.tolist(), (Verdict.LOST, "root_conflict"))
+    assert watch(shard) == watch(shard, session=other) == lost
+    for session in (SESSION, other) if number else ():
+        reply = shard.settle([Settle(session, number, Settlement.DONE)], 0.0)[0]
+        assert (reply.status, reply.roots, reply.cursor) == (Status.APPLIED, 50, 50)
+    assert watch(shard) == watch(shard, session=other) == {}
+    assert (shard.stats.pending, shard.stats.reserved, shard.stats.unconfirmed) == (0, 0, 0)
+
+
+def test_one_source_that_gives_a_root_id_to_two_batches_is_answered_for_both() -> None:
+    shard, roots = new_shard(), roots_of(3)
+    watch(shard)
+    sender = Sender(shard)
+    for number in (1, 2):
+        shard.open_batch(OpenBatch(SESSION, number, FIRST, 3), 0.0)
+        sender.send(updates_of(roots), batch=number, covered=[(0, 3)])
+    outcomes = shard.watch(Watch("source", SESSION, 3_600_000), 0.0).outcomes
+    assert sorted(outcomes.root_ids.tolist()) == sorted(roots.tolist() * 2)
+    assert {outcomes.reason(n) for n in range(6)} == {"root_conflict"}
+    replies = shard.settle([Settle(SESSION, number, Settlement.DONE) for number in (1, 2)], 0.0)
+    assert [(reply.status, reply.roots) for reply in replies] == [(Status.APPLIED, 3)] * 2
 
 
 def test_room_is_reserved_so_inits_of_an_open_batch_are_never_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -65,8 +66,8 @@ def cut(entries: Entries, some: slice) -> Entries:
 class Comparison:
     """Every call goes to both; the replies, the outcomes and the counts are the same."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, first_of: Callable[[int, int], int] = first_of) -> None:
+        self.chance, self.first_of = chance, first_of
         self.options: dict[str, Any] = {
             "max_pending": MAX_PENDING,
             "max_pending_per_source": chance.choice([None, 40]),
@@ -107,7 +108,7 @@ class Comparison:
         request = OpenBatch(
             session,
             number,
-            first_of(session, number),
+            self.first_of(session, number),
             self.chance.randrange(45),
             self.chance.random() < 0.6,
             self.chance.choice(LIMITS),
@@ -125,7 +126,7 @@ class Comparison:
         ]
 
     def update(self) -> None:
-        roots, vals = self.columns(first_of(self.session(), self.chance.randrange(5)))
+        roots, vals = self.columns(self.first_of(self.session(), self.chance.randrange(5)))
         kinds = np.array([self.chance.choice([1, 1, 1, 1, 2, 3, 4, 5, 7]) for _ in roots], np.uint8)
         reasons = {int(root): self.chance.choice(["", "bad", "worse"]) for root in roots}
         plain = self.chance.random() < 0.4
@@ -134,7 +135,7 @@ class Comparison:
 
     def init(self) -> None:
         session, number = self.session(), self.chance.randrange(5)
-        entries = reports.fold(*self.columns(first_of(session, number)))
+        entries = reports.fold(*self.columns(self.first_of(session, number)))
         if not self.chance.randrange(4):
             number = self.chance.randrange(3)  # roots of one batch said to be another's
         drawn = [self.chance.randrange(30) for _ in range(self.chance.randrange(3) if number else 0)]
@@ -166,10 +167,11 @@ class Comparison:
         self.sent.append(message)
         ours, theirs = self.shard.apply(message, self.now + self.moved), self.twin.apply(message, self.now)
         assert ours.section_statuses.tolist() == theirs.section_statuses.tolist()
-        assert (ours.status, ours.retry_delay_ms, ours.inits_known) == (
+        assert (ours.status, ours.retry_delay_ms, ours.inits_known, ours.inits_conflicting) == (
             theirs.status,
             theirs.retry_delay_ms,
             theirs.inits_known,
+            theirs.inits_conflicting,
         )
 
     def compare_counts(self) -> None:
@@ -203,5 +205,16 @@ def test_any_calls_in_any_order_do_what_the_dumb_twin_does(seed: int) -> None:
     for n in range(120):
         comparison.step()
         if n % 40 == 30:
+            comparison.restart()
+    comparison.compare_outcomes()
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=20, deadline=None, phases=[Phase.generate])
+def test_sources_and_batches_that_share_root_ids_do_what_the_dumb_twin_does(seed: int) -> None:
+    comparison = Comparison(random.Random(seed), first_of=lambda session, number: 1)
+    for n in range(120):
+        comparison.step()
+        if n == 70:
             comparison.restart()
     comparison.compare_outcomes()

@@ -119,6 +119,7 @@ class Twin:
             return ApplyReply(self.incarnation, record, detail=f"the identity is {record.name}")
         digest, known = record
         batch, fresh = None, ~np.isin(slots, list(known))
+        conflicts_before = self._count["inits_conflicting"]
         if message.inits is not None and (fresh.any() or not len(slots)):
             found = self._scope(message, int(fresh.sum()))
             if isinstance(found, ApplyReply):
@@ -147,7 +148,11 @@ class Twin:
         status = Status.APPLIED if applied or not order else Status.DUPLICATE
         uniform = applied in (0, len(order))
         return ApplyReply(
-            self.incarnation, status, np.empty(0, np.uint8) if uniform else statuses, inits_known=inits_known
+            self.incarnation,
+            status,
+            np.empty(0, np.uint8) if uniform else statuses,
+            inits_known=inits_known,
+            inits_conflicting=self._count["inits_conflicting"] - conflicts_before,
         )
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
@@ -221,11 +226,13 @@ class Twin:
 
     def _init(self, root: int, val: int, batch: _Batch, now: float) -> bool:
         entry = self._entries.get(root)
-        conflict = entry is not None and entry.batch not in (None, batch)
-        if root in batch.inits or (entry is not None and entry.batch is not None):
+        if root in batch.inits or (entry is not None and entry.batch is batch):
             self._count["inits_known"] += 1
-            self._count["inits_conflicting"] += conflict
             return False
+        is_conflict = entry is not None and entry.batch is not None
+        if is_conflict:
+            # Two trees under one root id: nobody can say whose an ack is, so neither of them is ever acked.
+            self._tell(root, Verdict.LOST, "root_conflict")
         entry = self._entries.setdefault(root, _Entry())
         entry.val ^= val
         entry.batch, entry.started, entry.progressed = batch, now, now
@@ -233,6 +240,9 @@ class Twin:
         if batch.number:
             batch.inits.add(root)
         self._count["inits"] += 1
+        if is_conflict:
+            self._count["inits_conflicting"] += 1
+            self._tell(root, Verdict.LOST, "root_conflict")
         return True
 
     def _update(self, root: int, val: int, kind: int, reason: str, now: float) -> None:
@@ -368,7 +378,7 @@ class Twin:
         if confirmed > source.freed:
             del source.outbox[: confirmed - source.freed]
             source.freed = confirmed
-        told = source.outbox[: request.max_outcomes]
+        told = source.outbox[: request.max_outcomes or None]
         reasons = list(dict.fromkeys(reason for _, _, reason in told if reason))
         outcomes = Outcomes(
             np.array([root for root, _, _ in told], np.uint64),

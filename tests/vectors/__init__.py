@@ -13,7 +13,7 @@ import numpy as np
 
 from acker_protocol.messages import Apply, Entries, Identity, InitScope
 
-PATH = Path(__file__).with_name("protocol.json")
+PATH = Path(__file__).parents[2] / "proto/acker/v1/vectors.json"
 
 
 def protocol() -> dict[str, Any]:

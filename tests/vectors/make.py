@@ -1,4 +1,4 @@
-"""Writes protocol.json: ``python tests/vectors/make.py``.
+"""Writes proto/acker/v1/vectors.json: ``python tests/vectors/make.py``.
 
 A second implementation of the protocol's arithmetic and of its one large message, in plain integers and bytes, as
 somebody would write it who reads the .proto in another language. It imports nothing of acker, so that the vectors check
@@ -167,5 +167,5 @@ def vectors() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    path = Path(__file__).with_name("protocol.json")
+    path = Path(__file__).parents[2] / "proto/acker/v1/vectors.json"
     path.write_text(json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n")

@@ -9,47 +9,47 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATUS_UNSPECIFIED: _ClassVar[Status]
-    APPLIED: _ClassVar[Status]
-    DUPLICATE: _ClassVar[Status]
-    CONFLICT: _ClassVar[Status]
-    STALE: _ClassVar[Status]
-    NOT_OWNER: _ClassVar[Status]
-    OVERLOADED: _ClassVar[Status]
-    UNKNOWN_SOURCE: _ClassVar[Status]
-    UNKNOWN_BATCH: _ClassVar[Status]
-    INVALID: _ClassVar[Status]
+    STATUS_APPLIED: _ClassVar[Status]
+    STATUS_DUPLICATE: _ClassVar[Status]
+    STATUS_CONFLICT: _ClassVar[Status]
+    STATUS_STALE: _ClassVar[Status]
+    STATUS_NOT_OWNER: _ClassVar[Status]
+    STATUS_OVERLOADED: _ClassVar[Status]
+    STATUS_UNKNOWN_SOURCE: _ClassVar[Status]
+    STATUS_UNKNOWN_BATCH: _ClassVar[Status]
+    STATUS_INVALID: _ClassVar[Status]
 
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERDICT_UNSPECIFIED: _ClassVar[Verdict]
-    ACKED: _ClassVar[Verdict]
-    FAILED: _ClassVar[Verdict]
-    TIMED_OUT: _ClassVar[Verdict]
-    LOST: _ClassVar[Verdict]
+    VERDICT_ACKED: _ClassVar[Verdict]
+    VERDICT_FAILED: _ClassVar[Verdict]
+    VERDICT_TIMED_OUT: _ClassVar[Verdict]
+    VERDICT_LOST: _ClassVar[Verdict]
 
 class Settlement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     SETTLEMENT_UNSPECIFIED: _ClassVar[Settlement]
-    DONE: _ClassVar[Settlement]
-    ABANDON: _ClassVar[Settlement]
+    SETTLEMENT_DONE: _ClassVar[Settlement]
+    SETTLEMENT_ABANDON: _ClassVar[Settlement]
 STATUS_UNSPECIFIED: Status
-APPLIED: Status
-DUPLICATE: Status
-CONFLICT: Status
-STALE: Status
-NOT_OWNER: Status
-OVERLOADED: Status
-UNKNOWN_SOURCE: Status
-UNKNOWN_BATCH: Status
-INVALID: Status
+STATUS_APPLIED: Status
+STATUS_DUPLICATE: Status
+STATUS_CONFLICT: Status
+STATUS_STALE: Status
+STATUS_NOT_OWNER: Status
+STATUS_OVERLOADED: Status
+STATUS_UNKNOWN_SOURCE: Status
+STATUS_UNKNOWN_BATCH: Status
+STATUS_INVALID: Status
 VERDICT_UNSPECIFIED: Verdict
-ACKED: Verdict
-FAILED: Verdict
-TIMED_OUT: Verdict
-LOST: Verdict
+VERDICT_ACKED: Verdict
+VERDICT_FAILED: Verdict
+VERDICT_TIMED_OUT: Verdict
+VERDICT_LOST: Verdict
 SETTLEMENT_UNSPECIFIED: Settlement
-DONE: Settlement
-ABANDON: Settlement
+SETTLEMENT_DONE: Settlement
+SETTLEMENT_ABANDON: Settlement
 
 class HelloRequest(_message.Message):
     __slots__ = ("protocol_version", "client_version")
@@ -114,20 +114,22 @@ class ApplyRequest(_message.Message):
     def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., digest: _Optional[int] = ..., inits: _Optional[_Union[Inits, _Mapping]] = ..., root_ids: _Optional[bytes] = ..., ack_vals: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
-    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known")
+    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known", "inits_conflicting")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     SECTION_STATUSES_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     INITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    INITS_CONFLICTING_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     section_statuses: bytes
     retry_delay_ms: int
     detail: str
     inits_known: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ...) -> None: ...
+    inits_conflicting: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ..., inits_conflicting: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_timeout_ms", "progress_timeout_ms")
@@ -210,7 +212,7 @@ class WatchRequest(_message.Message):
     def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ...) -> None: ...
 
 class WatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons")
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +223,7 @@ class WatchReply(_message.Message):
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REASON_IDS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
@@ -231,7 +234,8 @@ class WatchReply(_message.Message):
     verdicts: bytes
     reason_ids: bytes
     reasons: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
+    lease_ms: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

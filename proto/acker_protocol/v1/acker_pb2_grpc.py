@@ -70,7 +70,7 @@ class AckerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Hello(self, request, context):
-        """Handshake: the first call on every connection. Another protocol version is answered FAILED_PRECONDITION.
+        """What the server is and takes. Another protocol version is answered with gRPC's FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,14 +84,14 @@ class AckerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenBatch(self, request, context):
-        """Reserves room for the roots of a batch, before anything of it is planned.
+        """Opens a batch and reserves room for its roots. The same request again is answered STATUS_APPLIED again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Settle(self, request, context):
-        """Ends a batch: every root of it that has no outcome gets one, at once.
+        """Ends a batch: what becomes of its roots stands in chapter 6.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +105,8 @@ class AckerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The server's own figures.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
