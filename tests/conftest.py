@@ -143,6 +143,24 @@ class ServerProcess:
 @pytest.fixture
 def server_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     """Start a server as a process: ``server_process("--max-pending=10")`` takes flags; see :class:`ServerProcess`."""
+    yield from _server_processes(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def server_process_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """As ``server_process``, for servers that all tests of a module share."""
+    yield from _server_processes(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server as a process, with its defaults, for all tests that bring sessions of their own."""
+    process = ServerProcess(tmp_path_factory.mktemp("server"))
+    yield process
+    process.close()
+
+
+def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
     processes: list[ServerProcess] = []
 
     def start(*flags: str, port: int = 0) -> ServerProcess:
