@@ -22,10 +22,10 @@ def walk(source: Source, *, held: bool) -> list[int]:
     return roots
 
 
-def test_a_held_batch_that_is_done_tells_every_root(acker: Acker) -> None:
+def test_a_held_batch_that_is_done_reports_every_root(acker: Acker) -> None:
     source = acker.source()
     roots = walk(source, held=True)
-    # Only the fail is told before.
+    # Only the fail is reported before.
     assert source.hear(1) == {roots[2]: ("VERDICT_FAILED", "no price")}
     assert not source.watch().root_ids
     reply = source.settle(1, DONE)
@@ -60,7 +60,7 @@ def test_what_a_batch_that_is_not_held_left_pending_has_its_limits(acker: Acker)
     assert source.hear(1) == {source.root(0): ("VERDICT_TIMED_OUT", "message_timeout")}
 
 
-def test_a_batch_that_is_not_held_and_abandoned_tells_every_root(acker: Acker) -> None:
+def test_a_batch_that_is_not_held_and_abandoned_reports_every_root(acker: Acker) -> None:
     source = acker.source()
     roots = walk(source, held=False)
     assert source.settle(1, ABANDON).roots == 5
