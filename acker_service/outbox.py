@@ -19,20 +19,25 @@ from acker_protocol.messages import Kinds, Outcomes
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
-# Reasons are text from clients: what a chunk of them may take is bounded, and so is what an answer carries.
-REASON_CHARACTERS = 4096
+# Reasons are text from clients: what a chunk of them may take is bounded, in bytes as they travel, tag and length too.
+REASON_BYTES = 4096
 REASONS_MAX = 4096
-REASONS_CHARACTERS = 1 << 20
+REASONS_BYTES = 1 << 19
+REASON_HEAD_BYTES = 4
+# What an answer may carry: a gRPC client takes 4 MiB unless told otherwise, and there is more in it than outcomes.
+ANSWER_BYTES = (4 << 20) - (64 << 10)
+# Root id, verdict, reason id.
+OUTCOME_BYTES = 13
 DROPPED_REASON = "(there were too many reasons to keep this one)"
 
 
 class Chunk:
     """Up to CHUNK_MAX outcomes in a row: growing columns and a table of their reasons."""
 
-    __slots__ = ("_ids", "_reason_ids", "_roots", "_verdicts", "characters", "count", "reasons")
+    __slots__ = ("_ids", "_reason_ids", "_roots", "_verdicts", "count", "reasons", "reasons_bytes")
 
     def __init__(self, room: int) -> None:
-        self.count, self.characters = 0, 0
+        self.count, self.reasons_bytes = 0, 0
         self.reasons: list[str] = []
         self._ids: dict[str, int] = {}
         room = max(CHUNK_MIN, min(CHUNK_MAX, room))
@@ -73,14 +78,15 @@ class Chunk:
         """Index of a reason in ``reasons``, plus one; 0 for the empty one."""
         if not reason:
             return 0
-        reason = reason[:REASON_CHARACTERS]
+        reason = cut(reason)
         if reason in self._ids:
             return self._ids[reason]
-        if len(self.reasons) >= REASONS_MAX or self.characters + len(reason) > REASONS_CHARACTERS:
-            reason = DROPPED_REASON
+        size = len(reason.encode()) + REASON_HEAD_BYTES
+        if len(self.reasons) >= REASONS_MAX or self.reasons_bytes + size > REASONS_BYTES:
+            reason, size = DROPPED_REASON, len(DROPPED_REASON) + REASON_HEAD_BYTES
         if reason not in self._ids:
             self.reasons.append(reason)
-            self.characters += len(reason)
+            self.reasons_bytes += size
             self._ids[reason] = len(self.reasons)
         return self._ids[reason]
 
@@ -132,15 +138,21 @@ class Outbox:
         return freed
 
     def read(self, outcomes_max: int) -> Outcomes:
-        """The outcomes from the oldest on: as many as asked for, fewer if their reasons are long."""
+        """The outcomes from the oldest on: as many as asked for, fewer if they do not fit into one answer."""
         parts: list[tuple[Chunk, slice]] = []
-        skipped, left, characters = self._skipped, outcomes_max, 0
+        skipped, left, room = self._skipped, outcomes_max, ANSWER_BYTES
         for chunk in self._chunks:
-            if left <= 0 or characters > REASONS_CHARACTERS:
+            some = slice(
+                skipped, min(chunk.count, skipped + left, skipped + (room - chunk.reasons_bytes) // OUTCOME_BYTES)
+            )
+            # A chunk of any size and all its reasons fit into an empty answer, so the first one always has something.
+            if some.stop <= some.start:
                 break
-            parts.append((chunk, slice(skipped, min(chunk.count, skipped + left))))
-            left -= parts[-1][1].stop - skipped
-            characters += chunk.characters
+            parts.append((chunk, some))
+            left -= some.stop - some.start
+            room -= chunk.reasons_bytes + OUTCOME_BYTES * (some.stop - some.start)
+            if some.stop < chunk.count:
+                break
             skipped = 0
         return _joined(parts)
 
@@ -167,6 +179,12 @@ class Outbox:
                 raise ValueError("outcomes in it lack their reasons")
             self.append(columns["roots"][some], columns["verdicts"][some], codes, reasons)
             start += count
+
+
+def cut(reason: str) -> str:
+    """A reason as it is kept: its first REASON_BYTES, no character in halves."""
+    reason = reason[:REASON_BYTES]
+    return reason if reason.isascii() else reason.encode()[:REASON_BYTES].decode(errors="ignore")
 
 
 def _widened(column: Array, room: int) -> Array:

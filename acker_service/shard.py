@@ -44,7 +44,7 @@ from acker_service import kernels, state
 from acker_service.batches import Batch, Indexes, are_too_long, limit_ticks
 from acker_service.dedupe import Dedupe
 from acker_service.ledger import Effect, Ledger, Report, Told
-from acker_service.outbox import REASON_CHARACTERS
+from acker_service.outbox import cut
 from acker_service.reasons import Reasons
 from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Change, Settled, Source, SourceChange
 from acker_service.stats import Counters, ShardStats, SourceStats
@@ -190,7 +190,7 @@ class Shard:
         """Keep the reasons of new tombstones."""
         fails = np.cumsum(entries.kinds & FAIL != 0) - 1
         local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
-        texts = [entries.reasons[number][:REASON_CHARACTERS] for number in local.tolist()]
+        texts = [cut(entries.reasons[number]) for number in local.tolist()]
         ids = [self._reasons.id_of(text) for text in texts]
         self._ledger.label(report.keys[tombstones], np.array(ids, np.uint64)[positions])
         if self._reasons.is_full and self._tick >= self._marked_at + kernels.TICKS_A_SECOND:

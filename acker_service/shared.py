@@ -34,7 +34,7 @@ from acker_service.stats import ShardStats, SourceStats
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
 WAIT_MAX_S = 30.0
-# 13 bytes each: an answer stays below the 4 MiB that a gRPC client takes unless told otherwise.
+# 13 bytes each; an answer is bounded in bytes besides, see ``outbox``.
 OUTCOMES_MAX = 250_000
 # An answer with so many does not linger for more.
 OUTCOMES_ENOUGH = 32_768

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from contract_client import Acker, Entry, Source, ack, fail, root_of, status
+from contract_client import Acker, Entry, Source, ack, fail, outcomes, root_of, status
 from contract_stubs import TEXT, pb
 
 DAY_MS = 24 * 3600 * 1000
@@ -100,6 +100,19 @@ def test_a_reply_brings_at_most_250_000_outcomes_and_stays_below_4_mib(acker: Ac
     assert len(reply.verdicts) == 250_000
     assert reply.ByteSize() < 4 << 20
     assert reply.cursor == 250_000
+
+
+def test_a_reply_stays_below_4_mib_also_where_reasons_are_long_and_many(source: Source) -> None:
+    roots = [source.root(number) for number in range(3000)]
+    source.init(*(ack(root, 5) for root in roots))
+    source.report(*(fail(root, f"{number} " + "ä" * 1500) for number, root in enumerate(roots)))
+    left = set(roots)
+    while left:
+        reply = source.watch()
+        assert reply.ByteSize() < 4 << 20
+        heard = outcomes(reply)
+        assert heard
+        source.cursor, left = reply.cursor, left - heard.keys()
 
 
 # -- a server with little room

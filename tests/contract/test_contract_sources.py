@@ -113,9 +113,9 @@ def test_a_lease_that_runs_out_drops_the_source_and_the_generation_tells(acker: 
 
 
 def test_a_watch_that_waits_does_not_outlast_its_lease(acker: Acker) -> None:
-    source = Source(acker, lease_ms=2000)
+    source = Source(acker, lease_ms=4000)
     first = source.watch()
-    second = source.watch(wait_ms=WAIT_MS)
+    second = source.watch(wait_ms=WAIT_MS, max_outcomes=10)
     assert (second.is_new, second.generation) == (False, first.generation)
 
 

@@ -7,9 +7,11 @@ import random
 import numpy as np
 import pytest
 
-from acker_protocol.messages import Outcomes, Verdict
+from acker_protocol import wire
+from acker_protocol.messages import Outcomes, Status, Verdict, WatchReply
 from acker_service import outbox
-from acker_service.outbox import DROPPED_REASON, REASON_CHARACTERS, REASONS_MAX, Outbox
+from acker_service.outbox import DROPPED_REASON, REASON_BYTES, REASONS_MAX, Outbox
+from acker_service.shared import OUTCOMES_MAX
 
 Row = tuple[int, int, str]
 
@@ -60,16 +62,33 @@ def test_outcomes_arrive_in_order_and_stay_until_they_are_confirmed(seed: int, m
             )
 
 
-def test_reasons_are_cut_and_bounded_and_the_outcome_is_still_told() -> None:
+@pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
+def test_reasons_are_cut_and_bounded_in_bytes_and_the_outcome_is_still_told(letter: str) -> None:
     box, count = Outbox(), REASONS_MAX + 100
-    texts = [f"{n} " + "x" * 2 * REASON_CHARACTERS for n in range(count)]
+    texts = [f"{n} " + letter * 2 * REASON_BYTES for n in range(count)]
     for n in range(count):
         box.append(np.array([n + 1], np.uint64), int(Verdict.FAILED), n + 1, texts)
     outcomes = box.read(count)
     assert len(outcomes) == count
-    assert max(len(reason) for reason in outcomes.reasons) == REASON_CHARACTERS
-    assert sum(len(reason) for reason in outcomes.reasons) <= outbox.REASONS_CHARACTERS + len(DROPPED_REASON)
+    assert max(len(reason.encode()) for reason in outcomes.reasons) <= REASON_BYTES
+    assert sum(len(reason.encode()) for reason in outcomes.reasons) <= outbox.REASONS_BYTES + len(DROPPED_REASON)
+    assert outcomes.reason(0).startswith("0 " + letter * 1000)
     assert outcomes.reason(count - 1) == DROPPED_REASON
+
+
+@pytest.mark.parametrize("letter", ["x", "語", "😀"])
+@pytest.mark.parametrize("length", [5, 150, 5000])
+def test_every_answer_fits_into_what_a_grpc_client_takes_unless_told_otherwise(letter: str, length: int) -> None:
+    box, count, told = Outbox(), 300_000, 0
+    texts = [f"{n} ".ljust(length, letter) for n in range(5_000)]
+    codes = np.arange(count, dtype=np.uint64) % 5_000 + 1
+    box.append(np.arange(1, count + 1, dtype=np.uint64), int(Verdict.FAILED), codes, texts)
+    while told < count:
+        reply = WatchReply(1, Status.APPLIED, outcomes=box.read(OUTCOMES_MAX))
+        assert len(reply.outcomes) > 0
+        assert wire.encode_watch_reply(reply).ByteSize() <= 4 << 20
+        assert reply.outcomes.root_ids[0] == told + 1
+        told += box.confirm(told + len(reply.outcomes))
 
 
 def test_an_outbox_without_reasons_says_so_with_an_empty_column() -> None:

@@ -436,6 +436,25 @@ def test_an_identity_is_remembered_while_a_batch_that_was_open_before_it_is() ->
     assert shard.stats.identities == 0
 
 
+@pytest.mark.parametrize("identity", [Identity(3, 3), Identity(3, 3, sequenced=True)])
+@pytest.mark.parametrize(("timeout_ms", "age_s"), [(0, 10.0), (20_000, 25.0)])
+def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orphans(
+    identity: Identity, timeout_ms: int, age_s: float
+) -> None:
+    shard = new_shard(memory_s=10.0, orphan_timeout_s=5.0)
+    watch(shard, limits=Limits(timeout_ms))
+    entries = updates_of(roots_of(3))
+    message = Apply(identity, reports.digest(entries), entries)
+    shard.apply(message, 1.0)
+    shard.tick(0.9 + age_s)
+    assert shard.apply(message, 1.0 + age_s).status == Status.DUPLICATE
+    # Used again, it is remembered for as long again.
+    shard.tick(0.9 + 2 * age_s)
+    assert shard.apply(message, 0.9 + 2 * age_s).status == Status.DUPLICATE
+    shard.tick(1.1 + 3 * age_s)
+    assert shard.apply(message, 1.1 + 3 * age_s).status == Status.APPLIED
+
+
 def test_more_sources_than_there_is_room_for_are_told_to_wait() -> None:
     shard = new_shard()
     statuses = [shard.watch(Watch("source", session, 1000), 0.0).status for session in range(1, 16_500)]
