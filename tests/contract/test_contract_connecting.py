@@ -20,7 +20,7 @@ def refusal(call: Callable[[], Any]) -> tuple[str, str]:
     return caught.value.code().name, caught.value.details()
 
 
-def test_hello_tells_what_the_server_takes(acker: Acker) -> None:
+def test_hello_says_what_the_server_takes(acker: Acker) -> None:
     reply = acker.call("Hello", protocol_version=1, client_version="anything")
     assert reply.protocol_version == 1
     assert reply.server_version
@@ -28,7 +28,7 @@ def test_hello_tells_what_the_server_takes(acker: Acker) -> None:
     assert (reply.max_message_bytes, reply.sequence_window) == (16 << 20, 64)
 
 
-def test_hello_is_not_asked_for(lasting_server: Any) -> None:
+def test_hello_is_not_required(lasting_server: Any) -> None:
     with Acker(lasting_server.address) as acker:
         source = acker.source()
         source.init(ack(source.root(0), 5))

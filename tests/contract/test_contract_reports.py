@@ -137,7 +137,7 @@ def test_an_identity_of_one_kind_is_not_one_of_the_other(acker: Acker, source: S
         assert status(source.report(ack(root, edge0(root)), identity=identity)) == "STATUS_APPLIED"
 
 
-def test_the_server_does_not_hold_the_digest_against_the_entries(acker: Acker, source: Source) -> None:
+def test_the_server_does_not_check_the_digest_against_the_entries(acker: Acker, source: Source) -> None:
     entries = fold(acks(source))
     request = message(acker.sender().identity(), entries, entries)
     request.digest = 5

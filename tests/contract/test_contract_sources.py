@@ -99,7 +99,7 @@ def test_a_watch_is_answered_after_its_wait_also_with_nothing(acker: Acker) -> N
     assert (status(reply), reply.cursor, reply.root_ids) == ("STATUS_APPLIED", 0, b"")
 
 
-def test_a_lease_that_runs_out_drops_the_source_and_the_generation_tells(acker: Acker) -> None:
+def test_a_lease_that_runs_out_drops_the_source_and_the_generation_says_so(acker: Acker) -> None:
     source = acker.source(lease_ms=1)
     generation = source.watch(lease_ms=60_000).generation
     source.init(ack(source.root(0), 5))
@@ -119,7 +119,7 @@ def test_a_watch_that_waits_does_not_outlast_its_lease(acker: Acker) -> None:
     assert (second.is_new, second.generation) == (False, first.generation)
 
 
-def test_the_reply_tells_the_lease_that_was_granted(acker: Acker) -> None:
+def test_the_reply_states_the_lease_that_was_granted(acker: Acker) -> None:
     source = acker.source()
     assert source.watch(lease_ms=5000).lease_ms == 5000
     assert source.watch(lease_ms=4_000_000_000).lease_ms == 3_600_000

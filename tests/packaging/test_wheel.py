@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -32,17 +33,21 @@ def succeed(*command: object, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
+def built(kind: str, folder: Path) -> Path:
+    """The "wheel" or "sdist" of this checkout."""
     done = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return next(folder.glob("acker-*.whl"))
+    return next(folder.glob("acker-*"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built("wheel", tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,12 @@ def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel):
     contract = {"acker.proto", "vectors.json", "acker_pb2.pyi"}
     assert {f"acker_protocol/v1/{name}" for name in contract} <= names
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_holds_the_contract_and_its_vectors(tmp_path):
+    with tarfile.open(built("sdist", tmp_path)) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"proto/acker/v1/acker.proto", "proto/acker/v1/vectors.json"} <= names
 
 
 def test_the_wheel_holds_nothing_else(wheel):
