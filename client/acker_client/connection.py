@@ -21,6 +21,9 @@ Connect = Callable[[str], Transport]
 
 # Of a message at the server's cap: identity, scope, tags and lengths beside the columns.
 _ENVELOPE_BYTES = 4096
+# The first greeting may take no longer than this, so that a server which is there and mute is soon known to be; the
+# next one has all the time of a call.
+_FIRST_GREETING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class Connection:
         self._transports: dict[str, Transport] = {}
         self._greeted: Greeted | None = None
         self._current = 0
+        self._greeting_s = _FIRST_GREETING_S
         self._is_closed = False
 
     def greeted(self, deadline: Deadline) -> Greeted:
@@ -66,7 +70,9 @@ class Connection:
                     failures.append(str(error))
                 else:
                     self._current = index % len(servers)
+                    self._greeting_s = _FIRST_GREETING_S
                     return self._greeted
+            self._greeting_s = self._settings.call_timeout_s
             raise Unavailable("; ".join(failures))
 
     def lost(self, greeted: Greeted) -> None:
@@ -87,7 +93,7 @@ class Connection:
         transport = self._transports.get(address)
         if transport is None:
             transport = self._transports[address] = self._connect(address)
-        timeout_s = min(self._settings.call_timeout_s, deadline.left_s)
+        timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
         reply = transport.hello(Hello(PROTOCOL_VERSION, VERSION), timeout_s)
         if reply.protocol_version != PROTOCOL_VERSION:
             raise Rejected(

@@ -23,6 +23,7 @@ from acker_client.errors import (
     UnknownSource,
 )
 from acker_client.settings import Settings
+from acker_client.silence import Silence
 from acker_protocol.messages import Apply, ApplyReply, OpenBatchReply, SettleReply, Status, Transport
 
 log = logging.getLogger("acker_client")
@@ -57,6 +58,12 @@ class Courier:
         self._clock = clock
         self._sleep = sleep
         self._random = random
+        self._silence = Silence(", ".join(settings.servers))
+
+    @property
+    def silent_since(self) -> float | None:
+        """When the first try began that has had no answer, nor any after it; None: the last one was answered."""
+        return self._silence.since
 
     def patience(self, budget_s: float | None = None) -> Patience:
         """A new budget: that of the settings, unless one is given."""
@@ -66,19 +73,30 @@ class Courier:
     def greeted(self, patience: Patience) -> Greeted:
         """A server that answered the handshake."""
         while True:
+            asked_at = self._clock()
             try:
-                return self.connection.greeted(patience.deadline)
+                greeted = self.connection.greeted(patience.deadline)
             except Unavailable as error:
+                self._unanswered(asked_at, error)
                 self._wait_after(error, patience)
+            else:
+                self._answered()
+                return greeted
 
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float) -> Reply:
         """One try; Unavailable when no answer came."""
-        greeted = self.connection.greeted(deadline)
+        asked_at = self._clock()
         try:
-            return call(greeted.transport, min(timeout_s, deadline.left_s))
-        except Unavailable:
-            self.connection.lost(greeted)
+            greeted = self.connection.greeted(deadline)
+            reply = self._called(call, greeted, min(timeout_s, deadline.left_s))
+        except Unavailable as error:
+            self._unanswered(asked_at, error)
             raise
+        except Rejected:
+            self._answered()
+            raise
+        self._answered()
+        return reply
 
     def answer(self, call: Call[Reply], patience: Patience) -> Reply:
         """Try until there is an answer, whatever it says."""
@@ -124,6 +142,25 @@ class Courier:
                 "both and replayed. Draw the base of every session at random.",
                 delivery.result.inits_conflicting,
             )
+
+    def _called(self, call: Call[Reply], greeted: Greeted, timeout_s: float) -> Reply:
+        try:
+            return call(greeted.transport, timeout_s)
+        except Unavailable:
+            self.connection.lost(greeted)
+            raise
+
+    def _unanswered(self, asked_at: float, error: Unavailable) -> None:
+        line = self._silence.unanswered(asked_at, self._clock(), error)
+        if line:
+            log.warning(line)
+
+    def _answered(self) -> None:
+        if self._silence.since is None:
+            return
+        line = self._silence.answered(self._clock())
+        if line:
+            log.warning(line)
 
     def _wait_out(self, refusal: Refusal, what: str, patience: Patience, renew: Renew) -> None:
         if refusal.status not in _WAITED_OUT:

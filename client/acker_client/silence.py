@@ -1,0 +1,48 @@
+"""Silence: how long the acker has not answered, and when that is worth a line in the log. Pure: time comes in.
+
+Decides that nobody waits for more than a second without being told for whom, and how often it is said.
+"""
+
+from __future__ import annotations
+
+# From here on a wait is one that somebody notices.
+NOTICED_S = 1.0
+# At most one line of waiting in so long, however often the server comes and goes.
+AGAIN_S = 30.0
+
+
+class Silence:
+    """Of one process. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
+
+    __slots__ = ("_address", "_is_told", "_since", "_told_at")
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._since: float | None = None
+        self._is_told = False
+        self._told_at = float("-inf")
+
+    @property
+    def since(self) -> float | None:
+        """When the first try began that was not answered, with none answered after it; None: the last one was."""
+        return self._since
+
+    def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
+        """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""
+        self._since = since = asked_at if self._since is None else self._since
+        if now - since < NOTICED_S or now - self._told_at < AGAIN_S:
+            return None
+        self._is_told, self._told_at = True, now
+        return f"waiting for the acker at {self._address}: no answer for {_seconds(now - since)} ({why})"
+
+    def answered(self, now: float) -> str | None:
+        """A try was answered; what to log of it, if anything."""
+        since, self._since = self._since, None
+        if since is None or not self._is_told:
+            return None
+        self._is_told = False
+        return f"the acker at {self._address} answers again, after {_seconds(now - since)}"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s"

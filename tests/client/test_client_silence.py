@@ -1,0 +1,138 @@
+"""Who waits for the acker is told so after a second, seldom, and told when it is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from acker_client import AckerClient, Settings, errors
+from acker_client.silence import AGAIN_S, Silence
+from acker_client.testing import LocalServer, SimulatedTime
+from acker_protocol import ids
+
+ROOT = ids.root_id(1 << 40, 0)
+
+
+class Play:
+    """A client and its server in simulated time; ``after`` holds what happens at which second."""
+
+    def __init__(self) -> None:
+        self.time = SimulatedTime()
+        self.server = LocalServer(clock=self.time.clock, sleep=self.time.sleep)
+        self.after: dict[float, Callable[[], object]] = {}
+        settings = Settings(("far:7070",), budget_s=60.0)
+        self.client = AckerClient(
+            settings, connect=self.server.connect, clock=self.time.clock, sleep=self._sleep, random=lambda: 0.5
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.time.sleep(seconds)
+        for when in [when for when in self.after if when <= self.time.clock()]:
+            self.after.pop(when)()
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play()
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line.getMessage() for line in caplog.records if line.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.hello(),
+        lambda client: client.stats(),
+        lambda client: client.open_source("orders"),
+        lambda client: (client.ack(ROOT, 5), client.flush()),
+    ],
+)
+def test_who_waits_for_the_acker_is_told_after_a_second_and_told_when_it_is_back(
+    play: Play, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
+) -> None:
+    told_at: list[float] = []
+    play.server.stop()
+    play.after = {
+        0.9: lambda: told_at.append(len(lines(caplog))),
+        3.5: lambda: told_at.append(len(lines(caplog))),
+        20.0: play.server.start,
+    }
+    call(play.client)
+    assert told_at == [0, 1]
+    waiting, back = lines(caplog)
+    assert waiting.startswith("waiting for the acker at far:7070: no answer for ")
+    assert "the local server is stopped" in waiting
+    assert back.startswith("the acker at far:7070 answers again, after 2")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.open_batch(1, 1, 1),
+        lambda client: client.watch(40.0),
+    ],
+)
+def test_a_source_that_waits_is_told_too(
+    play: Play, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
+) -> None:
+    play.client.open_source("orders", lease_s=1000.0)
+    play.server.stop()
+    play.after = {20.0: play.server.start}
+    call(play.client)
+    assert [line.split(":")[0] for line in lines(caplog)] == [
+        "waiting for the acker at far",
+        "the acker at far",
+    ]
+
+
+def test_a_short_silence_is_not_worth_a_line(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    play.server.stop()
+    play.after = {0.5: play.server.start}
+    play.client.hello()
+    assert lines(caplog) == []
+
+
+def test_a_long_silence_is_told_again_and_again_but_seldom(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    play.server.stop()
+    for _ in range(10):
+        with pytest.raises(errors.Unavailable):
+            play.client.hello()
+    assert len(lines(caplog)) == pytest.approx(play.time.clock() / AGAIN_S, abs=2)
+
+
+def test_a_server_that_comes_and_goes_does_not_flood_the_log() -> None:
+    silence = Silence("far:7070")
+    told = []
+    for second in range(0, 300, 3):
+        told += [silence.unanswered(second, second + 2.0, "gone"), silence.answered(second + 2.5)]
+    waiting = [line for line in told if line and line.startswith("waiting")]
+    again = [line for line in told if line and "answers again" in line]
+    assert len(waiting) == len(again) == 10
+
+
+def test_a_server_that_is_there_and_mute_is_told_of_before_a_whole_call_has_passed(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    timeouts: list[float] = []
+
+    class Mute:
+        def hello(self, hello: Any, timeout_s: float) -> None:
+            timeouts.append(timeout_s)
+            play.time.sleep(timeout_s)
+            raise errors.Unavailable("DEADLINE_EXCEEDED")
+
+    client = AckerClient(
+        Settings(("mute:1",), budget_s=30.0),
+        connect=lambda address: Mute(),  # type: ignore[arg-type, return-value]
+        clock=play.time.clock,
+        sleep=play.time.sleep,
+    )
+    with pytest.raises(errors.Unavailable):
+        client.hello()
+    assert timeouts[:2] == [1.0, 10.0]
+    assert lines(caplog)[0].startswith("waiting for the acker at mute:1: no answer for 1 s")
