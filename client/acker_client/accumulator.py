@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +45,7 @@ class Accumulator:
 
     def init(self, root: int, edges: int | Iterable[int], batch: int = 0) -> None:
         """The tree of ``root`` starts with these edges (or with their XOR)."""
-        val = id64("edge", edges) if isinstance(edges, int) else xor(0, edges)
+        val = xor(0, edges) if isinstance(edges, Iterable) else id64("edge", edges)
         self._inits_of(batch).rows.setdefault(root_id(root), val)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
@@ -53,7 +55,7 @@ class Accumulator:
     def fail(self, root: int, reason: str = "", edge: int = 0) -> None:
         """The tree of ``root`` fails; the first reason counts. ``edge``: consumed by it, 0 for none."""
         root, val = root_id(root), id64("edge", edge)
-        self._reasons.setdefault(root, reason[:REASON_LENGTH_MAX])
+        self._reasons.setdefault(root, _short(reason))
         self._add(root, val, FAIL | ACK if val else FAIL)
 
     def reset_timeout(self, root: int) -> None:
@@ -75,13 +77,15 @@ class Accumulator:
         """Fails in columns; one reason for all, or one a row. ``vals``: the edges consumed, if any."""
         root_column = root_ids(roots)
         _, val_column = _columns(root_column, np.zeros(len(root_column), np.uint64) if vals is None else vals)
+        if not isinstance(reasons, Iterable):
+            raise ValueError(f"reasons={reasons!r}: give one string, or one a row")
         each = [reasons] * len(root_column) if isinstance(reasons, str) else list(reasons)
         if len(each) != len(root_column):
             raise ValueError(f"reasons: {len(each)} for {len(root_column)} roots; give one string, or one a row")
         kinds = np.where(val_column != 0, FAIL | ACK, FAIL).astype(np.uint8)
         first: dict[int, str] = {}
         for root, reason in zip(root_column.tolist(), each, strict=True):
-            first.setdefault(root, reason[:REASON_LENGTH_MAX])
+            first.setdefault(root, _short(reason))
         self._columns_of_updates(fold_updates(root_column, val_column, kinds, first))
 
     def take(self) -> list[Draft]:
@@ -106,8 +110,8 @@ class Accumulator:
     def _inits_of(self, batch: int) -> _Inits:
         found = self._inits.get(batch)
         if found is None:
-            if not 0 <= batch <= MASK:
-                raise ValueError(f"batch={batch}: give 0 for the open stream, or the number of an open batch")
+            if not isinstance(batch, int | np.integer) or not 0 <= batch <= MASK:
+                raise ValueError(f"batch={batch!r}: give 0 for the open stream, or the number of an open batch")
             found = self._inits[batch] = _Inits()
         return found
 
@@ -170,6 +174,8 @@ class _Inits:
 
 def id64(name: str, value: int) -> int:
     """``value`` as an unsigned 64-bit number; a negative one is read as the signed bigint that Spark has for it."""
+    if type(value) is not int:
+        value = _integer(name, value)
     if not _SIGNED_MIN <= value <= MASK:
         raise ValueError(f"{name}={value}: ids have 64 bits")
     return value & MASK
@@ -177,13 +183,16 @@ def id64(name: str, value: int) -> int:
 
 def root_id(value: int) -> int:
     """A root id as an unsigned 64-bit number; 0 is none."""
-    if not value:
+    root = id64("root", value)
+    if not root:
         raise ValueError("root=0: 0 is no root id; ids.root_id(base, number) makes one")
-    return id64("root", value)
+    return root
 
 
 def xor(val: int, edges: Iterable[int]) -> int:
     """``val`` XOR all of ``edges``."""
+    if not isinstance(edges, Iterable):
+        raise ValueError(f"emitted={edges!r}: give the children's edges, as in emitted=[edge]")
     for edge in edges:
         val ^= id64("edge", edge)
     return val
@@ -199,10 +208,36 @@ def root_ids(values: npt.ArrayLike) -> Column:
 
 def column64(name: str, values: npt.ArrayLike) -> Column:
     """``values`` as uint64[n]; int64, as Spark has it, is read bit for bit."""
-    array = np.asarray(values) if isinstance(values, np.ndarray) else np.array(values, np.uint64)
+    array = values if isinstance(values, np.ndarray) else _array(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.itemsize != 8:
-        raise ValueError(f"{name}: give a column of 64-bit integers, not {array.dtype} of shape {array.shape}")
+        shape = f" of shape {array.shape}" if array.ndim != 1 else ""
+        raise ValueError(
+            f"{name}: give one column of 64-bit integers (np.uint64 or np.int64), not {array.dtype}{shape}"
+        )
     return np.ascontiguousarray(array).view(np.uint64)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    """A list, or what else is no array, as an array: of integers exactly as they are, never of floats made from them."""
+    if isinstance(values, Sequence):
+        return np.array([id64(name, value) for value in values], np.uint64)
+    return np.asarray(values)
+
+
+def _integer(name: str, value: object) -> int:
+    """An integer of numpy's, say, as an int."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r}: ids are integers of 64 bits")
+
+
+def _short(reason: str) -> str:
+    if not isinstance(reason, str):
+        raise ValueError(f"reason={reason!r}: give a string, as str(error) is")
+    return reason[:REASON_LENGTH_MAX]
 
 
 def _columns(roots: npt.ArrayLike, vals: npt.ArrayLike) -> tuple[Column, Column]:

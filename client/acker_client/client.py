@@ -24,8 +24,9 @@ from acker_client.courier import Call, Courier
 from acker_client.delivery import Delivery, ReportResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.process import Process
-from acker_client.registration import Registration, Watched, check_lease
+from acker_client.registration import Registration, Watched, check_number, check_source
 from acker_client.settings import Settings, addresses
+from acker_protocol.ids import check_column
 from acker_protocol.messages import (
     Entries,
     HelloReply,
@@ -49,6 +50,8 @@ OFF = Limits()
 SOURCE_LIMITS = Limits(message_timeout_ms=30_000)
 # A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
 _POLL_PAUSE_S = 0.05
+# What the wire can say: counts of 32 bits.
+COUNT_MAX = (1 << 32) - 1
 
 
 class AckerClient:
@@ -158,6 +161,8 @@ class AckerClient:
         again); :class:`Rejected` and :class:`UnknownBatch` at once.
         """
         process = self._process()
+        check_column("entries.root_ids", entries.root_ids)
+        check_column("entries.ack_vals", entries.ack_vals)
         delivery = Delivery(identity, entries, inits)
         try:
             process.courier.deliver(delivery, process.courier.patience(), self._renewal(process, delivery))
@@ -179,10 +184,11 @@ class AckerClient:
         """
         process = self._process()
         if process.registration is not None:
-            raise ValueError(f"source {process.registration.name!r} is open on this client: one client has one source")
-        if not name:
-            raise ValueError("name='': give the source a name; it stands in logs and metrics")
-        check_lease(lease_s)
+            raise ValueError(
+                f"source {process.registration.name!r} is open on this client, and one client has one source: make"
+                " another AckerClient, or close_source() first"
+            )
+        check_source(name, session, lease_s, limits)
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, limits, self._clock())
         self._renew(process, registration, process.courier.patience())
@@ -219,6 +225,9 @@ class AckerClient:
         backpressure. Raises ``Overloaded`` after it.
         """
         process = self._process()
+        check_number("number", number, least=1)
+        check_number("first", first, least=1)
+        check_number("up_to", up_to)
         request = OpenBatch(process.source().session, number, first, up_to, held, limits)
         process.courier.accepted(
             lambda transport, timeout_s: transport.open_batch(request, timeout_s),
@@ -233,7 +242,8 @@ class AckerClient:
         ``UnknownBatch`` when the server does not know it: it has lost its state, or the batch was never opened.
         """
         process = self._process()
-        request = Settle(process.source().session, number, settlement)
+        check_number("number", number, least=1)
+        request = Settle(process.source().session, number, Settlement(settlement))
         return process.courier.accepted(
             lambda transport, timeout_s: transport.settle(request, timeout_s),
             f"settle batch {number}",
@@ -249,6 +259,7 @@ class AckerClient:
         """
         process = self._process()
         registration = process.source()
+        check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
         patience = process.courier.patience(wait_s)
         watched: Watched | None = None
         while True:
@@ -309,6 +320,13 @@ class AckerClient:
         process = self._processes.get(os.getpid())
         return process is not None and process.is_closed
 
+    def __repr__(self) -> str:
+        """Where its server is, how it stands with it in this process, and its source. Never the token."""
+        process = self._processes.get(os.getpid())
+        source = None if process is None else process.registration
+        words = ["AckerClient", ", ".join(self.settings.servers), self._standing(process)]
+        return f"<{' '.join(words)}{f', source {source.name!r}' if source else ''}>"
+
     def __enter__(self) -> Self:
         return self
 
@@ -328,6 +346,16 @@ class AckerClient:
         return AckerClient, (self.settings,)
 
     # -- within
+
+    def _standing(self, process: Process | None) -> str:
+        if process is None:
+            return "not connected yet"
+        if process.is_closed:
+            return "closed"
+        since = process.courier.silent_since
+        if since is not None:
+            return f"silent for {self._clock() - since:.0f} s"
+        return "connected" if process.courier.connection.is_greeted else "not connected yet"
 
     def _process(self) -> Process:
         process = self._processes.get(os.getpid())
@@ -456,7 +484,7 @@ def _watch(request: Watch) -> Call[WatchReply]:
 
 def _raise_unless_applied(reply: WatchReply, name: str) -> None:
     if reply.status not in (Status.APPLIED, Status.DUPLICATE):
-        raise Rejected(f"watch of source {name!r}: the server answered {reply.status.name} ({reply.detail})")
+        raise Rejected(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")
 
 
 def _stale(identity: Identity) -> Rejected:

@@ -53,6 +53,11 @@ class Connection:
         self._greeting_s = _FIRST_GREETING_S
         self._is_closed = False
 
+    @property
+    def is_greeted(self) -> bool:
+        """Whether there is a server that has answered the handshake, and has answered ever since."""
+        return self._greeted is not None
+
     def greeted(self, deadline: Deadline) -> Greeted:
         """The server to talk to, greeted; at first the first that answers. Unavailable when none does."""
         with self._lock:

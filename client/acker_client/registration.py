@@ -6,17 +6,42 @@ Decides what each poll asks and confirms, and when the server has lost what it k
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
+from acker_protocol.ids import MASK
 from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 
 # What the wire can say: milliseconds in 32 bits.
 LEASE_MAX_S = 4_294_967
+MILLISECONDS_MAX = (1 << 32) - 1
+
+
+def check_source(name: str, session: int | None, lease_s: float, limits: Limits) -> None:
+    """Raise ValueError, by name, for what no source can be opened with."""
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"name={name!r}: give the source a name, like 'orders'; it stands in logs and metrics")
+    if session is not None:
+        check_number("session", session, least=1)
+    check_lease(lease_s)
+    if not isinstance(limits, Limits):
+        raise ValueError(f"limits={limits!r}: give Limits, like Limits(message_timeout_ms=30_000)")
+    for option in ("message_timeout_ms", "progress_timeout_ms"):
+        check_number(f"limits.{option}", getattr(limits, option), most=MILLISECONDS_MAX)
 
 
 def check_lease(lease_s: float) -> None:
     """Raise ValueError for a lease that the wire cannot say."""
-    if not 0 < lease_s <= LEASE_MAX_S:
-        raise ValueError(f"lease_s={lease_s}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+    if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_MAX_S:
+        raise ValueError(f"lease_s={lease_s!r}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+
+
+def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> None:
+    """Raise ValueError unless ``value`` is a whole number from ``least`` to ``most``."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not least <= value <= most:
+        shown = "2**64 - 1" if most == MASK else f"{most:,}"
+        raise ValueError(f"{name}={value!r}: give a whole number from {least} to {shown}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ after fork: an open channel does not survive one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
 
 from acker_client.errors import AckerError, Closed, Rejected, Unavailable
+from acker_client.settings import DEFAULT_PORT
 from acker_protocol import wire
 from acker_protocol.messages import (
     Apply,
@@ -61,6 +63,14 @@ _REJECTIONS = {
     grpc.StatusCode.PERMISSION_DENIED: "Give a token that is allowed this: Settings(token=...), ACKER_TOKEN or "
     "spark.acker.token",
 }
+
+# What gRPC says of a port where something else answers: what it took for a frame's type is the answer's fourth byte.
+_NO_HTTP2 = re.compile(r"Failed parsing HTTP/2|Expected SETTINGS frame|http1\.x server")
+_FOURTH_BYTE = re.compile(r"got frame type (\d+)")
+# "HTTP/1.1 400" and "<!DOCTYPE HTML>".
+_OF_HTTP = frozenset("POpo")
+# What it says of a port where the connection is taken and closed before a word was said.
+_HUNG_UP = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
 
 
 class GrpcTransport:
@@ -118,5 +128,21 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
         )
     if code in _REJECTIONS:
         return Rejected(f"the acker at {address} answered {code.name}: {details}. {_REJECTIONS[code]}.")
+    if code == grpc.StatusCode.UNAVAILABLE and _NO_HTTP2.search(details):
+        return Rejected(f"{address}: {_no_grpc(details)} ({details})")
+    if code == grpc.StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
+        details += (
+            ". Something takes the connection and hangs up: a port with TLS (the acker's has none) does so, and a"
+        )
+        details += " proxy with no server behind it"
     # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.
     return Unavailable(f"{address}: {code.name}: {details}")
+
+
+def _no_grpc(details: str) -> str:
+    byte = _FOURTH_BYTE.search(details)
+    is_http = byte is None or chr(int(byte[1])) in _OF_HTTP
+    port = f"the acker's gRPC port is {DEFAULT_PORT} by default"
+    if is_http:
+        return f"this looks like an HTTP port, like the acker's own for /metrics; {port}"
+    return f"whoever answers there does not speak gRPC; {port}"

@@ -51,8 +51,18 @@ def unmix64(value: int) -> int:
     return value ^ (value >> 30) ^ (value >> 60)
 
 
+def check_column(name: str, values: Column) -> None:
+    """Raise TypeError unless ``values`` is an array of uint64; ``name`` is what the caller calls it."""
+    dtype = getattr(values, "dtype", type(values).__name__)
+    if dtype == np.int64:
+        raise TypeError(f"{name} is int64: give {name}.view(np.uint64), which is the same 64 bits")
+    if dtype != np.uint64:
+        raise TypeError(f"{name} is {dtype}: give an array of np.uint64")
+
+
 def mix64_column(values: Column) -> Column:
     """Mix each of ``uint64[n]``; returns a new ``uint64[n]``."""
+    check_column("values", values)
     mixed: Column = np.empty(len(values), np.uint64)
     shifted = np.empty(min(len(values), _BLOCK), np.uint64)
     # Block by block, so that the eight passes find their operands in the cache: four times as fast at a million.
@@ -75,6 +85,7 @@ def _mix_block(values: Column, mixed: Column, shifted: Column) -> None:
 
 def unmix64_column(values: Column) -> Column:
     """Invert :func:`mix64_column`."""
+    check_column("values", values)
     mixed: Column = values ^ (values >> np.uint64(31)) ^ (values >> np.uint64(62))
     mixed *= np.uint64(_INVERSE_2)
     mixed ^= (mixed >> np.uint64(27)) ^ (mixed >> np.uint64(54))
@@ -95,6 +106,7 @@ def root_id(base: int, number: int) -> int:
 
 def root_ids(base: int, numbers: Column) -> Column:
     """Root ids of emissions ``numbers: uint64[n]``."""
+    check_column("numbers", numbers)
     return mix64_column(numbers + np.uint64(base))
 
 
@@ -110,6 +122,7 @@ def edge0(root: int) -> int:
 
 def edge0_column(roots: Column) -> Column:
     """Initial edges of ``roots: uint64[n]``."""
+    check_column("roots", roots)
     return mix64_column(roots ^ np.uint64(EDGE0_SALT))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, mix64_column
+from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, check_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Apply, Entries, Identity, InitScope, Kinds
 
 # gRPC is at its best around 1 MiB a message, and a server refuses what is above its cap.
@@ -22,6 +22,8 @@ BYTES_A_REASON = 8  # its index, its tag and its length, beside its text
 
 def fold(roots: Column, vals: Column) -> Entries:
     """XOR ``vals`` (uint64[n]) per root, the roots in wire order: the entries of a report of acks, or of inits."""
+    check_column("roots", roots)
+    check_column("vals", vals)
     order, starts = _order(roots)
     vals = np.take(vals, order)
     if len(starts) == len(roots):

@@ -182,6 +182,24 @@ def test_a_long_reason_is_cut() -> None:
         ("ack_columns", (np.array([1.0]), [1]), "64-bit integers"),
         ("ack_columns", (np.array([1], np.int32), [1]), "64-bit integers"),
         ("fail_columns", ([1, 2], ["one"]), "one a row"),
+        ("ack", (1.5, 5), "root=1.5: ids are integers"),
+        ("ack", (None, 5), "root=None: ids are integers"),
+        ("ack", ("a", 5), "root='a': ids are integers"),
+        ("ack", (True, 5), "root=True: ids are integers"),
+        ("ack", (1, "ab"), "edge='ab': ids are integers"),
+        ("ack", (1, 5, 6), r"emitted=6: give the children's edges, as in emitted=\[edge\]"),
+        ("init", (1, 1.5), "edge=1.5: ids are integers"),
+        ("init", (1, "ab"), "edge='a': ids are integers"),
+        ("fail", (1, ValueError("no")), r"reason=ValueError\('no'\): give a string, as str\(error\) is"),
+        ("ack_columns", ([1.5], [1]), "roots=1.5: ids are integers"),
+        ("ack_columns", ([None], [1]), "roots=None: ids are integers"),
+        ("ack_columns", ([1], [1 << 64]), "vals=18446744073709551616: ids have 64 bits"),
+        ("ack_columns", ([[1, 2]], [[1, 2]]), r"roots=\[1, 2\]: ids are integers"),
+        ("ack_columns", (1, 2), "roots: give one column of 64-bit integers"),
+        ("ack_columns", (np.array([[1]]), [1]), r"not int64 of shape \(1, 1\)"),
+        ("ack_columns", (np.array([1, 2], object), [1, 2]), "not object"),
+        ("fail_columns", ([1, 2], [1, 2]), "reason=1: give a string"),
+        ("fail_columns", ([1, 2], 5), "reasons=5: give one string, or one a row"),
     ],
 )
 def test_a_call_that_is_refused_says_why_and_changes_nothing(
@@ -191,3 +209,17 @@ def test_a_call_that_is_refused_says_why_and_changes_nothing(
     with pytest.raises(ValueError, match=sentence):
         getattr(accumulator, name)(*arguments)
     assert not accumulator.take()
+
+
+def test_integers_of_numpy_and_signed_ones_are_ids_as_they_are() -> None:
+    accumulator = Accumulator()
+    accumulator.ack(np.int64(-2), np.uint64(5), np.array([7, -1], np.int64))  # type: ignore[arg-type]
+    accumulator.ack_columns([-1, 1 << 63, 3], np.array([1, 2, -3]))
+    (draft,) = accumulator.take()
+    found = dict(zip(draft.entries.root_ids.tolist(), draft.entries.ack_vals.tolist(), strict=True))
+    assert found == {
+        2**64 - 2: 5 ^ 7 ^ (2**64 - 1),
+        2**64 - 1: 1,
+        1 << 63: 2,
+        3: 2**64 - 3,
+    }

@@ -17,7 +17,7 @@ from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, err
 from acker_client.client import of_process
 from acker_client.testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 from acker_protocol import ids
-from acker_protocol.messages import ApplyReply, HelloReply, Identity, InitScope, Status
+from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status
 from acker_protocol.reports import fold
 
 ROOT = ids.root_id(1 << 40, 0)
@@ -371,8 +371,75 @@ def test_what_needs_a_source_says_so(make: Callable[..., AckerClient], call: Cal
 
 
 def test_one_client_has_one_source(client: AckerClient) -> None:
-    with pytest.raises(ValueError, match="'orders' is open"):
+    with pytest.raises(ValueError, match=r"'orders' is open on this client.*make another AckerClient"):
         client.open_source("more orders")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"name": 5}, "name=5: give the source a name"),
+        ({"name": " "}, "name=' ': give"),
+        ({"session": 0}, "session=0: give a whole number from 1"),
+        ({"session": -1}, "session=-1: give"),
+        ({"session": "x"}, "session='x': give"),
+        ({"lease_s": "5"}, "lease_s='5': give seconds"),
+        ({"limits": 5}, "limits=5: give Limits"),
+        ({"limits": Limits(message_timeout_ms=-5)}, r"limits\.message_timeout_ms=-5: give a whole number from 0"),
+    ],
+)
+def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
+    make: Callable[..., AckerClient], options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        make().open_source(**{"name": "orders", **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: client.open_batch(0, 1, 1), "number=0: give a whole number from 1"),
+        (lambda client: client.open_batch("a", 1, 1), "number='a'"),
+        (lambda client: client.open_batch(1.5, 1, 1), "number=1.5"),
+        (lambda client: client.open_batch(1, 0, 1), "first=0"),
+        (lambda client: client.open_batch(1, 1 << 64, 1), "first=18446744073709551616"),
+        (lambda client: client.open_batch(1, 1, -1), "up_to=-1"),
+        (lambda client: client.settle("a", Settlement.DONE), "number='a'"),
+        (lambda client: client.settle(1, "done"), "'done' is not a valid Settlement"),
+        (lambda client: client.watch(max_outcomes=-1), "max_outcomes=-1"),
+        (lambda client: client.init(ROOT, 5, batch=-1), "batch=-1: give 0 for the open stream"),
+        (lambda client: client.init(ROOT, 5, batch="b"), "batch='b': give 0"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_name(
+    client: AckerClient, call: Callable[[AckerClient], object], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        call(client)
+
+
+def test_a_report_of_int64_columns_is_told_how_to_view_them(client: AckerClient) -> None:
+    signed = np.array([1, -2], np.int64)
+    with pytest.raises(TypeError, match=r"entries\.root_ids is int64: give entries\.root_ids\.view\(np\.uint64\)"):
+        client.report(Identity(1, 2), Entries(signed, signed))  # type: ignore[arg-type]
+
+
+def test_the_repr_of_a_client_says_where_its_server_is_and_how_it_stands_with_it(
+    server: LocalServer, time: SimulatedTime
+) -> None:
+    settings = Settings(("far:7070",), token="sesame", budget_s=1.0)
+    client = AckerClient(settings, connect=server.connect, clock=time.clock, sleep=time.sleep)
+    assert repr(client) == "<AckerClient far:7070 not connected yet>"
+    client.hello()
+    assert repr(client) == "<AckerClient far:7070 connected>"
+    client.open_source("orders", lease_s=120.0)
+    assert repr(client) == "<AckerClient far:7070 connected, source 'orders'>"
+    server.stop()
+    client.watch()
+    time.sleep(17.0)
+    assert repr(client) == "<AckerClient far:7070 silent for 17 s, source 'orders'>"
+    client.close()
+    assert repr(client) == "<AckerClient far:7070 closed, source 'orders'>"
 
 
 def test_limits_of_the_source_are_those_of_batch_0(make: Callable[..., AckerClient]) -> None:

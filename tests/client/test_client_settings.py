@@ -31,8 +31,37 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         addresses(text)
 
 
+@pytest.mark.parametrize("servers", [7070, b"a:7070", ["a", 3], "a b:7070", "user@a:7070", "a;7070"])
+def test_what_cannot_be_an_address_is_refused_by_a_sentence(servers: Any) -> None:
+    with pytest.raises(ValueError, match=r"servers.*write host:port, like 'localhost:7070'"):
+        addresses(servers)
+
+
+@pytest.mark.parametrize("servers", ["::1", "::1:7070", "fe80::1%eth0"])
+def test_an_ipv6_address_without_brackets_is_told_to_have_them(servers: str) -> None:
+    with pytest.raises(ValueError, match=r"write it in brackets, like '\[::1\]:7070'"):
+        addresses(servers)
+
+
+@pytest.mark.parametrize("token", ["sesame\n", "sésame", 5])
+def test_a_token_that_cannot_travel_is_refused_and_not_shown(token: Any) -> None:
+    with pytest.raises(ValueError, match="token: give a string of printable ASCII") as refused:
+        Settings(("a:1",), token=token)
+    assert str(token).strip() not in str(refused.value)
+
+
 @pytest.mark.parametrize(
-    "option", [{"budget_s": 0}, {"call_timeout_s": -1}, {"on_unreachable": "shrug"}, {"buffer_entries": 0}]
+    "option",
+    [
+        {"budget_s": 0},
+        {"budget_s": "5"},
+        {"budget_s": float("nan")},
+        {"budget_s": float("inf")},
+        {"call_timeout_s": -1},
+        {"on_unreachable": "shrug"},
+        {"buffer_entries": 0},
+        {"buffer_entries": 1.5},
+    ],
 )
 def test_a_bad_option_is_named(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):

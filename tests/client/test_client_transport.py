@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -94,6 +95,62 @@ def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None
         with pytest.raises(errors.Unavailable, match=r"DEADLINE_EXCEEDED|UNAVAILABLE"):
             client.hello()
         client.close()
+
+
+def test_the_acker_s_own_http_port_is_told_apart_from_its_port_for_calls(start_server: Callable[..., Any]) -> None:
+    address = start_server(http_port=0).http_address
+    client = AckerClient(address)
+    with pytest.raises(
+        errors.Rejected, match=rf"{address}: this looks like an HTTP port.* gRPC port is 7070 by default"
+    ):
+        client.hello()
+    client.close()
+
+
+class Stranger:
+    """A port that answers whoever connects in its own way."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._answer = answer
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            caller, _ = self._listener.accept()
+            with caller:
+                if caller.recv(1000) == b"end":
+                    return
+                caller.sendall(self._answer)
+                while self._answer and caller.recv(1000):
+                    pass
+
+    def close(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        with socket.create_connection((host, int(port))) as ending:
+            ending.sendall(b"end")
+        self._thread.join()
+        self._listener.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.Rejected, "this looks like an HTTP port"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", errors.Rejected, "does not speak gRPC; the acker's gRPC port is 7070"),
+        (b"-ERR unknown command\r\n", errors.Rejected, "does not speak gRPC"),
+        (b"", errors.Unavailable, "hangs up: a port with TLS"),
+    ],
+)
+def test_whoever_else_listens_there_is_named(answer: bytes, kind: type[Exception], says: str) -> None:
+    door = Stranger(answer)
+    client = AckerClient(Settings((door.address,), budget_s=0.5))
+    with pytest.raises(kind, match=says):
+        client.hello()
+    client.close()
+    door.close()
 
 
 def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 from drawn_reports import ids as column
 from drawn_reports import uint64
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_protocol import ids
+from acker_protocol.reports import fold
 
 bases = st.integers(1, ids.BASE_MAX - 1)
 numbers = st.integers(0, 2**62)
@@ -69,3 +72,22 @@ def test_an_identity_forgets_the_order_of_what_was_consumed(order, operator):
 def test_a_consumed_edge_is_not_its_root(root, edge):
     if root != edge:
         assert ids.identity_term(root, edge) != ids.identity_term(edge, root)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (ids.mix64_column, "values"),
+        (ids.unmix64_column, "values"),
+        (ids.edge0_column, "roots"),
+        (lambda numbers: ids.root_ids(5, numbers), "numbers"),
+        (lambda roots: fold(roots, roots), "roots"),
+    ],
+)
+def test_a_column_of_int64_is_told_how_to_be_viewed_as_uint64(function, name):
+    with pytest.raises(TypeError, match=rf"{name} is int64: give {name}\.view\(np\.uint64\)"):
+        function(np.arange(3))
+    with pytest.raises(TypeError, match=f"{name} is float64: give an array of np.uint64"):
+        function(np.zeros(3))
+    with pytest.raises(TypeError, match=f"{name} is list: give an array of np.uint64"):
+        function([1, 2])
