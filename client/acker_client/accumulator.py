@@ -218,7 +218,7 @@ def column64(name: str, values: npt.ArrayLike) -> Column:
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:
-    """A list, or what else is no array, as an array: of integers exactly as they are, never of floats made from them."""
+    """A list, or what else is no array, as an array: of integers exactly as they are, floats refused."""
     if isinstance(values, Sequence):
         return np.array([id64(name, value) for value in values], np.uint64)
     return np.asarray(values)
