@@ -150,8 +150,10 @@ def test_too_many_dead_letters_stop_the_run_and_lose_nothing(cluster: Cluster) -
     }
     with pytest.raises(TooManyDeadLetters, match=r"max_dead_share=0\.01") as stopped:
         cluster.source(**options).run(None, failing(lambda row: True, "TypeError: first day"))
-    assert "TypeError: first day" in str(stopped.value)
-    assert str(cluster.folder / "dead.jsonl") in str(stopped.value)
+    assert "\n  100 for 'TypeError: first day': " in str(stopped.value)
+    assert f"{cluster.folder}/a.txt:1, {cluster.folder}/a.txt:2, {cluster.folder}/a.txt:3, ..." in str(stopped.value)
+    assert f"are not in {cluster.folder / 'dead.jsonl'}" in str(stopped.value)
+    assert "earlier" not in str(stopped.value)
     assert letters(cluster) == []
     source = cluster.source(**options)
     source.run(None, save_all)
@@ -165,10 +167,56 @@ def test_a_few_dead_letters_in_a_small_input_do_not_stop_the_run(cluster: Cluste
     assert source.summary().dead_lettered == 10
 
 
+def test_the_dead_that_stopped_the_run_are_named_by_reason_and_origin_and_said_to_be_where_they_are(
+    cluster: Cluster,
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    cluster.write("b.txt", *(str(k) for k in range(20)))
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        early = {
+            row.root: "TypeError: early" + TRACEBACK for row in rows if row.path.endswith("a.txt") and row.line <= 5
+        }
+        reasons = {row.root: f"ValueError: {row.line % 2}" for row in rows if row.path.endswith("b.txt")}
+        batch.df.fail(early | reasons)
+        batch.df.ack(row for row in rows if row.root not in early | reasons)
+
+    source = cluster.source(retry=Retry(max_retries=0), max_dead_share=0.3, batch_records=20)
+    with pytest.raises(TooManyDeadLetters) as stopped:
+        source.run(None, process)
+    a, b = f"{cluster.folder}/a.txt", f"{cluster.folder}/b.txt"
+    assert str(stopped.value) == (
+        "25 of 40 records have spent all retries, more than max_dead_share=0.3 allows: mend what fails and start again,"
+        " or raise max_dead_share\n"
+        f"  10 for 'ValueError: 1': {b}:1, {b}:3, {b}:5, ...\n"
+        f"  10 for 'ValueError: 0': {b}:2, {b}:4, {b}:6, ...\n"
+        "nothing is lost: these records are not done, and are read again at the next start, and are not in"
+        f" {cluster.folder / 'dead.jsonl'} (5 earlier ones of this run are)"
+    )
+    assert [(letter["path"], letter["line"]) for letter in letters(cluster)] == [(a, k) for k in range(1, 6)]
+
+
+def test_of_many_reasons_the_most_frequent_are_named(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        batch.df.fail({row.root: "often" if row.line % 2 else f"reason {row.line}" for row in rows})
+
+    with pytest.raises(TooManyDeadLetters) as stopped:
+        cluster.source(retry=Retry(max_retries=0), max_dead_share=0.0).run(None, process)
+    told = str(stopped.value).splitlines()[1:-1]
+    assert told[0].startswith("  15 for 'often': ")
+    assert len(told) == 6
+    assert told[-1] == "  11 for 11 other reasons"
+
+
 def test_without_a_place_for_dead_letters_the_run_ends_with_the_option_to_give(cluster: Cluster) -> None:
     cluster.write("a.txt", "bad")
-    with pytest.raises(SourceError, match=r"dead_letters='dead\.jsonl'"):
+    with pytest.raises(SourceError, match=r"1 record has .*dead_letters='dead\.jsonl'") as stopped:
         cluster.source(dead_letters=None, retry=Retry(max_retries=0)).run(None, failing(lambda row: True))
+    assert f"  1 for 'ValueError: bad': {cluster.folder}/a.txt:1\nnothing is lost" in str(stopped.value)
 
 
 def test_a_row_that_breaks_the_whole_job_ends_alone_in_the_dead_letters(cluster: Cluster) -> None:

@@ -15,6 +15,8 @@ from acker_client.source.errors import SourceError, TooManyDeadLetters
 from acker_client.source.flight import Fallen, Flight
 from acker_client.source.input import Input
 from acker_client.source.options import Options
+from acker_client.source.roll import first_line as first_line  # run.py takes it from here
+from acker_client.source.roll import roll
 
 log = logging.getLogger("acker_client.source")
 
@@ -65,9 +67,8 @@ class Burial:
         """
         if self._letters is None:
             raise SourceError(
-                f"{len(spent)} records have spent their retries (the first: {first_line(spent.reason(0))}), and there"
-                f" is"
-                f" nowhere to put them: give the source dead_letters='dead.jsonl'; {NOTHING_LOST}"
+                f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
+                f" dead_letters='dead.jsonl', or mend what fails\n{roll(spent, self._input.locate)}\n{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
@@ -79,10 +80,9 @@ class Burial:
             return
         dead = counts.dead_lettered + len(spent)
         raise TooManyDeadLetters(
-            f"{dead} of {counts.acked + dead} records have spent their retries, more than max_dead_share={share_max:g}"
-            f" allows; the last reason: {first_line(spent.reason(0))}. Earlier ones are in {letters.path}. Mend what"
-            f" fails"
-            f" and start again, or raise max_dead_share; {NOTHING_LOST}"
+            f"{dead} of {counts.acked + dead} records have spent all retries, more than max_dead_share={share_max:g}"
+            f" allows: mend what fails and start again, or raise max_dead_share\n{roll(spent, self._input.locate)}\n"
+            f"{NOTHING_LOST}, and are not in {letters.path}{_earlier(counts.dead_lettered)}"
         )
 
     def _letters_of(self, spent: Fallen, now_s: float) -> Iterator[DeadLetter]:
@@ -116,11 +116,12 @@ class Burial:
         return bisect_right(self._first_emitted, (record, float("inf"))) - 1
 
 
-def first_line(error: object) -> str:
-    """An error or a reason in one short line."""
-    kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
-    text = str(error).strip().partition("\n")[0]
-    return (kind + text)[:500]
+def _records(count: int) -> str:
+    return "1 record has" if count == 1 else f"{count} records have"
+
+
+def _earlier(count: int) -> str:
+    return f" ({count} earlier ones of this run are)" if count else ""
 
 
 def _operator_of(text: str) -> str:

@@ -1,0 +1,57 @@
+"""Roll: records that have spent their retries, called by reason and origin in a few lines, for an error to hold.
+
+Decides how many reasons and how many records of each are named. Looks records up, never reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from acker_client.source.flight import Fallen
+from acker_client.source.input import Origins
+from acker_client.source.tracker import Records
+
+# Of more reasons than these, the most frequent ones are named; of each, its first records.
+REASONS_MAX = 5
+RECORDS_MAX = 3
+
+
+def roll(spent: Fallen, locate: Callable[[Records], Origins]) -> str:
+    """A line a reason, the most frequent first: how many records, the reason, and where the first of them stand."""
+    groups = sorted(_groups(spent).items(), key=lambda group: (-len(group[1]), group[1][0]))
+    lines = [_line(reason, spent.records[indices], locate) for reason, indices in groups[:REASONS_MAX]]
+    left = groups[REASONS_MAX:]
+    if left:
+        lines.append(f"  {sum(len(indices) for _, indices in left):,} for {len(left):,} other reasons")
+    return "\n".join(lines)
+
+
+def first_line(error: object) -> str:
+    """An error or a reason in one short line."""
+    kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
+    text = str(error).strip().partition("\n")[0]
+    return (kind + text)[:500]
+
+
+def _groups(spent: Fallen) -> dict[str, Records]:
+    """Indices of the records, ascending, by the first line of their reason."""
+    kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
+    _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
+    reasons = [first_line(spent.reason(int(index))) for index in firsts]
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons))}
+    group_of = np.array([numbers[reason] for reason in reasons], np.int64)[kind_of]
+    order = np.argsort(group_of, kind="stable")
+    bounds = np.searchsorted(group_of[order], np.arange(1, len(numbers)))
+    return dict(zip(numbers, np.split(order, bounds), strict=True))
+
+
+def _line(reason: str, records: Records, locate: Callable[[Records], Origins]) -> str:
+    origins = locate(records[:RECORDS_MAX])
+    places = [
+        f"{origins.paths[path]}:{line}"
+        for path, line in zip(origins.path_ids.tolist(), origins.lines.tolist(), strict=True)
+    ]
+    more = ", ..." if len(records) > RECORDS_MAX else ""
+    return f"  {len(records):,} for {reason!r}: {', '.join(places)}{more}"
