@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -11,6 +13,7 @@ import pytest
 
 from acker_client.source.checkpoint import Checkpoint
 from acker_client.source.errors import CheckpointError
+from tests.source.disks import forbidden, full, room_for
 
 
 @pytest.fixture
@@ -110,5 +113,53 @@ def test_two_sources_cannot_hold_one_checkpoint(checkpoint: Checkpoint) -> None:
 
 
 def test_a_checkpoint_in_a_missing_directory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="its directory cannot be written"):
-        Checkpoint(tmp_path / "missing" / "x.ckpt", source="a", kind="files").acquire()
+    path = tmp_path / "missing" / "x.ckpt"
+    with pytest.raises(CheckpointError, match=rf"its lock {path}\.lock cannot be opened .*: create its directory"):
+        Checkpoint(path, source="a", kind="files").acquire()
+
+
+def test_a_checkpoint_on_a_full_disk_is_named_and_the_one_before_it_stands(checkpoint: Checkpoint) -> None:
+    checkpoint.save({"at": 1})
+    draft = full(checkpoint.path.with_name(checkpoint.path.name + ".new"))
+    with pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written \(No space left.*\): make room"):
+        checkpoint.save({"at": 2})
+    draft.unlink()
+    assert checkpoint.load() == {"at": 1}
+    checkpoint.save({"at": 3})
+    assert checkpoint.load() == {"at": 3}
+
+
+def test_a_checkpoint_that_is_cut_short_by_a_limit_leaves_the_one_before_it(checkpoint: Checkpoint) -> None:
+    checkpoint.save({"at": 1})
+    with (
+        room_for(100),
+        pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written \(File too large\): make room"),
+    ):
+        checkpoint.save({"at": 2})
+    assert checkpoint.load() == {"at": 1}
+
+
+def test_a_forbidden_checkpoint_is_named_whether_it_is_locked_read_or_written(tmp_path: Path) -> None:
+    folder = tmp_path / "forbidden"
+    folder.mkdir()
+    checkpoint = Checkpoint(folder / "x.ckpt", source="a", kind="files")
+    right = r"\(Permission denied\): give this user the right"
+    with forbidden(folder):
+        with pytest.raises(CheckpointError, match=rf"its lock {checkpoint.path}\.lock cannot be opened {right}"):
+            checkpoint.acquire()
+        with pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written {right}"):
+            checkpoint.save({"at": 1})
+    checkpoint.save({"at": 1})
+    checkpoint.path.chmod(0)
+    with forbidden(folder), pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be read {right}"):
+        checkpoint.load()
+    checkpoint.path.chmod(0o600)
+
+
+def test_a_lock_that_cannot_be_had_is_no_other_source(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(CheckpointError, match=r"cannot be taken \(No locks available\): .*that has locks"):
+        checkpoint.acquire()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from acker_client.source.dead_letters import VALUE_BYTES_MAX, DeadLetter, DeadLetters
 from acker_client.source.errors import SourceError
+from tests.source.disks import forbidden, full, room_for
 
 
 def letter(value: bytes | None = b"x", reason: str = "ValueError: no") -> DeadLetter:
@@ -67,5 +68,39 @@ def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) ->
 
 
 def test_a_file_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot be written to .*dead\.jsonl"):
-        DeadLetters(tmp_path / "missing" / "dead.jsonl").write([letter()])
+    path = tmp_path / "missing" / "dead.jsonl"
+    with pytest.raises(SourceError, match=rf"cannot be written to {path} .*: create its directory.* Nothing is lost"):
+        DeadLetters(path).write([letter()])
+
+
+def test_letters_on_a_full_disk_are_named_and_closing_the_file_fails_no_more(tmp_path: Path) -> None:
+    letters = DeadLetters(full(tmp_path / "dead.jsonl"))
+    with pytest.raises(SourceError, match=rf"to {letters.path} \(No space left on device\): make room.*read again"):
+        letters.write([letter()])
+    letters.close()
+
+
+def test_letters_that_are_cut_short_are_taken_back_whole(tmp_path: Path) -> None:
+    letters = DeadLetters(tmp_path / "dead.jsonl")
+    letters.write([letter(b"first")])
+    before = letters.path.read_bytes()
+    with (
+        room_for(2 * len(before)),
+        pytest.raises(SourceError, match=rf"cannot be written to {letters.path} \(File too large\): make room"),
+    ):
+        letters.write([letter(b"second"), letter(b"third"), letter(b"fourth")])
+    assert letters.path.read_bytes() == before
+    letters.write([letter(b"fifth")])
+    letters.close()
+    assert [json.loads(line)["value"] for line in letters.path.open()] == ["first", "fifth"]
+
+
+def test_a_forbidden_file_of_letters_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "forbidden"
+    folder.mkdir()
+    letters = DeadLetters(folder / "dead.jsonl")
+    with (
+        forbidden(folder),
+        pytest.raises(SourceError, match=rf"to {letters.path} \(Permission denied\): give this user the right"),
+    ):
+        letters.open()

@@ -12,6 +12,7 @@ import pytest
 from acker_client import AckerClient
 from acker_client.registration import Watched
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
+from tests.source.disks import full
 from tests.source.executors import Cluster, Log, Polling, breaking, failing, save_all
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
@@ -210,6 +211,22 @@ def test_of_many_reasons_the_most_frequent_are_named(cluster: Cluster) -> None:
     assert told[0].startswith("  15 for 'often': ")
     assert len(told) == 6
     assert told[-1] == "  11 for 11 other reasons"
+
+
+def test_a_full_disk_ends_the_run_by_a_sentence_with_the_file_and_the_next_start_reads_again(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    options: dict[str, Any] = {"checkpoint": cluster.folder / "c", "batch_records": 10, "retry": Retry(max_retries=0)}
+    dead = full(cluster.folder / "dead.jsonl")
+    with pytest.raises(SourceError, match=rf"dead letters cannot be written to {dead} \(No space left"):
+        cluster.source(**options).run(None, failing(lambda row: row.value == "13"))
+    dead.unlink()
+    draft = full(cluster.folder / "c.new")
+    with pytest.raises(SourceError, match=rf"checkpoint {cluster.folder / 'c'} cannot be written \(No space left"):
+        cluster.source(**options).run(None, save_all)
+    draft.unlink()
+    summary = cluster.source(**options).run(None, failing(lambda row: row.value == "13"))
+    assert (summary.acked, summary.dead_lettered) == (9, 1)
+    assert [letter["value"] for letter in letters(cluster)] == ["13"]
 
 
 def test_without_a_place_for_dead_letters_the_run_ends_with_the_option_to_give(cluster: Cluster) -> None:

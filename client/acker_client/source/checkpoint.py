@@ -7,6 +7,7 @@ beside it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -20,6 +21,11 @@ FORMAT = "acker-checkpoint"
 VERSION = 1
 
 Progress = dict[str, Any]
+
+# What a system answers when a file is full, forbidden, or locked by another.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+_HELD = (errno.EAGAIN, errno.EACCES)
 
 
 class Checkpoint:
@@ -39,12 +45,18 @@ class Checkpoint:
             lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {self.path}: its directory cannot be written ({error.strerror}); create it or name another"
+                f"checkpoint {self.path}: its lock {self.path}.lock cannot be opened ({error.strerror}):"
+                f" {remedy(error)}"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             lock.close()
+            if error.errno not in _HELD:
+                raise CheckpointError(
+                    f"checkpoint {self.path}: its lock {self.path}.lock cannot be taken ({error.strerror}): put it on a"
+                    " file system that has locks"
+                ) from None
             raise CheckpointError(
                 f"checkpoint {self.path} is in use by another running source: stop that one, or give this one its own"
             ) from None
@@ -62,14 +74,19 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise CheckpointError(f"checkpoint {self.path} cannot be read: {error.strerror}") from None
+            raise CheckpointError(
+                f"checkpoint {self.path} cannot be read ({error.strerror}): {remedy(error)}"
+            ) from None
         saved = self._parse(content)
         self._check(saved)
         progress: Progress = saved["progress"]
         return progress
 
     def save(self, progress: Progress) -> None:
-        """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole."""
+        """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole.
+
+        Raises :class:`CheckpointError` when it cannot be written; the old one is there then.
+        """
         saved = {
             "format": FORMAT,
             "version": VERSION,
@@ -79,12 +96,18 @@ class Checkpoint:
             "digest": _digest(progress),
         }
         draft = self.path.with_name(self.path.name + ".new")
-        with open(draft, "wb") as file:
-            file.write(json.dumps(saved, indent=1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self.path)
-        sync_directory(self.path)
+        try:
+            with open(draft, "wb") as file:
+                file.write(json.dumps(saved, indent=1).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path)
+            sync_directory(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {self.path} cannot be written ({error.strerror}): {remedy(error)}. Nothing is lost: the"
+                " one before it stands, and the next start reads again what was done since"
+            ) from None
 
     def _parse(self, content: bytes) -> dict[str, Any]:
         try:
@@ -106,8 +129,7 @@ class Checkpoint:
         if saved.get("digest") != _digest(saved.get("progress")):
             raise CheckpointError(
                 f"checkpoint {self.path} is damaged (its digest does not fit): restore it, or remove it to read the"
-                f" input"
-                " from its beginning"
+                " input from its beginning"
             )
         for what, expected in (("source", self.source), ("input", self.kind)):
             if saved.get(what) != expected:
@@ -115,6 +137,17 @@ class Checkpoint:
                     f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source a"
                     " checkpoint of its own"
                 )
+
+
+def remedy(error: OSError) -> str:
+    """What to do about a file that cannot be opened or written."""
+    if error.errno in _FULL:
+        return "make room, or name a file elsewhere"
+    if error.errno in _FORBIDDEN:
+        return "give this user the right to write there, or name a file elsewhere"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "create its directory, or name a file elsewhere"
+    return "name a file elsewhere"
 
 
 def sync_directory(path: Path) -> None:

@@ -7,15 +7,17 @@ Decides the format of a letter. Never decides which record is one (``retry``), n
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from acker_client.source.checkpoint import sync_directory
+from acker_client.source.checkpoint import remedy, sync_directory
 from acker_client.source.errors import SourceError
 
 # A line longer than this is cut in its letter; "bytes" says how long it was, and path and byte where it is.
@@ -62,17 +64,23 @@ class DeadLetters:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
 
-    def open(self) -> IO[bytes]:
+    def open(self) -> FileIO:
         """Open the file, made if need be. Raises :class:`SourceError`."""
         if self._file is None:
             try:
-                self._file = open(self.path, "ab+")  # noqa: SIM115 (it stays open)
-                sync_directory(self.path)
-                self._end_torn_line(self._file)
+                # Without a buffer, which would keep what could not be written and try again when it is closed.
+                file = FileIO(self.path, "ab+")
+                try:
+                    sync_directory(self.path)
+                    _end_torn_line(file)
+                except OSError:
+                    file.close()
+                    raise
             except OSError as error:
-                raise SourceError(f"dead letters cannot be written to {self.path} ({error.strerror})") from None
+                raise self._unwritable(error) from None
+            self._file = file
         return self._file
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
@@ -80,28 +88,40 @@ class DeadLetters:
         written."""
         lines = "".join(letter.to_json() + "\n" for letter in letters)
         file = self.open()
+        size = os.fstat(file.fileno()).st_size
         try:
-            file.write(lines.encode(errors="surrogatepass"))
-            file.flush()
+            _write_all(file, lines.encode(errors="surrogatepass"))
             os.fsync(file.fileno())
         except OSError as error:
-            raise SourceError(
-                f"dead letters cannot be written to {self.path} ({error.strerror}): make room or name another file; the"
-                " records stay undone and are read again at the next start"
-            ) from None
+            with contextlib.suppress(OSError):
+                # Their records are read again: half of the letters would only be there twice.
+                file.truncate(size)
+            raise self._unwritable(error) from None
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    @staticmethod
-    def _end_torn_line(file: IO[bytes]) -> None:
-        """A crash in the middle of a letter must not spoil the next one, too."""
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+    def _unwritable(self, error: OSError) -> SourceError:
+        return SourceError(
+            f"dead letters cannot be written to {self.path} ({error.strerror}): {remedy(error)}. Nothing is lost: their"
+            " records are not done, and are read again at the next start"
+        )
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _end_torn_line(file: FileIO) -> None:
+    """A crash in the middle of a letter must not spoil the next one, too."""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _value(value: bytes | None) -> dict[str, Any]:
