@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from acker_client.backoff import Clock, Sleep
 from acker_client.errors import Rejected, Unavailable
+from acker_client.extras import missing
 from acker_protocol import wire
 from acker_protocol.messages import (
     PROTOCOL_VERSION,
@@ -171,10 +172,7 @@ def new_shard(*, incarnation: int | None = None, generation: int | None = None, 
     try:
         from acker_service.shard import Shard
     except ImportError as error:
-        raise ImportError(
-            "acker_client.testing runs the server's own shard in this process and needs the extra 'service': "
-            f"pip install 'acker[service]' ({error})"
-        ) from error
+        raise missing("acker_client.testing", "service", error) from error
     return Shard(
         incarnation=secrets.randbits(64) if incarnation is None else incarnation,
         generation=secrets.randbits(64) if generation is None else generation,

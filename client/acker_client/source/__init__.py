@@ -12,6 +12,13 @@ Needs the extra `spark` where it runs (pyarrow and PySpark); importing it needs 
 
 from __future__ import annotations
 
+from acker_client.extras import missing
+
+try:
+    import pyarrow  # noqa: F401 (so that one error names the extra)
+except ImportError as error:
+    raise missing("acker_client.source", "spark", error) from error
+
 from acker_client.source.batch import Batch
 from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
 from acker_client.source.flight import Fallen

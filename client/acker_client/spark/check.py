@@ -18,8 +18,7 @@ from acker_client.settings import Settings
 from acker_client.spark.session import SessionError, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
-# What two sides of one job must have alike; numba may be missing, the rest may differ in a patch.
-_NEEDED = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf")
+# What two sides of one job must have alike, but for a patch.
 _TASKS_A_CORE = 2
 
 
@@ -148,7 +147,7 @@ def _executors_known(spark: SparkSession) -> int:
 
 def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: Settings, known: int) -> Iterator[str]:
     for one in executors:
-        for name in _NEEDED:
+        for name in PACKAGES:
             theirs, ours = one.versions.get(name), driver.get(name)
             if theirs is None and ours is not None:
                 yield f"{one.host} lacks {name}: install 'acker[spark]' there, or ship it with --archives"

@@ -1,0 +1,43 @@
+"""What is imported without its extra says which one to install."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# None in sys.modules is what an import finds of a package that is not there.
+BLOCKED = """
+import sys
+sys.modules.update(dict.fromkeys({blocked!r}))
+{statement}
+"""
+
+
+def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
+    program = BLOCKED.format(blocked=blocked, statement=statement)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("statement", "blocked", "says"),
+    [
+        ("import acker_client.source", ["pyarrow"], "acker_client.source needs pyarrow, which is not here"),
+        ("from acker_client.source import Files", ["pyarrow", "pyspark"], "acker_client.source needs pyarrow"),
+        ("from acker_client.testing import new_shard; new_shard()", ["numba"], "acker_client.testing needs numba"),
+    ],
+)
+def test_what_is_imported_without_its_extra_says_which_one_to_install(
+    statement: str, blocked: list[str], says: str
+) -> None:
+    done = tried(statement, *blocked)
+    extra = "service" if "testing" in statement else "spark"
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith(f"ImportError: {says}")
+    assert f"pip install 'acker[{extra}]'" in last
+
+
+def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
+    assert tried("import acker_client.source", "pyspark", "pandas", "grpc", "numba").returncode == 0
