@@ -26,13 +26,14 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
         ("import acker_client.source", ["pyarrow"], "acker_client.source needs pyarrow, which is not here"),
         ("from acker_client.source import Files", ["pyarrow", "pyspark"], "acker_client.source needs pyarrow"),
         ("from acker_client.testing import new_shard; new_shard()", ["numba"], "acker_client.testing needs numba"),
+        ("from acker_client.testing import Pipeline", ["pyspark"], "acker_client.testing.Pipeline needs pyspark"),
     ],
 )
 def test_what_is_imported_without_its_extra_says_which_one_to_install(
     statement: str, blocked: list[str], says: str
 ) -> None:
     done = tried(statement, *blocked)
-    extra = "service" if "testing" in statement else "spark"
+    extra = "service,spark" if "Pipeline" in statement else "service" if "testing" in statement else "spark"
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {says}")

@@ -48,5 +48,14 @@ def test_the_program_without_spark_runs_as_it_stands(tmp_path, start_server, cap
     assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
+@pytest.mark.spark
+def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path):
+    path = program("Pipeline()", tmp_path).rename(tmp_path / "test_orders.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
 def test_the_program_of_unit_tests_runs_as_it_stands(tmp_path):
     runpy.run_path(str(program("LocalServer(", tmp_path)))

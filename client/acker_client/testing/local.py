@@ -1,18 +1,4 @@
-"""Testing: a real shard in memory behind the transport port, for unit tests without a server, a socket or a wait.
-
-    from acker_client import AckerClient, Verdict
-    from acker_client.testing import LocalServer, SimulatedTime
-    from acker_protocol import ids
-
-    time = SimulatedTime()
-    server = LocalServer(clock=time.clock, sleep=time.sleep)
-    client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
-    client.open_source("orders")
-    root = ids.root_id(1, 0)
-    client.init(root, ids.edge0(root))
-    client.ack(root, ids.edge0(root))
-    client.flush()
-    assert client.watch().outcomes.verdicts.tolist() == [Verdict.ACKED]
+"""Local: a real shard in memory behind the transport port, and time that passes only when somebody sleeps.
 
 Decides nothing of the acker: what it answers is what the server's own shard answers, and every message goes through the
 wire's translation on its way. Needs the extra `service`.

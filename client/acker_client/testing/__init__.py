@@ -1,0 +1,56 @@
+"""Testing: for users' tests. A real shard in memory, without a server, a socket or a wait; and whole pipelines.
+
+    from acker_client import AckerClient, Verdict
+    from acker_client.testing import LocalServer, SimulatedTime
+    from acker_protocol import ids
+
+    time = SimulatedTime()
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("orders")
+    root = ids.root_id(1, 0)
+    client.init(root, ids.edge0(root))
+    client.ack(root, ids.edge0(root))
+    client.flush()
+    assert client.watch().outcomes.verdicts.tolist() == [Verdict.ACKED]
+
+A :class:`Pipeline` runs a job as it is, on a Spark session and a server of its own:
+
+    with Pipeline() as pipeline:
+        result = pipeline.run(["a line", "another"], process)
+    assert result.acked == ["a line", "another"]
+
+``LocalServer`` needs the extra `service`, ``Pipeline`` the extras `service` and `spark`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from acker_client.extras import missing
+from acker_client.testing.local import LocalServer, LocalTransport, SimulatedTime, new_shard
+
+if TYPE_CHECKING:
+    from acker_client.testing.pipeline import Dead, Outcome, Pipeline, Result
+
+__all__ = [
+    "LocalServer",
+    "LocalTransport",
+    "SimulatedTime",
+    "new_shard",
+    "Pipeline",
+    "Result",
+    "Dead",
+    "Outcome",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs Spark is imported when it is asked for: the rest works without."""
+    if name not in ("Pipeline", "Result", "Dead", "Outcome"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from acker_client.testing import pipeline
+    except ImportError as error:
+        raise missing(f"acker_client.testing.{name}", "service,spark", error) from error
+    return getattr(pipeline, name)

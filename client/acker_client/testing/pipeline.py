@@ -1,0 +1,201 @@
+"""Pipeline: a user's job run as a whole in a test: real Spark, a real server, records from a list.
+
+Decides what a test gets to see: which records were acked, which ended in the dead letters and why, and every outcome on
+the way. What the job does is the job's own; nothing of it is replaced. Needs the extras `service` and `spark`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
+from acker_client.source.burial import TRACEBACK
+from acker_client.spark.session import SERVERS, local_session
+from acker_client.testing.child import Child, python_path
+from acker_protocol.messages import Verdict
+
+Record = str | Mapping[str, Any]
+
+# One replay, and none has to be waited for.
+QUICK = Retry(max_retries=1, initial_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A record that spent its retries; ``reason`` of the last time, without a traceback."""
+
+    record: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one emission of a record ended; a record that was replayed has several."""
+
+    record: Any
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of the records, each as it was given. ``acked`` and ``dead`` are in the order given, ``outcomes`` in
+    the order in which they came."""
+
+    acked: list[Any]
+    dead: list[Dead]
+    outcomes: list[Outcome]
+    summary: Summary
+
+
+class Pipeline:
+    """Runs pipelines in tests: a context manager that holds a Spark session and a server of its own.
+
+    ``spark``: the session to run in; None: the one that runs in this process already, else a local one, which is
+    stopped at the end. ``conf``: settings of a session that is made here. Starting Spark takes seconds: hold one
+    Pipeline in a fixture for all tests. Workers import from where this process does, so that functions of a test module
+    reach them.
+
+    >>> @pytest.fixture(scope="session")
+    ... def pipeline():
+    ...     with Pipeline() as pipeline:
+    ...         yield pipeline
+    """
+
+    def __init__(self, spark: Any = None, *, conf: Mapping[str, str] | None = None) -> None:
+        self._given = spark
+        self._conf = conf
+        self._spark: Any = None
+        self._exits = ExitStack()
+
+    @property
+    def spark(self) -> Any:
+        """The session that it runs in."""
+        return self._opened()
+
+    def run(
+        self,
+        records: Sequence[Record],
+        process: Callable[[Batch], object],
+        *,
+        schema: Any = None,
+        **options: Any,
+    ) -> Result:
+        """Run ``process`` over ``records`` as ``Files(...).run(spark, process)`` does, and say what became of them.
+
+        Strings are lines of text: ``batch.df`` has ``value string, path string, line bigint``. With ``schema`` (DDL
+        text or ``StructType``) records are dictionaries, or lines of JSON, and ``batch.df`` has its columns.
+        ``options`` are those of ``Files``; unless given, a record is replayed once, at once, and nothing is too many
+        dead letters.
+        """
+        if "listener" in options:
+            raise ValueError("listener: a Pipeline has one of its own; look at Result.outcomes, or use Files")
+        spark, given = self._opened(), list(records)
+        with tempfile.TemporaryDirectory(prefix="acker-pipeline-") as folder:
+            seen = _Seen(given, f"{folder}/")
+            path = Path(folder, "records.jsonl")
+            path.write_text("".join(f"{line}\n" for line in _lines(given, schema)), encoding="utf-8")
+            defaults = {"name": "pipeline", "retry": QUICK, "max_dead_share": 1.0, "listener": seen}
+            defaults |= {"dead_letters": Path(folder, "dead.jsonl")}
+            defaults |= {"format": "text" if schema is None else "json", "schema": schema}
+            return seen.result(Files(path, **{**defaults, **options}).run(spark, process))
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="acker-server-")))
+            server = Child(folder)
+            undo.callback(server.end)
+            spark = self._session(undo)
+            _set(undo, spark, server.await_ready())
+            self._spark = spark
+            self._exits = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._spark = None
+        self._exits.close()
+
+    def _opened(self) -> Any:
+        if self._spark is None:
+            raise RuntimeError("this Pipeline is not open: with Pipeline() as pipeline: pipeline.run(...)")
+        return self._spark
+
+    def _session(self, undo: ExitStack) -> Any:
+        if self._given is not None:
+            return self._given
+        pyspark = sys.modules.get("pyspark")
+        if pyspark is not None and pyspark.SparkContext._active_spark_context is not None:
+            return pyspark.sql.SparkSession.builder.getOrCreate()
+        spark = local_session("acker-pipeline", conf=self._conf)
+        undo.callback(spark.stop)
+        return spark
+
+
+class _Seen(Listener):
+    """Notes how each emission ended. Records are numbered as they were given."""
+
+    def __init__(self, records: Sequence[Record], folder: str) -> None:
+        self._records = records
+        self._folder = folder
+        self._acked: list[int] = []
+        self._dead: dict[int, str] = {}
+        self._outcomes: list[Outcome] = []
+
+    def on_ack(self, acked: Seen) -> None:
+        self._acked += acked.records.tolist()
+        self._outcomes += [Outcome(self._records[index], Verdict.ACKED, "") for index in acked.records.tolist()]
+
+    def on_fail(self, failed: Seen, why: Fallen) -> None:
+        for k, index in enumerate(failed.records.tolist()):
+            self._outcomes.append(Outcome(self._records[index], Verdict(int(why.verdicts[k])), self._reason(why, k)))
+
+    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+        self._dead |= {index: self._reason(why, k) for k, index in enumerate(dead.records.tolist())}
+
+    def result(self, summary: Summary) -> Result:
+        acked = [self._records[index] for index in sorted(self._acked)]
+        dead = [Dead(self._records[index], self._dead[index]) for index in sorted(self._dead)]
+        return Result(acked, dead, self._outcomes, summary)
+
+    def _reason(self, why: Fallen, k: int) -> str:
+        """Without its traceback, and without the folder, which is another one each time."""
+        return why.reason(k).partition(TRACEBACK)[0].replace(self._folder, "")
+
+
+def _lines(records: Sequence[Record], schema: Any) -> list[str]:
+    lines = [record if isinstance(record, str) else _json(index, record) for index, record in enumerate(records)]
+    for index, line in enumerate(lines):
+        if schema is None and not isinstance(records[index], str):
+            raise ValueError(f"records[{index}] is no string: give schema='sku string, qty int' with dictionaries")
+        if "\n" in line:
+            raise ValueError(f"records[{index}] has a line feed in it: a record is one line")
+    return lines
+
+
+def _json(index: int, record: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(record), ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"records[{index}] cannot be written as JSON ({error}): give a string, or a dictionary"
+        ) from None
+
+
+def _set(undo: ExitStack, spark: Any, address: str) -> None:
+    """Point the session at the server, and its workers to where this process imports from, until it is undone."""
+    before = spark.conf.get(SERVERS, None)
+    spark.conf.set(SERVERS, address)
+    undo.callback(lambda: spark.conf.unset(SERVERS) if before is None else spark.conf.set(SERVERS, before))
+    environment = spark.sparkContext.environment
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [python_path(), path]))
+    undo.callback(lambda: environment.pop("PYTHONPATH") if path is None else environment.update(PYTHONPATH=path))
