@@ -27,6 +27,12 @@ def test_the_readme_of_the_deployment_lists_the_metrics_of_the_server():
     assert metrics_table.written(text) == text
 
 
+def test_the_readme_lists_the_options_of_files_and_says_what_each_means():
+    texts = options.texts_of_files(options.README.read_text())
+    assert list(texts) == [name for name, _ in options.options_of_files()]
+    assert all(texts.values())
+
+
 def test_every_program_of_the_readme_is_python():
     texts = programs.programs()
     assert len(texts) >= 3
