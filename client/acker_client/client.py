@@ -281,6 +281,11 @@ class AckerClient:
         return self._clock() - self._process().source().heard_at
 
     @property
+    def lease_s(self) -> float:
+        """Seconds without a watch after which the server drops the source, as it was opened."""
+        return self._process().source().lease_ms / 1000
+
+    @property
     def generation(self) -> int | None:
         """Which registration of this source the server knows, as of its last answer: another one has lost what the one
         before it knew (``Watched.generation_changed``)."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from acker_client.client import AckerClient
-from acker_client.errors import RETRYABLE, AckerError, Overloaded, Rejected, UnknownBatch
+from acker_client.errors import RETRYABLE, AckerError, Closed, Overloaded, Rejected, UnknownBatch
 from acker_client.source.errors import SourceError
 from acker_client.source.rim import Rim
 from acker_protocol.messages import Settlement, SettleReply
@@ -20,7 +20,8 @@ from acker_protocol.messages import Settlement, SettleReply
 log = logging.getLogger("acker_client.source")
 
 PAUSE_S = 1.0
-# How long one attempt to open a batch again may take: the watcher has the lease to renew meanwhile.
+# How long the last attempt to open a batch may take at least, and how long one to open it again may at most.
+TRY_S = 1.0
 REOPEN_S = 3.0
 # A server that has been silent for so long is not asked to settle a batch whose loop was left.
 SILENT_S = 10.0
@@ -39,22 +40,39 @@ class Booking:
         self._lock = threading.Lock()
         self._open: tuple[int, int, int] | None = None
 
-    def reserve(self, number: int, first: int, up_to: int) -> None:
-        """Open a batch; waits as long as the server has no room (backpressure) or is away, up to the deadline."""
-        deadline_s = self._rim.clock() + self._deadline_s
+    def reserve(self, number: int, first: int, up_to: int) -> int | None:
+        """Open a batch; waits as long as the server has no room (backpressure) or is away, up to the deadline.
+
+        Returns the generation in which it is open: one that was opened in two of them is opened again.
+        """
         # Before it is asked for: the server may lose it between its answer and our next line.
         with self._lock:
             self._open = (number, first, up_to)
+        try:
+            return self._opened(number, first, up_to)
+        except BaseException:
+            # Nobody will work on it: it is not to be opened again.
+            with self._lock:
+                self._open = None
+            raise
+
+    def _opened(self, number: int, first: int, up_to: int) -> int | None:
+        deadline_s = self._rim.clock() + self._deadline_s
         while True:
+            generation = self._client.generation
+            budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._rim.clock()))
             try:
-                return self._client.open_batch(number, first, up_to)
+                self._client.open_batch(number, first, up_to, budget_s=budget_s)
             except Rejected as error:
                 _refused(error, up_to)
             except RETRYABLE as error:
                 if self._rim.clock() >= deadline_s:
                     _given_up(error, up_to, self._deadline_s)
-                log.info("batch %d waits: %s", number, error)
+                log.warning("batch %d is not open yet: %s", number, error)
                 self._rim.sleep(self._rim.draw() * PAUSE_S)
+            else:
+                if self._client.generation == generation:
+                    return generation
 
     def reopen(self) -> None:
         """The server came back without its state, while Spark may be at work: open the batch again. Its roots are
@@ -63,7 +81,10 @@ class Booking:
             if self._open is None:
                 return
             try:
-                self._client.open_batch(*self._open, budget_s=REOPEN_S)
+                # The watcher, whose thread this is, has the lease to renew meanwhile.
+                self._client.open_batch(*self._open, budget_s=min(REOPEN_S, self._client.lease_s / 3))
+            except Closed:
+                return
             except AckerError as error:
                 log.warning("batch %d could not be opened again: %s", self._open[0], error)
 
@@ -105,7 +126,7 @@ class Booking:
 def _refused(error: AckerError, up_to: int) -> NoReturn:
     raise SourceError(
         f"the server refuses a batch of {up_to} records ({error}): lower batch_records, or give the server a higher"
-        " max-pending; nothing is lost"
+        " --max-pending; nothing is lost"
     ) from error
 
 
@@ -113,10 +134,9 @@ def _given_up(error: AckerError, up_to: int, deadline_s: float) -> NoReturn:
     if isinstance(error, Overloaded):
         raise SourceError(
             f"the server had no room for a batch of {up_to} records for {deadline_s:g} s ({error}): lower"
-            f" batch_records, or"
-            " give the server a higher max-pending; nothing is lost"
+            " batch_records, or give the server a higher --max-pending; nothing is lost"
         ) from error
     raise SourceError(
         f"no batch could be opened for {deadline_s:g} s ({error}); nothing is lost: start again when the server is"
-        f" there"
+        " there"
     ) from error

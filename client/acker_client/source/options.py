@@ -45,7 +45,7 @@ class Options:
         if self.max_uncommitted < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
-                f" would fit"
+                " would fit"
             )
         if not 0 < self.deadline_s < float("inf"):
             raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")

@@ -91,7 +91,7 @@ def _connect(spark: Any) -> AckerClient:
     from acker_client.spark.session import settings_of
 
     if spark is None or not hasattr(spark, "sparkContext"):
-        raise SourceError(f"batches({spark!r}): give the SparkSession that the batches shall run in")
+        raise SourceError(f"batches({spark!r}): give the SparkSession to run the batches in")
     return AckerClient(settings_of(spark))
 
 

@@ -21,6 +21,8 @@ log = logging.getLogger("acker_client.source")
 
 WAIT_S = 5.0
 PAUSE_S = 1.0
+# One in so many errors in a row is logged.
+ERRORS_A_LINE = 30
 
 
 class Watching(Protocol):
@@ -42,6 +44,7 @@ class Watcher:
         self._brought: queue.SimpleQueue[Watched] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._cursor = 0
+        self._errors = 0
         self._died_of: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
         self._thread.start()
@@ -75,10 +78,13 @@ class Watcher:
         except Closed:
             raise
         except AckerError as error:
+            self._errors += 1
             if not self._stopped.is_set():
-                log.warning("watching for outcomes: %s; trying again", error)
+                if self._errors % ERRORS_A_LINE == 1:
+                    log.warning("watching for outcomes: %s; trying again", error)
                 self._stopped.wait(PAUSE_S)
             return
+        self._errors = 0
         if watched.generation_changed:
             self._on_lost()
         if says_something(watched, self._cursor):

@@ -74,5 +74,5 @@ class Child:
 
 
 def python_path() -> str:
-    """Where this process imports from, for processes that shall import the same; pytest adds to it."""
+    """Where this process imports from, for processes that are to import the same; pytest adds to it."""
     return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))
