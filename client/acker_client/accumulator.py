@@ -1,4 +1,4 @@
-"""Accumulator: what a plain client was told and has not sent yet, folded per root. Pure.
+"""Accumulator: the calls of a plain client that were not sent yet, folded per root. Pure.
 
 Decides how calls add up (ack vals XOR; a fail stays a fail; of several inits of a root the first counts, as in the
 ledger) and what goes into which report (inits of each batch apart from updates). Knows neither identities nor servers.

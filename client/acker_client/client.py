@@ -142,7 +142,7 @@ class AckerClient:
 
         Raises one of ``errors.RETRYABLE`` when the budget is spent: what is unanswered is kept as it was, and the next
         flush sends it again, under the same identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
-        refuses a report for good: that report is dropped, and its roots end by their timeout.
+        refuses a report for good: that report is dropped, and its roots time out.
         """
         process = self._process()
         patience = process.courier.patience()
@@ -207,7 +207,7 @@ class AckerClient:
         try:
             process.courier.answer(_watch(request), process.courier.patience(1.0))
         except AckerError as error:
-            log.info("source %r is left to its lease: %s", registration.name, error)
+            log.info("source %r could not be closed, and ends with its lease: %s", registration.name, error)
 
     def open_batch(
         self,
@@ -316,7 +316,7 @@ class AckerClient:
         process.is_closed = True
         dropped = process.buffered() + len(process.unanswered)
         if dropped:
-            log.warning("closed with %d updates or reports not flushed: their roots end by their timeout", dropped)
+            log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
         process.courier.connection.close()
 
     @property
@@ -444,7 +444,7 @@ def of_process(settings: Settings) -> AckerClient:
 class _Renewal:
     """Renews the client's own source when the server does not know it: nobody may be watching while a report waits.
 
-    What the server has lost by then is told by the next watch. Another client's source is not ours to renew.
+    What the server has lost by then is reported by the next watch. Another client's source is not ours to renew.
     """
 
     __slots__ = ("_client", "_delivery", "_process")
@@ -495,6 +495,6 @@ def _raise_unless_applied(reply: WatchReply, name: str) -> None:
 def _stale(identity: Identity) -> Rejected:
     return Rejected(
         f"report {identity.low} of this client came too late: the server has forgotten which of its sections were "
-        "counted, and counted none now. Its roots end by their timeout. This happens when two processes share one "
+        "counted, and counted none now. Its roots will time out. This happens when two processes share one "
         "session, or when a report is sent again after many later ones: make a new AckerClient"
     )

@@ -49,8 +49,9 @@ class Watched:
     """What one watch brought.
 
     ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or
-    the lease ran out): every root that is pending at the source is LOST, now. It is told once; ``outcomes`` are then
-    of the new state, whose ``generation`` it is. ``answered``: False when the server was silent during the whole call.
+    the lease ran out): every root that is pending at the source is LOST, now. It is reported once; ``outcomes`` are
+    then of the new state, whose ``generation`` it is. ``answered``: False when the server was silent during the whole
+    call.
     ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
     """
 
@@ -122,7 +123,7 @@ class Registration:
         return Watched(reply.outcomes, self._told(), True, reply.cursor, reply.generation)
 
     def nothing(self) -> Watched:
-        """What a watch brings that was not answered; what a renewal found out in the meantime is told also then."""
+        """What a watch brings that was not answered; what a renewal has found out is reported also then."""
         return Watched(generation_changed=self._told(), cursor=self.cursor, generation=self.generation)
 
     def _told(self) -> bool:

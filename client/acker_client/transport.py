@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, int]] = [
 
 # What a server answers for good: the caller's move.
 _REJECTIONS = {
-    grpc.StatusCode.INVALID_ARGUMENT: "This is a bug of the client, or another program's message",
+    grpc.StatusCode.INVALID_ARGUMENT: "This is a bug in the client, or another program's message",
     grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",
     grpc.StatusCode.UNIMPLEMENTED: "Is that port an acker's gRPC port, of this version?",
     grpc.StatusCode.OUT_OF_RANGE: "Install the same version of acker on both sides",
@@ -69,8 +69,8 @@ _NO_HTTP2 = re.compile(r"Failed parsing HTTP/2|Expected SETTINGS frame|http1\.x 
 _FOURTH_BYTE = re.compile(r"got frame type (\d+)")
 # "HTTP/1.1 400" and "<!DOCTYPE HTML>".
 _OF_HTTP = frozenset("POpo")
-# What it says of a port where the connection is taken and closed before a word was said.
-_HUNG_UP = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
+# What it says of a port where the connection is accepted and closed before anything was sent.
+_CLOSED_AT_ONCE = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
 
 
 class GrpcTransport:
@@ -130,9 +130,9 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
         return Rejected(f"the acker at {address} answered {code.name}: {details}. {_REJECTIONS[code]}.")
     if code == grpc.StatusCode.UNAVAILABLE and _NO_HTTP2.search(details):
         return Rejected(f"{address}: {_no_grpc(details)} ({details})")
-    if code == grpc.StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
+    if code == grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
         details += (
-            ". Something takes the connection and hangs up: a port with TLS (the acker's has none) does so, and a"
+            ". The connection is accepted and closed at once: a port with TLS (the acker's has none) does so, and a"
         )
         details += " proxy with no server behind it"
     # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.

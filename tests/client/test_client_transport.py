@@ -141,7 +141,7 @@ class Stranger:
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", errors.Rejected, "this looks like an HTTP port"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", errors.Rejected, "does not speak gRPC; the acker's gRPC port is 7070"),
         (b"-ERR unknown command\r\n", errors.Rejected, "does not speak gRPC"),
-        (b"", errors.Unavailable, "hangs up: a port with TLS"),
+        (b"", errors.Unavailable, "accepted and closed at once: a port with TLS"),
     ],
 )
 def test_whoever_else_listens_there_is_named(answer: bytes, kind: type[Exception], says: str) -> None:

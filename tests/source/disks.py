@@ -12,9 +12,8 @@ NOBODY = 65534
 
 
 @contextmanager
-def forbidden(folder: Path) -> Iterator[None]:
-    """Nothing can be made or opened in ``folder``. Whoever is root is somebody else meanwhile."""
-    folder.chmod(0o500)
+def without_rights() -> Iterator[None]:
+    """Permissions hold: whoever is root, and above them, is somebody else meanwhile."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(NOBODY)
@@ -23,6 +22,16 @@ def forbidden(folder: Path) -> Iterator[None]:
     finally:
         if is_root:
             os.seteuid(0)
+
+
+@contextmanager
+def forbidden(folder: Path) -> Iterator[None]:
+    """Nothing can be made or opened in ``folder``."""
+    folder.chmod(0o500)
+    try:
+        with without_rights():
+            yield
+    finally:
         folder.chmod(0o700)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acker_client.source.checkpoint import Progress
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.files import FileInput, find_files
 from acker_client.source.lines import TextParser
+from tests.source.disks import without_rights
 
 contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline"]), max_size=9).map(
     b"".join
@@ -172,3 +177,39 @@ def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str
     given = paths.format(folder=tmp_path) if isinstance(paths, str) else paths
     with pytest.raises(SourceError, match=says):
         find_files(given)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody may enter; pytest's own are its user's."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_file_that_may_not_be_read_is_named_and_has_not_changed(open_folder: Path, is_resumed: bool) -> None:
+    path = open_folder / "a.txt"
+    path.write_bytes(b"one\ntwo\n")
+    source = FileInput(path, TextParser())
+    source.start(None)
+    if is_resumed:
+        drain(source, 1)
+        source.advance(1)
+    progress = source.progress()
+    path.chmod(0)
+    says = rf"{path} cannot be read \(Permission denied\): give this user the right to read it"
+    with without_rights(), pytest.raises(InputChanged, match=says):
+        resume(path, progress)
+
+
+def resume(path: Path, progress: Progress) -> None:
+    again = FileInput(path, TextParser())
+    again.start(progress)
+    again.plan(10, 1)
+
+
+@pytest.mark.parametrize("paths", [5, ["a", 3], None, [b"a"]])
+def test_what_is_no_path_is_refused(paths: Any) -> None:
+    with pytest.raises(SourceError, match="is no path: name a file"):
+        find_files(paths)

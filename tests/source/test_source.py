@@ -546,6 +546,28 @@ def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
     assert sorted(log.acked) == list(range(100))
 
 
+def test_a_source_that_waits_for_its_server_says_so_at_its_start_and_before_a_batch(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(20)))
+    cluster.budget_s = 60.0
+    cluster.stop_for(20.0)
+    batches = cluster.source(batch_records=10, lease_s=1000.0).batches(None)
+    save_all(next(batches))
+    assert [line[:21] for line in _warnings(caplog)] == ["waiting for the acker", "the acker at in-memor"]
+    caplog.clear()
+    cluster.time.sleep(60.0)
+    batch = next(batches)
+    save_all(batch)
+    cluster.stop_for(20.0)
+    assert next(batches, None) is None
+    assert [line[:21] for line in _warnings(caplog)] == ["waiting for the acker", "the acker at in-memor"]
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
 def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> None:
     cluster.write("a.txt", "one")
     source = cluster.source()

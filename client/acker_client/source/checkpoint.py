@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import CheckpointError
 
 FORMAT = "acker-checkpoint"
@@ -22,9 +23,7 @@ VERSION = 1
 
 Progress = dict[str, Any]
 
-# What a system answers when a file is full, forbidden, or locked by another.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+# What a system answers when another has the lock.
 _HELD = (errno.EAGAIN, errno.EACCES)
 
 
@@ -46,7 +45,7 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {self.path}: its lock {self.path}.lock cannot be opened ({error.strerror}):"
-                f" {remedy(error)}"
+                f" {to_write(error)}"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +74,7 @@ class Checkpoint:
             return None
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {self.path} cannot be read ({error.strerror}): {remedy(error)}"
+                f"checkpoint {self.path} cannot be read ({error.strerror}): {to_read(error)}"
             ) from None
         saved = self._parse(content)
         self._check(saved)
@@ -105,7 +104,7 @@ class Checkpoint:
             sync_directory(self.path)
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {self.path} cannot be written ({error.strerror}): {remedy(error)}. Nothing is lost: the"
+                f"checkpoint {self.path} cannot be written ({error.strerror}): {to_write(error)}. Nothing is lost: the"
                 " one before it stands, and the next start reads again what was done since"
             ) from None
 
@@ -137,26 +136,6 @@ class Checkpoint:
                     f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source a"
                     " checkpoint of its own"
                 )
-
-
-def remedy(error: OSError) -> str:
-    """What to do about a file that cannot be opened or written."""
-    if error.errno in _FULL:
-        return "make room, or name a file elsewhere"
-    if error.errno in _FORBIDDEN:
-        return "give this user the right to write there, or name a file elsewhere"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "create its directory, or name a file elsewhere"
-    return "name a file elsewhere"
-
-
-def sync_directory(path: Path) -> None:
-    """Make a created or renamed file durable, not only what is in it."""
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _digest(progress: object) -> str:

@@ -17,7 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from acker_client.source.checkpoint import remedy, sync_directory
+from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
 
 # A line longer than this is cut in its letter; "bytes" says how long it was, and path and byte where it is.
@@ -105,8 +105,8 @@ class DeadLetters:
 
     def _unwritable(self, error: OSError) -> SourceError:
         return SourceError(
-            f"dead letters cannot be written to {self.path} ({error.strerror}): {remedy(error)}. Nothing is lost: their"
-            " records are not done, and are read again at the next start"
+            f"dead letters cannot be written to {self.path} ({error.strerror}): {to_write(error)}. Nothing is lost:"
+            " their records are not done, and are read again at the next start"
         )
 
 

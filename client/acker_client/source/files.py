@@ -11,7 +11,7 @@ import glob
 import hashlib
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from acker_client.source.checkpoint import Progress
+from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.input import Original, Origins
 from acker_client.source.lines import LF, LINE_BYTES_MAX, LineSlice, Parser, Part, find_lines, read_bytes
@@ -206,7 +207,7 @@ class FileInput:
                 self._ends[found.path] = size = os.stat(found.path).st_size
                 yield from _blocks_of(found, self._done.get(found.path, FileProgress()), size, self._block_bytes)
             except OSError as error:
-                raise InputChanged(f"{found.shown} cannot be read any more: {error.strerror}") from None
+                raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
 
     def _parts_of(self, records: Records) -> Records:
         """Index of the part of each record. LookupError for one that is done and forgotten, or was never planned."""
@@ -234,7 +235,10 @@ def find_files(paths: Paths) -> list[Found]:
 
     Raises ``SourceError`` for a pattern that matches nothing, a directory, and what is not a file of lines.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise SourceError(f"Files: {path!r} is no path: name a file, or a pattern like 'orders/*.jsonl'")
     if not given:
         raise SourceError("Files: no path was given: name a file, or a pattern like 'orders/*.jsonl'")
     found: dict[str, Found] = {}
@@ -339,7 +343,7 @@ def _check_reaches(part: Part) -> None:
     try:
         size = os.stat(part.path).st_size
     except OSError as error:
-        raise InputChanged(f"{part.shown} cannot be read any more: {error.strerror}") from None
+        raise InputChanged(f"{part.shown} cannot be read any more ({error.strerror}): {to_read(error)}") from None
     if size < part.stop:
         raise InputChanged(
             f"{part.shown} had {part.stop} bytes when its lines were counted and now has {size}: a file must not shrink"
@@ -348,8 +352,14 @@ def _check_reaches(part: Part) -> None:
 
 
 def _check_unchanged(found: Found, file: FileProgress) -> int:
-    """The size of a file. Raises ``CheckpointError`` if it is not the one that was read up to ``file``."""
-    size = os.stat(found.path).st_size
+    """The size of a file. Raises ``CheckpointError`` if it is not the one that was read up to ``file``, and
+    ``InputChanged`` if it cannot be read at all."""
+    try:
+        size = os.stat(found.path).st_size
+        with open(found.path, "rb"):
+            pass
+    except OSError as error:
+        raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
     fix = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
     if size < file.bytes:
         raise CheckpointError(f"{found.shown} was read to byte {file.bytes} and now has only {size}: {fix}")
