@@ -11,7 +11,7 @@ from acker_client import Settings
 from acker_client.spark.check import Executor, Report, _problems, check
 from acker_client.spark.session import SessionError
 
-VERSIONS = dict.fromkeys(("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf"), "1.2.3")
+VERSIONS = dict.fromkeys(("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba"), "1.2.3")
 GOOD = Executor("node-1", "/spark/1", "3.11.4", VERSIONS, "0.1.0", "")
 SETTINGS = Settings(servers=("acker.example:7070",))
 
@@ -45,6 +45,15 @@ def test_workers_without_the_package_are_told(spark: SparkSession) -> None:
     assert any(problem.startswith("node-3 lacks acker: install") for problem in problems)
     assert any("node-3 lacks a package (ModuleNotFoundError: grpc)" in problem for problem in problems)
     assert problems[-1].startswith("only 3 of 4 executors ran a task")
+
+
+def test_an_executor_without_numba_is_told_what_to_install_and_not_that_the_server_is_away() -> None:
+    versions = {name: version for name, version in VERSIONS.items() if name != "numba"}
+    problem = "ImportError: acker_client.spark needs numba, which is not here: pip install 'acker[spark]'"
+    problems = list(_problems([dataclasses.replace(GOOD, versions=versions, problem=problem)], VERSIONS, SETTINGS, 1))
+
+    assert problems[0] == "node-1 lacks numba: install 'acker[spark]' there, or ship it with --archives"
+    assert problems[1].startswith("node-1 lacks a package (ImportError: acker_client.spark needs numba")
 
 
 def test_versions_that_differ_in_a_patch_are_no_problem() -> None:

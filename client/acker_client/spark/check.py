@@ -153,7 +153,7 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
                 yield f"{one.host} lacks {name}: install 'acker[spark]' there, or ship it with --archives"
             elif theirs != ours and _release(theirs) != _release(ours):
                 yield f"{one.host} has {name} {theirs}, the driver {ours}: install the same version on both"
-        if one.problem.startswith("ModuleNotFoundError"):
+        if one.problem.startswith(("ModuleNotFoundError", "ImportError")):
             yield f"{one.host} lacks a package ({one.problem}): install 'acker[spark]' there"
         elif one.problem:
             servers = ", ".join(settings.servers)
