@@ -1,0 +1,41 @@
+"""The watcher's thread: what it says when no watch goes through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from acker_client import errors
+from acker_client.registration import Watched
+from acker_client.source import watcher
+from acker_client.source.watcher import ERRORS_A_LINE, Watcher
+
+
+class Refusing:
+    """A client whose watches are refused so often, go through once, are refused once more, and then it is closed."""
+
+    def __init__(self, refusals: int) -> None:
+        self._answers: list[Any] = [errors.Rejected("no")] * refusals + [Watched(), errors.Rejected("no again")]
+
+    def watch(self, wait_s: float) -> Watched:
+        if not self._answers:
+            raise errors.Closed("closed")
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, Watched)
+        return answer
+
+
+def test_refusals_in_a_row_are_logged_seldom_and_each_first_one_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watcher, "PAUSE_S", 0.0)
+    watching = Watcher(Refusing(2 * ERRORS_A_LINE), lambda: None)  # type: ignore[arg-type]
+    watching._thread.join(60.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "watching for outcomes: no; trying again",
+        "watching for outcomes: no; trying again",
+        "watching for outcomes: no again; trying again",
+    ]
