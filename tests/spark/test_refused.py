@@ -12,7 +12,7 @@ from stages import Record, stage
 from test_plan import Step, sql
 
 from acker_client import Verdict
-from acker_client.spark import branch, operator, plan, sink, where
+from acker_client.spark import branch, explode, join, operator, plan, sink, where
 from acker_client.spark.plan import Refused
 
 SAME = "id long, word string, _root bigint, _edge bigint"
@@ -148,6 +148,67 @@ def test_altered_tracking_columns_are_refused(spark: SparkSession, record: Recor
 def test_lost_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
     with pytest.raises(Refused, match=r"lost its tracking columns.*df\.select\(\.\.\., '_root', '_edge'\)"):
         plan.guard(LOST[step](stage(spark, "words", record)), "next")
+
+
+MERGED: dict[str, tuple[Step, str, str]] = {
+    "groupBy().agg": (lambda df: df.groupBy("id").agg(F.count("*")), "Aggregate", "group(...)"),
+    "count behind a select": (
+        lambda df: df.select("id").groupBy("id").count().orderBy("id"),
+        "Aggregate",
+        "group(...)",
+    ),
+    "distinct": (lambda df: df.select("word").distinct(), "Deduplicate", "group(...)"),
+    "join": (lambda df: df.select("id").join(df.sparkSession.range(3), "id"), "Join", "acker_client.spark.join(...)"),
+    "applyInPandas": (
+        lambda df: df.groupBy("id").applyInPandas(lambda frame: frame[["id"]], "id long"),
+        "FlatMapGroupsInPandas",
+        "group(...)",
+    ),
+    "mapInPandas": (lambda df: df.mapInPandas(lambda frames: frames, "id long"), "MapInPandas", "@pandas_operator"),
+    "SQL": (sql("SELECT word, count(*) AS n FROM tracked GROUP BY word"), "Aggregate", "group(...)"),
+}
+
+
+@pytest.mark.parametrize("step", MERGED)
+def test_what_merged_the_rows_is_named_and_not_the_columns_that_it_lost(
+    spark: SparkSession, record: Record, step: str
+) -> None:
+    build, node, fix = MERGED[step]
+    with pytest.raises(Refused) as refused:
+        plan.guard(build(stage(spark, "words", record)), "next")
+    assert str(refused.value).startswith(f"operator 'next' cannot take this frame: {node} (")
+    assert fix in str(refused.value)
+    assert "lost" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("build", "leaf"),
+    [
+        (lambda spark: spark.range(3), "Range"),
+        (lambda spark: spark.range(3).where("id > 1").groupBy("id").count(), "Range"),
+        (lambda spark: spark.createDataFrame([(1,)], "id int"), "LogicalRDD"),
+        (lambda spark: spark.sql("SELECT 1 AS id"), "OneRowRelation"),
+    ],
+    ids=["frame", "aggregate", "createDataFrame", "SQL"],
+)
+def test_a_frame_that_nothing_tracks_is_told_where_to_start(spark: SparkSession, build: Any, leaf: str) -> None:
+    for consumer in (save, words, where("id > 1"), branch_of_two):
+        with pytest.raises(Refused, match=f"its rows come from {leaf}, which no source tracks. Start from batch.df of"):
+            consumer(build(spark))
+
+
+def branch_of_two(df: DataFrame) -> Any:
+    return branch(df, 2)
+
+
+def test_a_streaming_frame_is_told_to_read_with_a_source(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load()
+    for df in (stream, stream.groupBy("value").count()):
+        for consumer in (save, words, explode("value"), join(spark.range(3).toDF("value"), "value")):
+            with pytest.raises(
+                Refused, match=r"it is of a stream .*and streams are not tracked yet. Read with a source"
+            ):
+                consumer(df)
 
 
 def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Record) -> None:

@@ -2,13 +2,14 @@
 
 Decides the two forms of design section 4. **Thin**: ``_root bigint, _edge bigint``, null where a row is unanchored.
 **Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row is
-unanchored. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for
+unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and what is made
+of it is packed. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for
 "unanchored".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,9 +24,18 @@ from acker_protocol.ids import Column
 
 ROOT, EDGE, ANCHORS = "_root", "_edge", "_anchors"
 TRACKING = (ROOT, EDGE, ANCHORS)
+THIN = (ROOT, EDGE)
+PACKED = (ANCHORS,)
+MIXED = TRACKING
 ANCHOR_BYTES = 16
+COLUMN_BYTES_MAX = 2**31 - 1
 
 Positions = npt.NDArray[np.int64]
+
+
+def reserved(names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are the acker's own. Spark's names are equal in any case, so ``_ROOT`` is one too."""
+    return [name for name in names if name.lower() in TRACKING]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +94,16 @@ def unpack(batch: pa.RecordBatch) -> Rows:
     names = batch.schema.names
     kept = [index for index, name in enumerate(names) if name not in TRACKING]
     data = batch.select(kept)
-    tracking = (ANCHORS,) if ANCHORS in names else (ROOT, EDGE)
+    tracking = THIN if ANCHORS not in names else MIXED if ROOT in names else PACKED
     return Rows(data, of_columns([batch.column(name) for name in tracking]))
 
 
 def of_columns(columns: Sequence[Any]) -> Anchors:
-    """Anchors out of their Arrow columns: roots and edges (thin), or packed ones alone."""
+    """Anchors out of their Arrow columns: roots and edges (thin), packed ones alone, or all three (mixed)."""
     if len(columns) == 1:
         return packed_anchors(columns[0])
-    roots, edges = columns
-    return Anchors(_ids(roots), _ids(edges))
+    thin = Anchors(_ids(columns[0]), _ids(columns[1]))
+    return thin if len(columns) == 2 else _mixed_anchors(thin, packed_anchors(columns[2]))
 
 
 def pack(rows: Rows) -> pa.RecordBatch:
@@ -113,13 +123,15 @@ def with_columns(data: pa.RecordBatch, names: Sequence[str], columns: Sequence[A
 
 
 def packed_anchors(column: Any) -> Anchors:
-    """Anchors of a packed column (binary). ValueError when a row has something else than whole anchors."""
+    """Anchors of a packed column (binary, or large binary). ValueError when a row has something else than whole
+    anchors."""
+    if not len(column):
+        return Anchors(np.empty(0, np.uint64), np.empty(0, np.uint64), np.zeros(1, np.int64))
     if column.null_count:
         column = pc.fill_null(column, b"")
     _, offsets_buffer, data = column.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    if not len(offsets):
-        offsets = np.zeros(1, np.int64)
+    width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    offsets = np.frombuffer(offsets_buffer, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     if np.any(np.diff(offsets) % ANCHOR_BYTES):
         raise ValueError(f"{ANCHORS}: a row has bytes that are not whole anchors of {ANCHOR_BYTES} bytes")
     words = _words(data, int(offsets[0]), int(offsets[-1]))
@@ -127,13 +139,34 @@ def packed_anchors(column: Any) -> Anchors:
 
 
 def packed_column(anchors: Anchors) -> Any:
-    """Packed anchors as an Arrow binary column."""
+    """Packed anchors as an Arrow binary column. OverflowError where they are 2 GiB, which is more than it can hold."""
     assert anchors.offsets is not None
+    if len(anchors.roots) * ANCHOR_BYTES > COLUMN_BYTES_MAX:
+        raise OverflowError(
+            f"{len(anchors.roots):_} anchors in one batch of rows are more than its column {ANCHORS} can hold: group by"
+            " more keys, or in two steps, so that a row has fewer parents"
+        )
     pairs = np.empty((len(anchors.roots), 2), np.uint64)
     pairs[:, 0], pairs[:, 1] = anchors.roots, anchors.edges
     offsets = (anchors.offsets * ANCHOR_BYTES).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pairs)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def _mixed_anchors(thin: Anchors, packed: Anchors) -> Anchors:
+    """The anchors of rows that each have them in one of the two forms, as packed ones. ValueError for a row with
+    both."""
+    assert packed.offsets is not None
+    is_thin = thin.roots != 0
+    if np.any(is_thin & (np.diff(packed.offsets) > 0)):
+        raise ValueError(f"a row has anchors in {ROOT} and in {ANCHORS}: keep those of the stage that made it")
+    at = packed.offsets[:-1][is_thin]
+    roots, edges = (
+        np.insert(many, at, one[is_thin]) for many, one in ((packed.roots, thin.roots), (packed.edges, thin.edges))
+    )
+    offsets = packed.offsets.copy()
+    offsets[1:] += np.cumsum(is_thin)
+    return Anchors(roots, edges, offsets)
 
 
 def _one_edge_a_root(roots: Column, edges: Column) -> tuple[Column, Column]:

@@ -16,14 +16,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from acker_client.spark import lineage, refusals
+from acker_client.spark.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.executions import Executions
 from acker_client.spark.lineage import Consumer, Node
 from acker_client.spark.refusals import REFUSALS, MovingBoundaries, Refused
 
-__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect"]
-
-THIN = ("_root", "_edge")
-PACKED = ("_anchors",)
+__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "take"]
 
 # py4j gives Java objects no type that a checker could use.
 Plan = Any
@@ -34,7 +32,7 @@ Positions = Mapping[str, int]
 class Upstream:
     """What a consumer stands on: the tracked stages whose rows reach it, one for each leg of a union.
 
-    ``columns``: THIN or PACKED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
+    ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
     ``repeated``: the same sink had these rows before.
     """
 
@@ -69,14 +67,18 @@ def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
     ``kind`` is how errors call it; only a ``"sink"`` may take the same rows again. Marks nothing when it raises.
     Raises :class:`Refused` with the node and the fix.
     """
+    return take(df, inspect(df, f"{kind} {consumer!r}"), consumer, kind=kind)
+
+
+def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "operator") -> Upstream:
+    """The second half of :func:`guard`: mark the rows of ``df``, in which :func:`inspect` found ``upstream``."""
     taker = Consumer(kind, consumer, repeatable=kind == "sink")
-    upstream = inspect(df, str(taker))
     try:
         repeated = lineage.consume(upstream.nodes, taker)
     except lineage.Consumed as error:
         raise refusals.second_consumer(taker, error.node) from None
     if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
-        warnings.warn(refusals.moving_boundaries(taker), stacklevel=3)
+        warnings.warn(refusals.moving_boundaries(taker), stacklevel=4)
     return Upstream(upstream.nodes, upstream.columns, upstream.moving_boundaries, repeated)
 
 
@@ -111,9 +113,15 @@ class _Walk:
         self.columns = _columns_of(df, consumer)
 
     def run(self) -> None:
-        names = self._df.columns
-        positions = {column: names.index(column) for column in self.columns}
-        self._down(self._df._jdf.queryExecution().analyzed(), positions)
+        names, top = self._df.columns, self._df._jdf.queryExecution().analyzed()
+        if not self.columns:
+            raise self._why_lost(top)
+        if respelled := refusals.respelled(self._consumer, names):
+            raise respelled
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refusals.doubled_name(self._consumer, twice)
+        self._down(top, {column: names.index(column) for column in self.columns})
 
     def _down(self, plan: Plan, positions: Positions) -> None:
         """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the stages below."""
@@ -148,13 +156,19 @@ class _Walk:
         for column, position in positions.items():
             if plan.output().apply(position).name() != column:
                 raise refusals.altered_column(self._consumer, column, self.columns)
+        # Of a mixed frame's columns those of the one form are null in this leg, and those of the other are the stage's.
+        if tuple(positions) not in (THIN, PACKED):
+            lacking = next(column for column in self.columns if column not in positions)
+            raise refusals.altered_column(self._consumer, lacking, self.columns)
         self.nodes.append(node)
 
     def _through_project(self, plan: Plan, positions: Positions) -> dict[str, int]:
         below = self._attribute_seq(plan.child().output())
+        projected = {column: plan.projectList().apply(position) for column, position in positions.items()}
         return {
-            column: self._position(below, _source_of(plan.projectList().apply(position)), column)
-            for column, position in positions.items()
+            column: self._position(below, _source_of(expression), column)
+            for column, expression in projected.items()
+            if not _is_null(expression)
         }
 
     def _through(self, plan: Plan, child: Plan, positions: Positions) -> dict[str, int]:
@@ -187,6 +201,24 @@ class _Walk:
         above = self._df._jdf.queryExecution().analyzed()
         return any(cache.lookupCachedData(session, plan).isDefined() for plan in _between(above, moving))
 
+    def _why_lost(self, top: Plan) -> Refused:
+        """Why a frame without tracking columns has none: nothing tracks it, a node has merged them, or a select lost
+        them."""
+        if self._df.isStreaming:
+            return refusals.streaming_frame(self._consumer)
+        if not any(map(_is_tracked, _every(top))):
+            leaf = next(plan for plan in _every(top) if not plan.children().size())
+            return refusals.untracked_leaf(self._consumer, leaf.nodeName())
+        if respelled := refusals.respelled(self._consumer, self._df.columns):
+            return respelled
+        for plan in _every(top):
+            name = plan.getClass().getSimpleName()
+            if _is_tracked(plan) or (name == "Join" and _is_ours(plan)):
+                break
+            if name in REFUSALS:
+                return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
+        return refusals.lost_columns(self._consumer)
+
     def _refusal(self, name: str, plan: Plan) -> Refused:
         if name in REFUSALS:
             return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
@@ -196,14 +228,13 @@ class _Walk:
 
 
 def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
+    """The tracking columns of ``df``; none when it lacks one of those it should have."""
     names = df.columns
     for columns in (THIN, PACKED):
-        present = [names.count(column) for column in columns]
-        if all(count == 1 for count in present):
-            return columns
-        if any(count > 1 for count in present):
+        if any(names.count(column) > 1 for column in columns):
             raise refusals.doubled_columns(consumer, columns)
-    raise refusals.lost_columns(consumer)
+    present = tuple(column for column in TRACKING if column in names)
+    return present if present in (THIN, PACKED, MIXED) else ()
 
 
 def _source_of(expression: Any) -> Any | None:
@@ -215,6 +246,13 @@ def _source_of(expression: Any) -> Any | None:
             return None
         expression, kind = child, child.getClass().getSimpleName()
     return expression if kind == "AttributeReference" else None
+
+
+def _is_null(expression: Any) -> bool:
+    """Whether a projected expression is a null: what ``allowMissingColumns`` gives a leg for a column it lacks."""
+    while expression.getClass().getSimpleName() in ("Alias", "Cast"):
+        expression = expression.child()
+    return expression.getClass().getSimpleName() == "Literal" and expression.value() is None
 
 
 def _may_move(name: str, plan: Plan) -> bool:
@@ -259,6 +297,19 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
         if node.tag in seen:
             raise refusals.rows_twice(consumer, node)
         seen.add(node.tag)
+
+
+def _is_tracked(plan: Plan) -> bool:
+    """Whether a node is a tracked stage, of this batch or of a forgotten one."""
+    return plan.getClass().getSimpleName() in _STAGES and lineage.is_ours(plan.functionExpr().name())
+
+
+def _every(plan: Plan) -> Iterator[Plan]:
+    """``plan`` and every plan below it, the nearest first."""
+    level = [plan]
+    while level:
+        yield from level
+        level = [child for parent in level for child in _each(parent.children())]
 
 
 def _each(sequence: Any) -> Iterator[Any]:

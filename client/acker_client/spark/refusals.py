@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acker_client.errors import AckerError
+from acker_client.spark.anchors import TRACKING, reserved
 from acker_client.spark.lineage import Consumer, Node
 
 
@@ -93,7 +94,16 @@ def unknown_node(consumer: str, node_name: str) -> Refused:
 def untracked_leaf(consumer: str, node_name: str) -> Refused:
     return _refused(
         consumer,
-        f"its rows come from {node_name}, which no source tracks. Start from batch.df of source.batches(spark).",
+        f"its rows come from {node_name}, which no source tracks. Start from batch.df of source.batches(spark); a table"
+        " without tracking goes in as one side of acker_client.spark.join(...).",
+    )
+
+
+def streaming_frame(consumer: str) -> Refused:
+    return _refused(
+        consumer,
+        "it is of a stream (spark.readStream), and streams are not tracked yet. Read with a source of"
+        " acker_client.source, and start from batch.df of source.batches(spark).",
     )
 
 
@@ -129,6 +139,24 @@ def lost_columns(consumer: str) -> Refused:
         "it has lost its tracking columns (_root and _edge, or _anchors). Keep them, as df.select(..., '_root',"
         " '_edge'); use df.withColumnsRenamed(...) instead of toDF(...); and start from batch.df of"
         " source.batches(spark).",
+    )
+
+
+def respelled(consumer: str, names: Sequence[str]) -> Refused | None:
+    """What to say of tracking columns that are there in another case; None where they are not."""
+    found = [name for name in reserved(names) if name not in TRACKING]
+    if not found:
+        return None
+    return _refused(
+        consumer,
+        f"its column {found[0]!r} is not {found[0].lower()!r}, and Spark takes the two for one name. Select the acker's"
+        f" column as {found[0].lower()!r}, and give one of your own another name.",
+    )
+
+
+def doubled_name(consumer: str, name: str) -> Refused:
+    return _refused(
+        consumer, f"it has the column {name!r} more than once. Select it once, or rename one of them where they meet."
     )
 
 

@@ -11,8 +11,8 @@ Nothing here that is pickled holds a channel: a stage carries settings, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -22,7 +22,8 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from acker_client.settings import Settings
 from acker_client.spark import lineage, plan
-from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, TRACKING, Rows, pack, unpack
+from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
+from acker_client.spark.rows import struct_type
 from acker_client.spark.tally import Report
 
 # A batch that a step has made large is handed to Spark in pieces of so many rows.
@@ -73,8 +74,12 @@ class Entry(Protocol):
     def start(self) -> EntryRun: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Arriving:
-    """Rows arrive from another stage, with their anchors in columns."""
+    """Rows arrive from another stage, with their anchors in columns. ``names``: what the columns are called, where
+    Spark had to hand them over under other names."""
+
+    names: tuple[str, ...] = field(default=())
 
     @property
     def from_outside(self) -> bool:
@@ -84,7 +89,7 @@ class Arriving:
         return self
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
-        return map(unpack, batches)
+        return (unpack(renamed(batch, self.names)) for batch in batches)
 
     def reports(self) -> Iterable[Report]:
         return ()
@@ -145,7 +150,8 @@ def apply_known(
     applied = applied_to(df)
     if applied is None:
         record: Any = upstream.record
-        applied = Applied(df, Stage(record.settings, Arriving()), record)
+        base, names = into_python(df)
+        applied = Applied(base, Stage(record.settings, Arriving(names)), record)
     return extend(applied, upstream, step, kind, schema, is_tracked=is_tracked)
 
 
@@ -180,6 +186,24 @@ def plan_stage(
     return base.mapInArrow(function, StructType(fields))
 
 
+def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
+    """``df`` as PySpark can hand it to a Python function, and the names to give back to its columns there (none: as
+    they are).
+
+    PySpark looks each column up by its name, which it reads as a path (``a.b``), a quotation or a star, in any case.
+    """
+    names = df.columns
+    is_plain = not any("." in name or "`" in name or name == "*" for name in names)
+    if is_plain and len({name.lower() for name in names}) == len(names):
+        return df, ()
+    return df.toDF(*(f"_{index}" for index in range(len(names)))), tuple(names)
+
+
+def renamed(data: Any, names: Sequence[str]) -> Any:
+    """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
+    return data.rename_columns(list(names)) if names else data
+
+
 def remember(df: DataFrame, applied: Applied) -> None:
     """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
     setattr(df, _ATTRIBUTE, applied)
@@ -195,15 +219,15 @@ def applied_to(df: DataFrame) -> Applied | None:
 
 
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
-    """The tracking columns of a frame: thin or packed."""
-    if columns == (ANCHORS,):
-        return [StructField(ANCHORS, BinaryType())]
-    return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
+    """The tracking columns of what is made of a frame with these: thin, or else packed."""
+    if columns == THIN:
+        return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
+    return [StructField(ANCHORS, BinaryType())]
 
 
 def user_schema(df: DataFrame) -> StructType:
     """Schema of ``df`` without its tracking columns."""
-    return StructType([field for field in df.schema.fields if field.name not in TRACKING])
+    return struct_type(StructType([field for field in df.schema.fields if field.name not in TRACKING]))
 
 
 def task_function(stage: Stage) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
