@@ -18,22 +18,29 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    CharType,
     DataType,
     DateType,
     FractionalType,
     IntegralType,
     MapType,
     StringType,
+    StructField,
     StructType,
     TimestampType,
     UserDefinedType,
+    VarcharType,
 )
+
+from acker_client.spark import ddl
 
 Child = tuple[Any, ...]
 
@@ -56,18 +63,71 @@ class Mismatch(TypeError):
 
 
 def struct_type(schema: str | StructType) -> StructType:
-    """A schema as users write it: DDL (which is Spark's to read, and needs a session) or a StructType."""
-    if isinstance(schema, StructType):
-        return schema
-    fields = StructType.fromDDL(schema)
+    """A schema as users write it: DDL or a StructType; ``char(n)`` and ``varchar(n)`` become strings.
+
+    DDL is Spark's to read; without a session we read what we can. ValueError where it cannot be read, with why.
+    """
+    fields = schema if isinstance(schema, DataType) else _parsed(schema)
     if not isinstance(fields, StructType):
-        raise ValueError(f"the schema {schema!r} is a type, not columns; write it like 'word string, count int'")
+        raise ValueError(f"the schema {schema!r} is a type, not columns; {ddl.EXAMPLE}")
+    made: StructType = _without_sizes(fields)
+    return made
+
+
+def checked_schema(schema: Any, who: str, example: str) -> StructType | None:
+    """The schema that ``who`` is declared with; None where only a session can tell, and there is none.
+
+    Raises TypeError or ValueError for what is no schema. ``example``: what to write instead of ``who`` alone.
+    """
+    if callable(schema) and not isinstance(schema, (str, DataType)):
+        raise TypeError(f"{who} needs the schema of what it makes: write {example} above the function")
+    if not isinstance(schema, (str, StructType)):
+        raise TypeError(f"{who}: the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
+    try:
+        if has_session() or isinstance(schema, StructType):
+            return struct_type(schema)
+        return ddl.parse(schema)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from None
+
+
+def has_session() -> bool:
+    """Whether a session of Spark is there to read DDL."""
+    return SparkContext._active_spark_context is not None
+
+
+def _parsed(schema: Any) -> DataType:
+    if not isinstance(schema, str):
+        raise TypeError(f"the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
+    if has_session():
+        try:
+            return StructType.fromDDL(schema)
+        except PySparkException as error:
+            said = " ".join(str(error).strip().splitlines()[:1])
+            raise ValueError(f"the schema {schema!r} cannot be read: {said}; {ddl.EXAMPLE}") from None
+    fields = ddl.parse(schema)
+    if fields is None:
+        raise ValueError(f"reading the schema {schema!r} needs a SparkSession: build one first, or give a StructType")
     return fields
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema that Spark expects of a stage with this schema."""
-    return to_arrow_schema(schema, timezone="UTC")
+def _without_sizes(kind: Any) -> Any:
+    """A type with strings for ``char(n)`` and ``varchar(n)``, which only tables have."""
+    if isinstance(kind, StructType):
+        return StructType(
+            [StructField(field.name, _without_sizes(field.dataType), field.nullable, field.metadata) for field in kind]
+        )
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_sizes(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_without_sizes(kind.keyType), _without_sizes(kind.valueType), kind.valueContainsNull)
+    return StringType() if isinstance(kind, (CharType, VarcharType)) else kind
+
+
+def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
+    """The Arrow schema that Spark expects of a stage with this schema. ``large``: strings and bytes with offsets of 64
+    bits, as ``spark.sql.execution.arrow.useLargeVarTypes`` asks for."""
+    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=large)
 
 
 class RowReader:
@@ -98,11 +158,19 @@ class RowWriter:
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
     def listed(self, given: Any) -> list[Any]:
-        """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end."""
+        """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end.
+
+        Raises :class:`Mismatch` for a frame or table, over whose columns Python would iterate.
+        """
         if type(given) is list:
             return given.copy()
         if given is None:
             return []
+        if hasattr(given, "columns") and hasattr(given, "shape"):
+            raise Mismatch(
+                f"give rows of ({self._ddl}), got a {type(given).__name__}: a function that returns frames is a"
+                " @pandas_operator, one that returns tables an @arrow_operator"
+            )
         if isinstance(given, _SINGLE) or not isinstance(given, Iterable):
             return [given]
         return list(given)
