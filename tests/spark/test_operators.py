@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import functools
 from pipes import SCOPE, WORD, failed, ledger, over_arrow, reading, run
 from pipes import sink as sink_step
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import OperatorError, arrow_operator, operator, pandas_operator, sink
-from acker_client.spark.operators import _over_pandas
+from acker_client.spark.operators import BatchStep, _over_pandas
+from acker_client.spark.rows import Mismatch
 from acker_protocol.ids import root_id
 
 
@@ -69,9 +90,25 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
         (lambda batch: (word_batch("x"), [-1]), "-1 is no parent"),
         (lambda batch: (word_batch("x"), [0.5]), "parents are to be whole numbers"),
         (lambda batch: (word_batch("x"), pa.array([None], pa.int64())), "parents has nulls"),
-        (lambda batch: batch, "declares a field 'word', and returned ['number', 'text']"),
-        (lambda batch: [1, 2], "is to return a pyarrow RecordBatch or Table, or that and parents; got list"),
-        (lambda batch: pa.table({"word": [[1], [2]]}), "field 'word' is string, got list<"),
+        (lambda batch: (word_batch("x"), "all"), "parents are to be whole numbers, one a row, as a list or an array"),
+        (lambda batch: (word_batch("x"), [[0], [0, 1]]), "parents are to be whole numbers, one a row"),
+        (lambda batch: (word_batch("x"), [0], 1), "returned a tuple of 3: return the rows alone, or (rows, parents)"),
+        (
+            lambda batch: batch,
+            "declares a column 'word', and what it returned lacks it: it has ['number', 'text']",
+        ),
+        (lambda batch: None, "returned None where a pyarrow RecordBatch or Table is due: return what was made"),
+        (
+            lambda batch: [1, 2],
+            "returned a list where a pyarrow RecordBatch or Table is due: use pa.RecordBatch.from_py",
+        ),
+        (lambda batch: {"word": ["a", "b"]}, "returned a dict where a pyarrow RecordBatch or Table is due"),
+        (
+            lambda batch: batch.to_pandas(),
+            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use @pandas",
+        ),
+        (lambda batch: (batch for _ in "a"), "returned a generator where a pyarrow RecordBatch or Table is due"),
+        (lambda batch: pa.table({"word": [[1], [2]]}), "column 'word' is declared string, and is list<item: int64> in"),
     ],
 )
 def test_what_breaks_the_contract_fails_the_task_and_is_named(function: Any, says: str) -> None:
@@ -91,8 +128,95 @@ def test_pandas_sees_a_frame_and_its_index_is_the_parents() -> None:
 
 
 def test_a_pandas_column_of_another_type_is_named() -> None:
-    with pytest.raises(OperatorError, match="operator 'words': field 'word' is string, got int64"):
+    with pytest.raises(OperatorError, match=r"'word' is declared string, and is int64 in the frame .*; cast it, or"):
         run(reading(["a"]), [over_arrow(_over_pandas(lambda frame: frame.assign(word=1), WORD, "words"))])
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            lambda frame: frame["text"],
+            "returned a Series where a pandas DataFrame is due: return a DataFrame, as series",
+        ),
+        (lambda frame: None, "returned None where a pandas DataFrame is due"),
+        (
+            lambda frame: {"word": ["a"]},
+            "returned a dict where a pandas DataFrame is due: return pandas.DataFrame(...)",
+        ),
+        (
+            lambda frame: [frame],
+            "returned a list where a pandas DataFrame is due: return a DataFrame, as pandas.concat",
+        ),
+        (lambda frame: word_batch("a"), "returned a RecordBatch where a pandas DataFrame is due: use @arrow_operator"),
+        (
+            lambda frame: (frame for _ in "a"),
+            "returned a generator where a pandas DataFrame is due: return one, do not",
+        ),
+        (
+            lambda frame: "text",
+            "returned a str where a pandas DataFrame is due: return a frame of the declared columns",
+        ),
+        (lambda frame: frame, "declares a column 'word', and the frame lacks it: it has ['number', 'text']"),
+        (lambda frame: (frame.assign(word="a"), [0], 1), "returned a tuple of 3"),
+        (lambda frame: (frame.assign(word="a"), "all"), "parents are to be whole numbers"),
+        (lambda frame: frame.assign(word="a")[:0], "returned 0 rows for 1, without parents"),
+        (
+            lambda frame: frame.assign(word="a", other="b").set_axis(["n", "word", "word", "x"], axis=1),
+            "declares a column 'word', and the frame has it more than once",
+        ),
+    ],
+)
+def test_what_a_pandas_operator_may_not_return_is_named(given: Any, says: str) -> None:
+    with pytest.raises(OperatorError) as error:
+        run(reading(["a"]), [over_arrow(_over_pandas(given, WORD, "words"))])
+    assert says in str(error.value)
+    assert "RecordBatch or Table" not in str(error.value)
+
+
+ANY = StructType(
+    [
+        StructField("text", StringType()),
+        StructField("bytes", BinaryType()),
+        StructField("flag", BooleanType()),
+        StructField("int", IntegerType()),
+        StructField("double", DoubleType()),
+        StructField("decimal", DecimalType(10, 2)),
+        StructField("day", DateType()),
+        StructField("at", TimestampType()),
+        StructField("at_ntz", TimestampNTZType()),
+        StructField("took", DayTimeIntervalType()),
+        StructField("list", ArrayType(LongType())),
+        StructField("struct", StructType([StructField("x", LongType())])),
+        StructField("map", MapType(StringType(), LongType())),
+    ]
+)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "object", "datetime64[ns]", "bool", "Int64", "string"])
+def test_a_frame_without_rows_is_taken_for_columns_of_every_type(dtype: str) -> None:
+    empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name in ANY.names})
+    step = BatchStep("words", _over_pandas(lambda frame: (empty, []), ANY, "words"), ANY, (), "fail", True)
+    table, reports = run(reading(["a", "b"]), [step, sink_step()])
+    assert (table.num_rows, table.schema.names) == (0, [*ANY.names, "_root", "_edge"])
+    assert not any(ledger(reports).values())
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan"), pd.NaT, pd.NA, np.float64("nan"), np.datetime64("NaT")])
+def test_a_column_of_nulls_is_taken_for_every_type(nothing: Any) -> None:
+    def nulls(frame: Any) -> Any:
+        return pd.DataFrame({name: pd.Series([nothing] * len(frame)) for name in ANY.names})
+
+    step = BatchStep("words", _over_pandas(nulls, ANY, "words"), ANY, (), "fail", True)
+    table, _ = run(reading(["a", "b"]), [step, sink_step()])
+    assert [table[name].null_count for name in ANY.names] == [2] * len(ANY.names)
+
+
+def test_numbers_are_not_taken_for_bytes() -> None:
+    schema = StructType([StructField("bytes", BinaryType())])
+    step = BatchStep("words", _over_pandas(lambda f: f.assign(bytes=1.5), schema, "words"), schema, (), "fail", True)
+    with pytest.raises(OperatorError, match="column 'bytes' is declared binary, and is float64"):
+        run(reading(["a"]), [step])
 
 
 def test_the_function_stays_the_users() -> None:
@@ -112,6 +236,75 @@ def test_declarations_that_cannot_be_are_refused() -> None:
         operator("x int", on_error="ignore")(len)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="keep='path': give a list"):
         operator("x int", keep="path")(len)
+    with pytest.raises(TypeError, match="keep=3; give a list"):
+        operator("x int", keep=3)(len)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("declare", "says"),
+    [
+        (lambda: operator(len), r"@operator needs the schema .*: write @operator\('word string, count int'\) above"),
+        (lambda: pandas_operator(len), r"@pandas_operator needs the schema .*: write @pandas_operator\('word"),
+        (lambda: arrow_operator(len), r"@arrow_operator needs the schema .*: write @arrow_operator\('word"),
+        (lambda: operator(None), "@operator: the schema is a NoneType; give a StructType, or write it like"),
+        (lambda: operator(LongType()), "@operator: the schema is a LongType; give a StructType"),
+        (lambda: operator("word strin"), "@operator: the schema 'word strin' cannot be read: .*write it like"),
+        (lambda: operator("word string count int"), "@operator: the schema 'word string count int' cannot be read"),
+        (lambda: pandas_operator("a array<int"), "@pandas_operator: the schema 'a array<int' cannot be read"),
+        (lambda: operator("a int, _ROOT long"), "are the acker's own; rename '_ROOT'"),
+        (lambda: operator("a int, a long"), "names .'a'. more than once"),
+        (lambda: operator("a int", 5), "@operator is for a function, got a int"),
+        (lambda: operator("a int", name="")(len), "@operator: name=''; give a name"),
+        (lambda: operator("a int", functools.partial(max, 1)), "has no name of its own; give it one with name="),
+        (lambda: operator("a int", lambda: 1), "is called with one argument, a Row, and takes \\(\\); write a plain"),
+        (
+            lambda: arrow_operator("a int")(lambda a, b: 1),
+            "is called with one argument, a pyarrow RecordBatch, and takes",
+        ),
+        (lambda: operator("a int", waiting), "'waiting' is async, and is called as a plain function"),
+    ],
+)
+def test_what_is_declared_wrong_is_refused_where_it_is_written(spark: SparkSession, declare: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        declare()
+
+
+async def waiting(row: Row) -> int:
+    return 1
+
+
+@operator("sku string, qty int", keep=["path"])
+def items(row: Row) -> Any:
+    return [(sku, qty) for sku, qty in row.items]
+
+
+def test_an_operator_is_tested_on_a_row_and_held_against_its_schema() -> None:
+    assert items.test(Row(items=[("a", 1), ("b", 2)], path="x")) == [
+        Row(sku="a", qty=1, path="x"),
+        Row(sku="b", qty=2, path="x"),
+    ]
+    assert items.test(Row(items=[], path="x")) == []
+    with pytest.raises(Mismatch, match=r"field 'qty' is int, got '1' \(str\)"):
+        items.test(Row(items=[("a", "1")], path="x"))
+    with pytest.raises(Mismatch, match="give 2 values of"):
+        operator("a int, b int", lambda row: (1,)).test(Row())
+    with pytest.raises(ValueError, match=r"keeps \['path'\], which its input does not have: it has \['items'\]"):
+        items.test(Row(items=[("a", 1)]))
+    with pytest.raises(Mismatch, match="got a DataFrame: a function that returns frames is a @pandas_operator"):
+        operator("a int", lambda row: pd.DataFrame({"a": [1]})).test(Row())
+    with pytest.raises(TypeError, match=r"got a Row; to try it without Spark, use items.test\(Row\(...\)\)"):
+        items(Row(items=[], path="x"))  # type: ignore[arg-type]
+
+
+def test_batch_operators_are_tested_on_a_batch_of_their_kind() -> None:
+    table = pa.table({"number": [7, 8], "text": ["a b", "c"]})
+    expected = {"word": ["a", "b", "c"], "number": [7, 7, 8]}
+    assert arrow_words.test(table).to_pydict() == expected
+    assert arrow_words.test(table.to_batches()[0]).to_pydict() == expected
+    frame = pandas_words.test(table.to_pandas())
+    assert frame.to_dict("list") == expected
+    with pytest.raises(OperatorError, match="returned a Series"):
+        pandas_operator("a int")(lambda frame: frame["number"]).test(table.to_pandas())
 
 
 # Against a real server.

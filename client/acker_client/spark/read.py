@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.settings import Settings
-from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows
+from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
 from acker_client.spark.rows import struct_type
 from acker_client.spark.stage import Applied, Stage, plan_stage, remember
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
@@ -134,7 +134,7 @@ def frame_of(
 ) -> TrackedFrame:
     """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source."""
     fields = struct_type(schema)
-    taken = [column for column in fields.names if column in TRACKING]
+    taken = reserved(fields.names)
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
     record = BatchRecord(settings)

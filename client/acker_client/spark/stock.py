@@ -16,19 +16,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructField, StructType
 
 from acker_client.spark import lineage, plan, stage
-from acker_client.spark.anchors import Anchors, Positions, Rows, packed_column, unpack
+from acker_client.spark.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
 from acker_client.spark.derive import batch_of, derive
 from acker_client.spark.operators import (
     Culprits,
     OnError,
     OperatorError,
+    check_declared,
     checked_columns,
+    checked_function,
     checked_parents,
+    declared_fields,
+    refuse_no_frame,
     spark_checks_reruns,
 )
 from acker_client.spark.rows import arrow_schema, struct_type
@@ -49,11 +53,22 @@ _ROW, _GHOST = b"r", b"g"
 
 PARENTS_MAX = 100_000
 
+LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
+
 
 def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
     """Keep the rows for which ``condition`` (SQL, or a Column) is true; the others are done, and acked."""
+    if not isinstance(condition, (str, SparkColumn)):
+        raise TypeError(
+            f'where: the condition is a {type(condition).__name__}; give SQL, as where("qty > 0"), or a Column, as'
+            " where(F.col('qty') > 0). For a condition in Python use an @operator that yields nothing for what it drops"
+        )
+    if isinstance(condition, str) and not condition.strip():
+        raise ValueError('where: the condition is empty; give SQL, as where("qty > 0")')
+    _check_name("where", name)
 
     def keep(df: DataFrame) -> DataFrame:
+        _refuse_no_frame(df, "where")
         flag = F.expr(condition) if isinstance(condition, str) else condition
         step = WhereStep(name, not spark_checks_reruns(df.sparkSession))
         return stage.apply(df.withColumn(FLAG, flag), step, "operator", stage.user_schema(df))
@@ -69,13 +84,23 @@ def explode(
     ``into``: name of the element's column, the array's unless given; of a map ``(key, value)``, ``("key", "value")``
     unless given. Rows without elements are done, and acked; with ``outer`` they are kept, with null.
     """
+    if not isinstance(column, str):
+        raise TypeError(
+            f"explode: column is a {type(column).__name__}; give the name of a column of arrays or maps, and make one"
+            " with df.withColumn('name', ...) where there is none"
+        )
+    _check_into(into)
+    _check_name("explode", name)
 
     def multiply(df: DataFrame) -> DataFrame:
+        _refuse_no_frame(df, "explode")
+        upstream = plan.inspect(df, f"operator {name!r}")
         given = stage.user_schema(df)
         elements = _elements(given, column, into, name)
         kept = [field for field in given.fields if field.name != column]
         fans_out = isinstance(given[column].dataType, MapType)
-        return _exploded(df, plan.guard(df, name), ExplodePlan(name, column, elements, kept, outer, fans_out))
+        ours = ExplodePlan(name, column, elements, kept, outer, fans_out)
+        return _exploded(df, plan.take(df, upstream, name), ours)
 
     return multiply
 
@@ -87,8 +112,10 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch") -> tuple[DataFra
     of its tasks may move between evaluations (orderBy, repartition without a number), this caches it until the batch is
     settled.
     """
-    if copies < 1:
-        raise ValueError(f"branch: copies={copies}; give how many frames you need")
+    _refuse_no_frame(df, "branch")
+    if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+        raise ValueError(f"branch: copies={copies!r}; give how many frames you need, as branch(df, 2)")
+    _check_name("branch", name)
     upstream = plan.guard(df, name)
     if upstream.moving_boundaries:
         record: Any = upstream.record
@@ -108,16 +135,28 @@ def join(
     """
     if how not in ("inner", "left"):
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
-    keys = [on] if isinstance(on, str) else list(on)
+    if not isinstance(other, DataFrame):
+        raise TypeError(
+            f"join: the table is a {type(other).__name__}; give a DataFrame, as join(spark.table('prices'), 'sku')"
+        )
+    keys = _names_of(on, "join", "on")
+    _check_name("join", name)
     missing = [key for key in keys if key not in other.columns]
     if missing or not keys:
-        raise ValueError(f"join: on={on!r}; the other side has the columns {other.columns}")
+        raise ValueError(f"join: on={on!r}; name columns of both sides: the table has {other.columns}")
+    added = [field for field in struct_type(other.schema) if field.name not in keys]
+    taken = reserved(field.name for field in added)
+    if taken:
+        raise ValueError(
+            f"join: the table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's own (Spark"
+            " takes names in any case). Rename it; two tracked frames meet in unionByName(...) and group(...)"
+        )
 
     def match(df: DataFrame) -> DataFrame:
-        given = stage.user_schema(df)
-        added = [field for field in other.schema.fields if field.name not in keys]
-        _refuse_unfit(name, given, keys, added)
+        _refuse_no_frame(df, "join")
         upstream = plan.inspect(df, f"operator {name!r}")
+        given = stage.user_schema(df)
+        _refuse_unfit(name, given, keys, added)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(upstream.record))
         joined = df.join(right, keys, "left")
         # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
@@ -144,17 +183,21 @@ def group(
     descends from; or ``(rows, "all")`` when there is one row, or none, that descends from all of them. Rows that nobody
     names are done, and acked. A row carries the anchors of all its parents, at most ``parents_max``.
     """
-    columns = (keys,) if isinstance(keys, str) else tuple(keys)
-    if not columns:
-        raise ValueError("group: name at least one key column")
+    columns = tuple(_names_of(keys, "group", "keys"))
+    check_declared(schema, "@group", "@group('sku', 'sku string, total int')")
+    if on_error not in ("fail", "raise"):
+        raise ValueError(f"on_error={on_error!r}: give 'fail' (the records fail) or 'raise' (the task fails)")
+    if not isinstance(parents_max, int) or parents_max < 1:
+        raise ValueError(f"group: parents_max={parents_max!r}; give how many parents a row may have, at least 1")
 
     def decorate(function: GroupFunction) -> Group:
-        return Group(function, name or function.__name__, columns, schema, on_error, deterministic, parents_max)
+        chosen = checked_function(function, name, "@group", "a pyarrow Table")
+        return Group(function, chosen, columns, schema, on_error, deterministic, parents_max)
 
     return decorate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Group:
     """A function over groups as an operator: ``df.transform(it)`` applies it. ``function`` is the user's, untouched."""
 
@@ -172,18 +215,45 @@ class Group:
         Spark calls it once a group and says nothing at the end of a task, so the account of each group travels on in a
         column of its rows to a step right behind, in the same task, which reports for all of them.
         """
-        schema = struct_type(self.schema)
-        upstream = plan.guard(df, self.name)
-        digests_values = not self.deterministic or not spark_checks_reruns(df.sparkSession)
-        task = GroupTask(self.name, self.function, schema, self.on_error, digests_values, self.parents_max)
-        fields = [*schema.fields, *stage.tracking_fields(plan.PACKED), StructField(ACCOUNT, BinaryType())]
-        grouped = df.groupBy(*self.keys).applyInArrow(_table_function(task), StructType([_nullable(f) for f in fields]))
+        refuse_no_frame(df, self, f"{self.name}.test(table)")
+        schema = self._fields()
+        upstream = plan.inspect(df, f"operator {self.name!r}")
+        base, names = stage.into_python(df)
+        keys = [_key(key, df.columns, base.columns, self.name) for key in self.keys]
+        upstream = plan.take(df, upstream, self.name)
+        task = self._task(schema, df.sparkSession, names)
+        fields = [*schema.fields, *stage.tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
+        grouped = base.groupBy(*keys).applyInArrow(_table_function(task), StructType([_nullable(f) for f in fields]))
         record: Any = upstream.record
         # How many groups a task gets is for adaptive execution to decide, anew in each evaluation.
-        after = replace(upstream, columns=plan.PACKED, moving_boundaries=True)
+        after = replace(upstream, columns=PACKED, moving_boundaries=True)
         step = AccountStep(self.name)
-        applied = stage.Applied(grouped, stage.Stage(record.settings, stage.Arriving()), record)
+        through, names = stage.into_python(grouped)
+        applied = stage.Applied(through, stage.Stage(record.settings, stage.Arriving(names)), record)
         return stage.extend(applied, after, step, "operator", schema)
+
+    def test(self, rows: pa.Table) -> pa.Table:
+        """What the function makes of the ``rows`` of one group, without Spark or a server: the declared columns.
+
+        Raises what the function raises, and :class:`OperatorError` where what it gives does not fit the schema or the
+        rows.
+        """
+        schema = self._fields()
+        columns, _ = self._task(schema, None, ()).checked(self.function(rows), rows.num_rows)
+        return pa.Table.from_arrays(columns, names=schema.names)
+
+    def __repr__(self) -> str:
+        return f"<group {self.name!r}>"
+
+    def _fields(self) -> StructType:
+        return declared_fields(self.schema, f"group {self.name!r}")
+
+    def _task(self, schema: StructType, spark: SparkSession | None, names: tuple[str, ...]) -> GroupTask:
+        digests_values = not self.deterministic or spark is None or not spark_checks_reruns(spark)
+        large = spark is not None and str(spark.conf.get(LARGE_TYPES, None)).lower() == "true"
+        return GroupTask(
+            self.name, self.function, schema, self.on_error, digests_values, self.parents_max, large, names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,45 +414,63 @@ class GroupTask:
     on_error: OnError
     digests_values: bool
     parents_max: int
+    large: bool
+    names: tuple[str, ...]
 
     def of_group(self, table: pa.Table) -> pa.Table:
         """What becomes of one group: its rows with packed anchors, the first of them with the account of the group.
 
         A group that becomes nothing leaves one row that has the account and no anchors.
         """
-        rows = unpack(table.combine_chunks().to_batches()[0])
+        large = _is_large(table.schema, self.large)
+        rows = unpack(stage.renamed(table, self.names).combine_chunks().to_batches()[0])
         tally = Tally(self.name, finds_copies=True)
         try:
-            columns, parents = self._checked(self.function(pa.Table.from_batches([rows.data])), len(rows))
+            given = self.function(pa.Table.from_batches([rows.data]))
         except OperatorError:
             raise
         except Exception as error:
             culprits = Culprits(self.name, self.on_error, tally)
             for row in range(len(rows)):
                 culprits.fail(rows.anchors, row, error)
-            columns, parents = [pa.array([], field.type) for field in arrow_schema(self.schema)], []
+            columns, parents = [pa.array([], field.type) for field in arrow_schema(self.schema)], list[Positions]()
+        else:
+            columns, parents = self.checked(given, len(rows))
         anchors = self._anchors(tally, rows.anchors, columns, parents)
-        return self._with_account(columns, anchors, tally.account())
+        return self._with_account(columns, anchors, tally.account(), large)
 
-    def _checked(self, given: Any, rows: int) -> tuple[list[Any], list[Positions]]:
+    def checked(self, given: Any, rows: int) -> tuple[list[Any], list[Positions]]:
+        """The declared columns and the parents of each row out of what the function gave for ``rows`` rows. Raises
+        :class:`OperatorError`."""
         who = f"group {self.name!r}"
         if not isinstance(given, tuple) or len(given) != 2:
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else _a(given)
             raise OperatorError(
-                f"{who} is to return (rows, parents), parents a list of positions for each row, or 'all'"
+                f"{who} returned {what}: return (rows, parents), where parents is a list of positions for each row, or"
+                " (rows, 'all') for one row that descends from all"
             )
         columns, children = checked_columns(given[0], arrow_schema(self.schema), who)
-        if isinstance(given[1], str):
-            if given[1] != "all" or children > 1:
-                raise OperatorError(
-                    f"{who} returned {children} rows and parents {given[1]!r}: 'all' is for one row a group"
-                )
-            parents = [np.arange(rows)] * children
-        else:
-            parents = [checked_parents(named, len(named), rows, who) for named in given[1]]
+        parents = self._parents(given[1], children, rows, who)
         if len(parents) != children:
             raise OperatorError(f"{who} returned {children} rows and {len(parents)} lists of parents; give one a row")
         self._refuse_unbounded(parents, who)
         return columns, parents
+
+    def _parents(self, given: Any, children: int, rows: int, who: str) -> list[Positions]:
+        if isinstance(given, str):
+            if given != "all" or children > 1:
+                raise OperatorError(
+                    f"{who} returned {children} rows and parents {given!r}: 'all' is for one row a group; for more,"
+                    " name the positions that each descends from, as [[0, 1], [2]]"
+                )
+            return [np.arange(rows)] * children
+        lists: list[Any] = list(given) if isinstance(given, Iterable) else [None]
+        if not all(isinstance(named, Iterable) and not isinstance(named, str) for named in lists):
+            raise OperatorError(
+                f"{who}: parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got {given!r:.80}"
+            )
+        named_by = [list(named) for named in lists]
+        return [checked_parents(named, len(named), rows, who) for named in named_by]
 
     def _refuse_unbounded(self, parents: list[Positions], who: str) -> None:
         most = max(map(len, parents), default=0)
@@ -405,7 +493,7 @@ class GroupTask:
         np.cumsum(lengths, out=bounds[1:])
         return children.merged(bounds)
 
-    def _with_account(self, columns: list[Any], anchors: Anchors, account: bytes) -> pa.Table:
+    def _with_account(self, columns: list[Any], anchors: Anchors, account: bytes, large: bool) -> pa.Table:
         fields = [field.with_nullable(True) for field in arrow_schema(self.schema)]
         packed = packed_column(anchors)
         if len(packed):
@@ -414,7 +502,10 @@ class GroupTask:
         else:
             ghost = pa.array([_GHOST + account], pa.binary())
             every = [*(pa.nulls(1, field.type) for field in fields), pa.nulls(1, pa.binary()), ghost]
-        names = [*(field.name for field in fields), *plan.PACKED, ACCOUNT]
+        names = [*(field.name for field in fields), *PACKED, ACCOUNT]
+        if large:
+            kinds = [*arrow_schema(self.schema, large=True).types, pa.large_binary(), pa.large_binary()]
+            every = [column.cast(kind) for column, kind in zip(every, kinds, strict=True)]
         return pa.Table.from_arrays(every, names=names)
 
 
@@ -507,12 +598,81 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:
     """All rows of a key as one array, in an order that does not hang on chance where Spark can sort them."""
-    matches = F.collect_list(F.struct(*(other[field.name] for field in added)) if added else F.struct(F.lit(True)))
+    matches = F.collect_list(F.struct(*(_quoted(field.name) for field in added)) if added else F.struct(F.lit(True)))
     if not any(
         "map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added
     ):
         matches = F.sort_array(matches)
-    return other.groupBy(*keys).agg(matches.alias(MATCHES))
+    return other.groupBy(*map(_quoted, keys)).agg(matches.alias(MATCHES))
+
+
+def _quoted(name: str) -> str:
+    """A column's name as Spark reads it whole, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _key(key: str, columns: Sequence[str], handed: Sequence[str], who: str) -> str:
+    """What to group by for ``key``, where a frame with ``columns`` is handed to Python with those names.
+
+    Spark reads names in any case, and ``a.b`` as a field of ``a`` where no column is called so.
+    """
+    found = [index for index, column in enumerate(columns) if column == key] or [
+        index for index, column in enumerate(columns) if column.lower() == key.lower()
+    ]
+    if found:
+        return _quoted(handed[found[0]])
+    if key.split(".")[0] in columns and list(columns) == list(handed):
+        return key
+    raise ValueError(
+        f"group {who!r}: there is no column {key!r} to group by; the frame has"
+        f" {[column for column in columns if column not in TRACKING]}. Make it first, with df.withColumn(...)"
+    )
+
+
+def _is_large(schema: pa.Schema, otherwise: bool) -> bool:
+    """Whether Spark hands over strings and bytes with offsets of 64 bits, and expects them so; ``otherwise`` where a
+    schema has none."""
+    for field in schema:
+        if pa.types.is_large_string(field.type) or pa.types.is_large_binary(field.type):
+            return True
+        if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
+            return False
+    return otherwise
+
+
+def _names_of(given: Any, what: str, argument: str) -> list[str]:
+    """One column's name or several, as a list."""
+    is_one = isinstance(given, (str, SparkColumn)) or not isinstance(given, Iterable)
+    names = [given] if is_one else list(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(
+            f"{what}: {argument}={given!r}; give the name of a column, or a list of names, and make a column first with"
+            " df.withColumn(...) where you have an expression"
+        )
+    return names
+
+
+def _check_into(into: Any) -> None:
+    names = into if isinstance(into, tuple) else (into,)
+    if into is not None and not all(isinstance(name, str) for name in names):
+        raise TypeError(f"explode: into={into!r}; give the name of the elements' column, of a map ('key', 'value')")
+    taken = reserved(name for name in names if isinstance(name, str))
+    if taken:
+        raise ValueError(f"explode: {', '.join(TRACKING)} are the acker's own; give {taken[0]!r} another name")
+
+
+def _check_name(what: str, name: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{what}: name={name!r}; give a name, which goes into edges and reports")
+
+
+def _refuse_no_frame(df: Any, what: str) -> None:
+    if not isinstance(df, DataFrame):
+        raise TypeError(f"{what} is applied to a tracked DataFrame, got {_a(df)}; start from batch.df")
+
+
+def _a(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _as_list(column: Any) -> Any:
