@@ -1,0 +1,63 @@
+"""Gist: what went wrong, in one line, out of what Spark and its Python workers say of it over many.
+
+Decides which line that is: the exception of the user's own code where a Python worker raised one, else what the JVM
+says first, with its last cause. Pure: it reads text, and knows Spark by how it writes.
+"""
+
+from __future__ import annotations
+
+import re
+
+LENGTH_MAX = 500
+
+_TRACEBACK = "Traceback (most recent call last):"
+_JAVA_CALL = re.compile(r"^An error occurred while calling [^\n]*\n: ")
+_MODULE = re.compile(r"^(?:[A-Za-z_$][\w$]*\.)+(?=[A-Za-z_$][\w$]*(?::|$))")
+_STATE = re.compile(r"\s*SQLSTATE: \w+.*$")
+# What Spark puts in front of the failure itself.
+_FRONTS = (
+    re.compile(r"^.*\bmost recent failure: Lost task [^\n]*?\([^()\n]*executor[^()\n]*\): "),
+    re.compile(r"^.*\bterminated with exception: "),
+)
+_CAUSE = re.compile(r"^Caused by: (?P<said>.*)$", re.MULTILINE)
+
+
+def gist(error: BaseException | str) -> str:
+    """One line, of at most ``LENGTH_MAX`` characters, of an exception or of its text."""
+    text = str(error).strip()
+    kind = type(error).__name__ if isinstance(error, BaseException) else ""
+    first = text.partition("\n")[0]
+    raised = _raised_in_python(text)
+    if raised:
+        # A reason of ours begins with the operator and the exception, and has the traceback behind.
+        line = first if raised in first else raised
+    elif _JAVA_CALL.match(text):
+        line = _java(_JAVA_CALL.sub("", text))
+    else:
+        said = _java(text)
+        line = ": ".join(part for part in (kind, said) if part)
+    return line if len(line) <= LENGTH_MAX else line[: LENGTH_MAX - 3] + "..."
+
+
+def _raised_in_python(text: str) -> str:
+    """The exception of the last traceback in ``text``; nothing ("") where there is none."""
+    _, found, after = text.rpartition(_TRACEBACK)
+    lines = (line for line in after.splitlines()[1:] if line.strip() and not line[0].isspace())
+    return _plain(next(lines, "")) if found else ""
+
+
+def _java(text: str) -> str:
+    """What the JVM said first, and what it names last as the cause, without names of packages."""
+    first, causes = _plain(text.partition("\n")[0]), _CAUSE.findall(text)
+    if not causes:
+        return first
+    cause = _plain(causes[-1])
+    if cause in first:
+        return first
+    return cause if not first or first.endswith(":") else f"{first} (caused by {cause})"
+
+
+def _plain(line: str) -> str:
+    for front in _FRONTS:
+        line = front.sub("", line)
+    return _STATE.sub("", _MODULE.sub("", line.strip())).strip()
