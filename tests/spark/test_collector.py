@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import Collector, CollectorError, collector_settings
+from acker_client.spark.session import SessionError
 from acker_client.spark.tally import Report
 from acker_protocol.ids import MASK, edge0, identity_of, identity_term
 from acker_protocol.messages import ACK, FAIL, RESET
@@ -161,6 +163,75 @@ def test_foreach_partition_acks(spark: SparkSession, server: Any) -> None:
 
         trial.df.foreachPartition(write)
         assert trial.settle() == dict.fromkeys(range(20), ACKED)
+
+
+def test_a_collector_in_a_task_goes_to_the_servers_of_the_session(trial: Callable[..., Any]) -> None:
+    batch = trial(texts(20))
+
+    def split(rows: Iterable[Row]) -> Iterator[Row]:
+        with Collector("split") as out:
+            for row in rows:
+                for word in row.text.split():
+                    yield out.emit({"number": row.number, "word": word}, anchors=[row])
+                out.ack(row)
+
+    def write(rows: Iterable[Row]) -> None:
+        with Collector("write") as out:
+            for row in rows:
+                out.ack(row)
+
+    batch.df.rdd.mapPartitions(split).repartition(3).foreachPartition(write)
+    assert batch.settle() == dict.fromkeys(range(20), ACKED)
+
+
+def test_a_collector_in_a_job_of_frames_goes_to_the_servers_of_the_session(trial: Callable[..., Any]) -> None:
+    batch = trial(texts(20))
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with Collector("write") as out:
+            for rows in batches:
+                for row in rows.to_pylist():
+                    out.ack(row)
+                yield rows
+
+    batch.df.mapInArrow(write, batch.df.schema).collect()
+    assert batch.settle() == dict.fromkeys(range(20), ACKED)
+
+
+def test_a_collector_made_in_the_driver_takes_its_session_along(trial: Callable[..., Any]) -> None:
+    batch = trial(texts(20))
+    made = Collector("write")
+
+    def write(rows: Iterable[Row]) -> None:
+        with made as out:
+            for row in rows:
+                out.ack(row)
+
+    batch.df.foreachPartition(write)
+    assert batch.settle() == dict.fromkeys(range(20), ACKED)
+
+
+def test_a_collector_that_finds_no_server_says_what_to_give_it(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ACKER_SERVERS", raising=False)
+    with pytest.raises(SessionError, match=r"set spark\.acker\.servers on the session"):
+        Collector("words")
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    with pytest.raises(SessionError, match=r"settings = collector_settings\(spark\), and give them to Collector"):
+        Collector("words")
+    with pytest.raises(TypeError, match="give its name first"):
+        Collector([ROW])  # type: ignore[arg-type]
+
+
+def test_rows_of_a_union_of_thin_and_packed_have_their_anchors_in_one_form() -> None:
+    thin, packed = (Row(_root=7, _edge=8, _anchors=None), Row(_root=None, _edge=None, _anchors=b"\7" * 16))
+    out = collector([])
+    out.ack(thin)
+    out.ack(packed)
+    out.ack(Row(_root=None, _edge=None, _anchors=None))
+    assert sorted(out.report().entries.root_ids.tolist()) == [7, int.from_bytes(b"\7" * 8, "little")]
 
 
 def collector_settings_of(trial: Trial) -> Any:

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from acker_client.settings import Settings
 from acker_client.spark.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
 from acker_client.spark.content import hash_content
-from acker_client.spark.session import settings_of
+from acker_client.spark.session import settings_here, settings_of
 from acker_client.spark.stage import Sender
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_protocol.ids import MASK, child_edge, hash64, mix64
@@ -35,7 +35,7 @@ class Collector:
     """Anchors, acks and fails of one partition::
 
         def work(rows):
-            with Collector("words", settings) as out:
+            with Collector("words") as out:
                 for row in rows:
                     for word in row.text.split():
                         yield out.emit(word, anchors=[row])
@@ -43,9 +43,9 @@ class Collector:
 
         words = batch.df.rdd.mapPartitions(work)
 
-    ``operator``: its name, which goes into edges and reports. ``servers``: a ``Settings`` (see
-    :func:`collector_settings`), addresses, or None for ``ACKER_SERVERS``. Not thread-safe. Every emit under a row comes
-    before its ack or fail.
+    ``operator``: its name, which goes into edges and reports. ``servers``: None for those of the session
+    (``spark.acker.servers``), as the thread had them that took the batch; else a ``Settings`` (see
+    :func:`collector_settings`) or addresses. Not thread-safe. Every emit under a row comes before its ack or fail.
     """
 
     def __init__(
@@ -55,6 +55,8 @@ class Collector:
         *,
         send: Callable[[Report], None] | None = None,
     ) -> None:
+        if not isinstance(operator, str) or not operator:
+            raise TypeError(f"Collector({operator!r}): give its name first, as Collector('words')")
         self._operator = operator
         self._hash = hash64(operator)
         self._settings = _settings(servers)
@@ -130,7 +132,10 @@ class Collector:
     def _child(self, root: int, edge: int, content: int) -> int:
         anchor = root, edge
         if anchor in self._handled:
-            raise CollectorError(f"{self._operator}: a record was emitted under a row that is acked or failed already")
+            raise CollectorError(
+                f"{self._operator}: a record was emitted under a row that is acked or failed already; emit() what comes"
+                " of a row before its ack() or fail()"
+            )
         children = self._emitted.setdefault(anchor, [0, 0])
         child = child_edge(edge, self._hash, children[0], mix64(content ^ children[0]))
         children[0] += 1
@@ -140,14 +145,17 @@ class Collector:
     def _handle(self, anchor: Anchor) -> None:
         if anchor in self._handled:
             raise CollectorError(
-                f"{self._operator}: a row was acked or failed twice, or came twice: each edge is consumed once"
+                f"{self._operator}: a row was acked or failed twice, or came twice, and each edge is consumed once;"
+                " call ack() or fail() once a row, and make copies of rows with acker_client.spark.branch"
             )
         self._handled[anchor] = self._emitted.pop(anchor, [0, 0])[1]
 
 
 def collector_settings(spark: SparkSession | DataFrame) -> Settings:
-    """Settings for collectors in tasks of ``spark``; taken in the driver, and pickled with the function that uses
-    them."""
+    """Settings for collectors in tasks of ``spark``: taken in the driver, and pickled with the function that uses them.
+
+    Needed only where jobs run in other threads than the one that took the batch.
+    """
     return settings_of(spark.sparkSession if isinstance(spark, DataFrame) else spark)
 
 
@@ -155,20 +163,24 @@ def _settings(servers: Settings | str | Sequence[str] | None) -> Settings:
     if isinstance(servers, Settings):
         return servers
     if servers is None:
-        return Settings.from_environment()
+        return settings_here()
     return Settings((servers,) if isinstance(servers, str) else tuple(servers))
 
 
 def _anchors_of(record: Any) -> list[Anchor]:
     """(root id, edge) of a record; none when it is unanchored."""
     fields = _fields(record, tracking=True)
+    # Where thin and packed frames met, a row has all three columns, and its anchors in one form.
     packed = fields.get(ANCHORS)
     if packed is not None:
         words = np.frombuffer(bytes(packed), "<u8").tolist()
         if len(words) % 2:
-            raise CollectorError(f"{ANCHORS} holds {len(packed)} bytes, which are not whole anchors of {ANCHOR_BYTES}")
+            raise CollectorError(
+                f"{ANCHORS} holds {len(packed)} bytes, which are not whole anchors of {ANCHOR_BYTES}; hand the"
+                " column on as it came"
+            )
         return list(zip(words[0::2], words[1::2], strict=True))
-    if ANCHORS in fields:
+    if ROOT not in fields and ANCHORS in fields:
         return []
     if ROOT not in fields or EDGE not in fields:
         raise CollectorError(

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from acker_client.settings import Settings
 from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
 from acker_client.spark.rows import struct_type
+from acker_client.spark.session import hand_down
 from acker_client.spark.stage import Applied, Stage, plan_stage, remember
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
@@ -138,6 +139,7 @@ def frame_of(
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
     record = BatchRecord(settings)
+    hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     stage = Stage(settings, Reading(scope, tuple(slices)))
     df = plan_stage(base, stage, "source", name, fields, (ROOT, EDGE), record)

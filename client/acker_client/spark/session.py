@@ -15,11 +15,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
-from pyspark import SparkContext
+from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from acker_client.errors import AckerError
@@ -48,21 +48,67 @@ def settings_of(spark: SparkSession) -> Settings:
             "this is a Spark Connect session; the acker needs a classic one for now: SparkSession.builder.master(...)"
         )
     _check_workers(spark)
-    servers = spark.conf.get(SERVERS, None) or os.environ.get(SERVERS_VARIABLE)
-    if not servers:
+    found = _settings(lambda key: spark.conf.get(key, None))
+    if found is None:
         raise SessionError(
             f"no acker server is named: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
             f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
         )
+    return found
+
+
+def settings_here() -> Settings:
+    """How to reach the acker from where this is called: in the driver as its session says, in a task as the driver had
+    it when the batch was planned. Raises :class:`SessionError` that says what to set."""
+    task = TaskContext.get()
+    if task is None:
+        spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
+        if spark is not None:
+            return settings_of(spark)
+    found = _settings(lambda key: None if task is None else task.getLocalProperty(key))
+    if found is None:
+        raise SessionError(
+            "no acker server is named here: in the driver take settings = collector_settings(spark), and give them to"
+            f" Collector(name, settings); or set {SERVERS_VARIABLE} in the environment"
+        )
+    return found
+
+
+def hand_down(spark: SparkSession, settings: Settings) -> None:
+    """Let tasks of this thread's jobs know the settings. Spark itself hands down a session's own, and to jobs of frames
+    alone."""
+    values = {
+        SERVERS: ",".join(settings.servers),
+        TOKEN: settings.token,
+        BUDGET_S: str(settings.budget_s),
+        ON_UNREACHABLE: settings.on_unreachable,
+    }
+    for key, value in values.items():
+        spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
+
+
+def _settings(get: Callable[[str], str | None]) -> Settings | None:
+    """Settings by their keys, else from the environment; None when no server is named."""
+    servers = get(SERVERS) or os.environ.get(SERVERS_VARIABLE)
+    if not servers:
+        return None
+    budget_s = get(BUDGET_S) or "60"
+    try:
+        budget = float(budget_s)
+    except ValueError:
+        raise SessionError(f"{BUDGET_S}={budget_s!r} is no number; give seconds, as 60") from None
     try:
         return Settings(
             servers=addresses(servers),
-            token=spark.conf.get(TOKEN, None) or os.environ.get(TOKEN_VARIABLE) or None,
-            budget_s=float(spark.conf.get(BUDGET_S, None) or 60.0),
-            on_unreachable=spark.conf.get(ON_UNREACHABLE, None) or "fail",  # type: ignore[arg-type]
+            token=get(TOKEN) or os.environ.get(TOKEN_VARIABLE) or None,
+            budget_s=budget,
+            on_unreachable=get(ON_UNREACHABLE) or "fail",  # type: ignore[arg-type]
         )
     except ValueError as error:
-        raise SessionError(f"the acker's settings of this session ({SERVERS} and its kin): {error}") from None
+        raise SessionError(
+            f"the acker's settings of this session do not work: {error} (servers is {SERVERS}, budget_s is {BUDGET_S},"
+            f" on_unreachable is {ON_UNREACHABLE})"
+        ) from None
 
 
 def local_session(
