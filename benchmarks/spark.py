@@ -232,7 +232,7 @@ def _untracked_arrow(bench: Bench) -> dict[str, Callable[[], DataFrame]]:
 
 def _untracked_rows(bench: Bench) -> dict[str, Callable[[], DataFrame]]:
     def split_pandas(frames: Iterator[Any]) -> Iterator[Any]:
-        import pandas  # type: ignore[import-untyped]
+        import pandas
 
         for frame in frames:
             yield pandas.DataFrame({"word": [word for text in frame["text"] for word in text.split(" ")]})

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from acker_client import Settings
-from acker_client.spark.check import Executor, Report, _problems, check
+from acker_client.spark.check import Executor, Report, _problems, _what_to_do, check
 from acker_client.spark.session import SessionError
 
 VERSIONS = dict.fromkeys(("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba"), "1.2.3")
@@ -68,6 +68,18 @@ def test_the_table_has_a_line_for_each_executor() -> None:
     assert lines[0].split()[:3] == ["host", "python", "acker"]
     assert lines[1].split()[:3] == ["node-1", "3.11.4", "1.2.3"]
     assert len(lines) == 4
+
+
+def test_a_check_that_cannot_run_says_why_and_what_to_do() -> None:
+    missing = "An error occurred\nModuleNotFoundError: No module named 'pyarrow'\n"
+    assert _what_to_do(missing, "x").startswith(
+        "the check could not run: a package is missing on the executors: install"
+    )
+    assert _what_to_do("An exception\nTraceback", "OSError: no space left") == (
+        "the check could not run, and a job would not either: OSError: no space left"
+    )
+    with pytest.raises(SessionError, match="a SparkSession is due, got a str"):
+        check("localhost:7070")  # type: ignore[arg-type]
 
 
 def test_a_session_without_an_address_says_what_to_set(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ from pyspark.sql.types import (
 from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import OperatorError, arrow_operator, operator, pandas_operator, sink
-from acker_client.spark.operators import BatchStep, _over_pandas
+from acker_client.spark.operators import BatchStep
+from acker_client.spark.returns import over_pandas
 from acker_client.spark.rows import Mismatch
 from acker_protocol.ids import root_id
 
@@ -105,7 +106,7 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
         (lambda batch: {"word": ["a", "b"]}, "returned a dict where a pyarrow RecordBatch or Table is due"),
         (
             lambda batch: batch.to_pandas(),
-            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use @pandas",
+            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use pa.Table.from_p",
         ),
         (lambda batch: (batch for _ in "a"), "returned a generator where a pyarrow RecordBatch or Table is due"),
         (lambda batch: pa.table({"word": [[1], [2]]}), "column 'word' is declared string, and is list<item: int64> in"),
@@ -123,13 +124,13 @@ def test_pandas_sees_a_frame_and_its_index_is_the_parents() -> None:
         words = frame.assign(word=frame["text"].str.split(" ")).explode("word")
         return words, words.index.to_numpy()
 
-    words, reasons = finished(["a b", "c"], _over_pandas(explode, WORD, "words"))
+    words, reasons = finished(["a b", "c"], over_pandas(explode, WORD, "words"))
     assert (words, reasons) == (["a", "b", "c"], {})
 
 
 def test_a_pandas_column_of_another_type_is_named() -> None:
     with pytest.raises(OperatorError, match=r"'word' is declared string, and is int64 in the frame .*; cast it, or"):
-        run(reading(["a"]), [over_arrow(_over_pandas(lambda frame: frame.assign(word=1), WORD, "words"))])
+        run(reading(["a"]), [over_arrow(over_pandas(lambda frame: frame.assign(word=1), WORD, "words"))])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_a_pandas_column_of_another_type_is_named() -> None:
 )
 def test_what_a_pandas_operator_may_not_return_is_named(given: Any, says: str) -> None:
     with pytest.raises(OperatorError) as error:
-        run(reading(["a"]), [over_arrow(_over_pandas(given, WORD, "words"))])
+        run(reading(["a"]), [over_arrow(over_pandas(given, WORD, "words"))])
     assert says in str(error.value)
     assert "RecordBatch or Table" not in str(error.value)
 
@@ -196,7 +197,7 @@ ANY = StructType(
 @pytest.mark.parametrize("dtype", ["float64", "int64", "object", "datetime64[ns]", "bool", "Int64", "string"])
 def test_a_frame_without_rows_is_taken_for_columns_of_every_type(dtype: str) -> None:
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name in ANY.names})
-    step = BatchStep("words", _over_pandas(lambda frame: (empty, []), ANY, "words"), ANY, (), "fail", True)
+    step = BatchStep("words", over_pandas(lambda frame: (empty, []), ANY, "words"), ANY, (), "fail", True)
     table, reports = run(reading(["a", "b"]), [step, sink_step()])
     assert (table.num_rows, table.schema.names) == (0, [*ANY.names, "_root", "_edge"])
     assert not any(ledger(reports).values())
@@ -207,14 +208,14 @@ def test_a_column_of_nulls_is_taken_for_every_type(nothing: Any) -> None:
     def nulls(frame: Any) -> Any:
         return pd.DataFrame({name: pd.Series([nothing] * len(frame)) for name in ANY.names})
 
-    step = BatchStep("words", _over_pandas(nulls, ANY, "words"), ANY, (), "fail", True)
+    step = BatchStep("words", over_pandas(nulls, ANY, "words"), ANY, (), "fail", True)
     table, _ = run(reading(["a", "b"]), [step, sink_step()])
     assert [table[name].null_count for name in ANY.names] == [2] * len(ANY.names)
 
 
 def test_numbers_are_not_taken_for_bytes() -> None:
     schema = StructType([StructField("bytes", BinaryType())])
-    step = BatchStep("words", _over_pandas(lambda f: f.assign(bytes=1.5), schema, "words"), schema, (), "fail", True)
+    step = BatchStep("words", over_pandas(lambda f: f.assign(bytes=1.5), schema, "words"), schema, (), "fail", True)
     with pytest.raises(OperatorError, match="column 'bytes' is declared binary, and is float64"):
         run(reading(["a"]), [step])
 
@@ -253,7 +254,7 @@ def test_declarations_that_cannot_be_are_refused() -> None:
         (lambda: pandas_operator("a array<int"), "@pandas_operator: the schema 'a array<int' cannot be read"),
         (lambda: operator("a int, _ROOT long"), "are the acker's own; rename '_ROOT'"),
         (lambda: operator("a int, a long"), "names .'a'. more than once"),
-        (lambda: operator("a int", 5), "@operator is for a function, got a int"),
+        (lambda: operator("a int", 5), "@operator is for a function, got an int"),
         (lambda: operator("a int", name="")(len), "@operator: name=''; give a name"),
         (lambda: operator("a int", functools.partial(max, 1)), "has no name of its own; give it one with name="),
         (lambda: operator("a int", lambda: 1), "is called with one argument, a Row, and takes \\(\\); write a plain"),

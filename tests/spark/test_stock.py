@@ -6,11 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from trial import ACKED, Trial, texts
 
-from acker_client.spark import branch, explode, group, join, operator, sink, where
+from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
 
 ALL = dict.fromkeys(range(20), ACKED)
 
@@ -154,3 +155,102 @@ def test_rows_that_no_output_names_are_done(spark: SparkSession, server: Any) ->
         rows = collect(trial.df.withColumn("first", F.col("number") % 4).transform(evens))
         assert [row.number for row in rows] == list(range(0, 20, 2))
         assert trial.settle() == ALL
+
+
+TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, "returned None: return (rows, parents), where parents is a list of positions for each row, or (rows"),
+        (TABLE, "returned a Table: return (rows, parents)"),
+        ((TABLE, "all", 1), "returned a tuple of 3: return (rows, parents)"),
+        (
+            (TABLE, "all"),
+            "returned 3 rows and parents 'all': 'all' is for one row a group; for more, name the positions",
+        ),
+        ((TABLE[:1], "every"), "returned 1 rows and parents 'every'"),
+        ((TABLE, [0, 1, 2]), "parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got [0, 1, 2]"),
+        ((TABLE, None), "parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got None"),
+        ((TABLE, [[0], [1]]), "returned 3 rows and 2 lists of parents; give one a row"),
+        ((TABLE[:1], [[3]]), "3 is no parent; its input had rows 0 up to 2"),
+        ((TABLE[:1], [["a"]]), "parents are to be whole numbers"),
+        ((TABLE[:1], [[]]), "a row has no parents; name the rows that it descends from"),
+        (
+            (TABLE.to_pandas(), "all"),
+            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use pa.Table.from",
+        ),
+        ((TABLE.select(["word"])[:1], "all"), "declares a column 'number', and what it returned lacks it"),
+        (
+            (TABLE.set_column(0, "number", pa.array([["x"]] * 3))[:1], "all"),
+            "column 'number' is declared int64, and is",
+        ),
+    ],
+)
+def test_what_a_group_may_not_return_is_named(spark: SparkSession, given: Any, says: str) -> None:
+    with pytest.raises(OperatorError) as error:
+        group("word", "number long", name="g")(lambda rows: given).test(TABLE)
+    assert str(error.value).startswith("group 'g'")
+    assert says in str(error.value)
+
+
+def test_a_group_is_tested_on_the_rows_of_one() -> None:
+    table = pa.table({"first": [1, 1], "number": [3, 4]})
+    assert totals.test(table).to_pylist() == [{"first": 1, "total": 7}]
+    assert evens.test(table).to_pylist() == [{"number": 4}]
+
+
+def test_what_a_group_returns_wrong_fails_the_task_and_no_record(spark: SparkSession, server: Any) -> None:
+    wrong = group("number", "number long", name="wrong")(lambda rows: rows)
+    with Trial(spark, server.address, texts(4)) as trial:
+        with pytest.raises(Exception, match="group 'wrong' returned a Table: return \\(rows, parents\\)"):
+            collect(trial.df.transform(wrong))
+        assert ACKED not in trial.settle().values()
+        assert not any("wrong" in reason for reason in trial.reasons.values())
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (
+            lambda df: where(lambda row: True),
+            "where: the condition is a function; give SQL, .*use an @operator that yields",
+        ),
+        (lambda df: where(True), "where: the condition is a bool"),
+        (lambda df: where(" "), "where: the condition is empty"),
+        (lambda df: where("x > 1", name=""), "where: name=''; give a name"),
+        (
+            lambda df: explode(F.col("words")),
+            "explode: column is a Column; give the name of a column of arrays or maps",
+        ),
+        (lambda df: explode("words", 3), "explode: into=3; give the name of the elements' column"),
+        (lambda df: explode("words", ("k", 1)), "explode: into=.*; give the name of the elements' column"),
+        (lambda df: join("prices", "sku"), r"join: the table is a str; give a DataFrame, as join\(spark.table"),
+        (lambda df: join(df, F.col("id")), "join: on=Column.*; give the name of a column, or a list of names"),
+        (lambda df: join(df, [F.col("id")]), "join: on=.*; give the name of a column, or a list of names"),
+        (lambda df: join(df, []), "join: on=..; give the name of a column"),
+        (lambda df: join(df, "sku"), r"join: on='sku'; name columns of both sides: the table has \['id'\]"),
+        (lambda df: join(df, "id", "outer"), "join: how='outer'; give 'inner' or 'left'"),
+        (lambda df: group(F.col("id"), "n int"), "group: keys=.*; give the name of a column, or a list of names"),
+        (lambda df: group([], "n int"), "group: keys=..; give the name of a column"),
+        (lambda df: group("id", len), r"@group needs the schema of what it makes: write @group\('sku', "),
+        (lambda df: group("id", "n in"), "@group: the schema 'n in' cannot be read"),
+        (lambda df: group("id", "n int", parents_max=0), "group: parents_max=0"),
+        (lambda df: group("id", "n int", on_error="skip"), "on_error='skip': give 'fail'"),
+        (lambda df: group("id", "n int")(lambda key, rows: rows), "is called with one argument, a pyarrow Table"),
+        (lambda df: branch(df, "2"), r"branch: copies='2'; give how many frames you need, as branch\(df, 2\)"),
+        (lambda df: branch(df, True), "branch: copies=True"),
+        (lambda df: branch(2, df), "branch is applied to a tracked DataFrame, got an int; start from batch.df"),
+        (lambda df: where("id > 1")(None), "where is applied to a tracked DataFrame, got None"),
+        (lambda df: explode("words")(df.columns), "explode is applied to a tracked DataFrame, got a list"),
+        (lambda df: join(df, "id")(1), "join is applied to a tracked DataFrame, got an int"),
+        (
+            lambda df: totals(TABLE),
+            r"<group 'totals'> is applied to a DataFrame, got a Table; .*use totals.test\(table\)",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused_where_they_are_written(spark: SparkSession, write: Any, says: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=says):
+        write(spark.range(2))

@@ -8,8 +8,9 @@ from __future__ import annotations
 from acker_client.spark import functions
 from acker_client.spark.check import check
 from acker_client.spark.collector import Collector, CollectorError, collector_settings
-from acker_client.spark.operators import Operator, OperatorError, arrow_operator, operator, pandas_operator
+from acker_client.spark.operators import Operator, arrow_operator, operator, pandas_operator
 from acker_client.spark.refusals import MovingBoundaries, Refused
+from acker_client.spark.returns import OperatorError
 from acker_client.spark.sink import Sink, sink
 from acker_client.spark.stock import branch, explode, group, join, where
 

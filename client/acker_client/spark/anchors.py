@@ -133,7 +133,9 @@ def packed_anchors(column: Any) -> Anchors:
     width = np.int64 if pa.types.is_large_binary(column.type) else np.int32
     offsets = np.frombuffer(offsets_buffer, width)[column.offset : column.offset + len(column) + 1].astype(np.int64)
     if np.any(np.diff(offsets) % ANCHOR_BYTES):
-        raise ValueError(f"{ANCHORS}: a row has bytes that are not whole anchors of {ANCHOR_BYTES} bytes")
+        raise ValueError(
+            f"{ANCHORS}: a row has bytes that are not whole anchors of {ANCHOR_BYTES} bytes; hand it on as it came"
+        )
     words = _words(data, int(offsets[0]), int(offsets[-1]))
     return Anchors(words[0::2].copy(), words[1::2].copy(), (offsets - offsets[0]) // ANCHOR_BYTES)
 

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from acker_client.gist import gist
 from acker_client.settings import Settings
 from acker_client.spark.session import SessionError, settings_of
 
@@ -63,8 +65,8 @@ def check(spark: SparkSession, settings: Settings | None = None) -> Report:
     tasks = max(spark.sparkContext.defaultParallelism * _TASKS_A_CORE, 2)
     try:
         rows = spark.range(0, tasks, 1, tasks).mapInArrow(_question(settings), "answer string").collect()
-    except PySparkException as error:
-        raise SessionError(_what_to_do(str(error))) from error
+    except (PySparkException, Py4JError) as error:
+        raise SessionError(_what_to_do(str(error), gist(error))) from error
     answers = {row.answer: _executor(row.answer) for row in rows}
     found: dict[tuple[str, str], Executor] = {(one.host, one.directory): one for one in answers.values()}
     executors = tuple(found[key] for key in sorted(found))
@@ -174,8 +176,8 @@ def _row(executor: Executor) -> tuple[str, ...]:
     return (executor.host, executor.python, *versions, executor.server or "unreachable")
 
 
-def _what_to_do(error: str) -> str:
-    """The part of Spark's error that names the cause, and what to do about it."""
+def _what_to_do(error: str, line: str) -> str:
+    """The part of Spark's error that names the cause, and what to do about it; ``line`` where the cause is unknown."""
     causes = {
         "PYTHON_VERSION_MISMATCH": "workers run another Python than the driver: set PYSPARK_PYTHON to the same version",
         "No module named": "a package is missing on the executors: install 'acker[spark]' there",
@@ -187,4 +189,4 @@ def _what_to_do(error: str) -> str:
         cause = next((line.strip() for line in lines if sign in line), None)
         if cause:
             return f"the check could not run: {fix} ({cause})"
-    return f"the check could not run: {' '.join(lines[:2])}"
+    return f"the check could not run, and a job would not either: {line}"

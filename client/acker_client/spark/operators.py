@@ -9,7 +9,6 @@ breath. The function sees no tracking columns.
 from __future__ import annotations
 
 import gc
-import inspect
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,15 +23,25 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.spark import plan, stage
-from acker_client.spark.anchors import TRACKING, Anchors, Positions, Rows, reserved
+from acker_client.spark.anchors import Anchors, Rows
+from acker_client.spark.declared import (
+    DECORATORS,
+    TAKES,
+    Declared,
+    Kind,
+    OnError,
+    checked_function,
+    declared,
+    refuse_no_frame,
+)
 from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.rows import Mismatch, RowReader, RowWriter, arrow_schema, checked_schema, struct_type
+from acker_client.spark.returns import BatchFunction, OperatorError, checked_batch, one_batch, over_pandas
+from acker_client.spark.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
 
-OnError = Literal["fail", "raise"]
-Kind = Literal["row", "pandas", "arrow"]
+__all__ = ["Operator", "OperatorError", "arrow_operator", "operator", "pandas_operator"]
+
 RowFunction = Callable[[Any], Any]
-BatchFunction = Callable[[Any], Any]
 
 # Spark's own check that a task which is run again gives the same rows; with it off, batch operators digest values too.
 RETRY_ON_MISMATCH = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
@@ -40,15 +49,9 @@ RETRY_ON_MISMATCH = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryO
 # Objects between two collections of garbage while rows are made: enough to be quick, few enough to hold in memory.
 COLLECT_EVERY = 50_000
 
-_DECORATORS: dict[Kind, str] = {"row": "operator", "pandas": "pandas_operator", "arrow": "arrow_operator"}
-_TAKES: dict[Kind, str] = {"row": "a Row", "pandas": "a pandas DataFrame", "arrow": "a pyarrow RecordBatch"}
 _TESTED: dict[Kind, str] = {"row": "Row(...)", "pandas": "frame", "arrow": "batch"}
 
 _logger = logging.getLogger("acker.spark")
-
-
-class OperatorError(TypeError):
-    """A batch operator broke its contract: what it returned fits neither its schema nor its input. The task fails."""
 
 
 class Operator:
@@ -58,7 +61,7 @@ class Operator:
     """
 
     def __init__(self, function: Callable[[Any], Any], declared: Declared, kind: Kind) -> None:
-        self.name = checked_function(function, declared.name, f"@{_DECORATORS[kind]}", _TAKES[kind])
+        self.name = checked_function(function, declared.name, f"@{DECORATORS[kind]}", TAKES[kind])
         self.function = function
         self.__doc__ = function.__doc__
         self.__name__ = self.name
@@ -89,7 +92,7 @@ class Operator:
         if self._kind == "row":
             return self._test_row(given, schema)
         is_frame = hasattr(given, "iloc")
-        batch = pa.RecordBatch.from_pandas(given, preserve_index=False) if is_frame else _one_batch(given)
+        batch = pa.RecordBatch.from_pandas(given, preserve_index=False) if is_frame else one_batch(given)
         keep = self._kept_of(batch.schema.names, schema)
         function = self._over_arrow(schema)
         columns, parents = checked_batch(function(batch), arrow_schema(schema), len(batch), self._who)
@@ -113,7 +116,7 @@ class Operator:
         return [name for name in given if name in keep]
 
     def _over_arrow(self, schema: StructType) -> BatchFunction:
-        return _over_pandas(self.function, schema, self.name) if self._kind == "pandas" else self.function
+        return over_pandas(self.function, schema, self.name) if self._kind == "pandas" else self.function
 
     @property
     def _who(self) -> str:
@@ -128,39 +131,6 @@ class Operator:
             return RowStep(self.name, self.function, given, schema, keep, declared.on_error)
         digests_values = not declared.deterministic or not spark_checks_reruns(spark)
         return BatchStep(self.name, self._over_arrow(schema), schema, keep, declared.on_error, digests_values)
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """What the user says of an operator."""
-
-    schema: str | StructType
-    keep: tuple[str, ...] | Literal["*"]
-    name: str | None
-    on_error: OnError
-    deterministic: bool
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ("fail", "raise"):
-            raise ValueError(f"on_error={self.on_error!r}: give 'fail' (the record fails) or 'raise' (the task fails)")
-
-    def fields(self, name: str) -> StructType:
-        """The schema; see :func:`declared_fields`."""
-        return declared_fields(self.schema, f"operator {name!r}")
-
-    def kept_of(self, given: Sequence[str], schema: StructType, name: str) -> tuple[str, ...]:
-        """The columns to keep of an input with these columns. ValueError that says which cannot be."""
-        keep = tuple(given) if self.keep == "*" else self.keep
-        missing = [column for column in keep if column not in given]
-        if missing:
-            raise ValueError(f"operator {name!r} keeps {missing}, which its input does not have: it has {list(given)}")
-        double = [column for column in keep if column in schema.names]
-        if double:
-            raise ValueError(
-                f"operator {name!r} keeps {double} and makes a column of that name too: take it out of keep, or"
-                " rename it"
-            )
-        return keep
 
 
 @overload
@@ -202,10 +172,10 @@ def operator(
     unless given) goes into edges and reports: keep it when you move the function. ``on_error``: ``"fail"`` fails the
     record of a row that raises and goes on, ``"raise"`` fails the task.
     """
-    declared = _declared("row", schema, keep, name, on_error, True)
+    declaration = declared("row", schema, keep, name, on_error, True)
     if function is not None:
-        return Operator(function, declared, "row")
-    return lambda function: Operator(function, declared, "row")
+        return Operator(function, declaration, "row")
+    return lambda function: Operator(function, declaration, "row")
 
 
 def pandas_operator(
@@ -224,8 +194,8 @@ def pandas_operator(
     that a task which is run again gives the same, and saves the digest where Spark checks the promise. The rest as in
     :func:`operator`.
     """
-    declared = _declared("pandas", schema, keep, name, on_error, deterministic)
-    return lambda function: Operator(function, declared, "pandas")
+    declaration = declared("pandas", schema, keep, name, on_error, deterministic)
+    return lambda function: Operator(function, declaration, "pandas")
 
 
 def arrow_operator(
@@ -239,8 +209,8 @@ def arrow_operator(
     """A batch operator over ``pyarrow.RecordBatch``: as :func:`pandas_operator`; it returns a RecordBatch or Table, or
     that and ``parents``. A batch that raises is run again in halves, down to the rows that are to blame.
     """
-    declared = _declared("arrow", schema, keep, name, on_error, deterministic)
-    return lambda function: Operator(function, declared, "arrow")
+    declaration = declared("arrow", schema, keep, name, on_error, deterministic)
+    return lambda function: Operator(function, declaration, "arrow")
 
 
 def spark_checks_reruns(spark: SparkSession) -> bool:
@@ -378,133 +348,6 @@ class BatchRun:
             yield from self.take(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
 
 
-def checked_batch(given: Any, schema: pa.Schema, rows: int, who: str) -> tuple[list[Any], Positions | None]:
-    """The declared columns and the parents out of what a batch operator gave for ``rows`` rows. Raises
-    :class:`OperatorError`."""
-    data, parents = _with_parents(given, who)
-    columns, children = checked_columns(data, schema, who)
-    if parents is not None:
-        return columns, checked_parents(parents, children, rows, who)
-    if children != rows:
-        raise OperatorError(
-            f"{who} returned {children} rows for {rows}, without parents: return (rows, parents), where parents[j] is"
-            " the position of the input row that row j descends from"
-        )
-    return columns, None
-
-
-def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], int]:
-    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises
-    :class:`OperatorError`."""
-    if not isinstance(data, (pa.RecordBatch, pa.Table)):
-        hint = _ARROW_HINTS.get(_type(data), _HINTS.get(_type(data), "return a table of the declared columns"))
-        raise OperatorError(f"{who} returned {_a(data)} where a pyarrow RecordBatch or Table is due: {hint}")
-    batch = _one_batch(data)
-    return [_checked_column(batch, field, who) for field in schema], batch.num_rows
-
-
-def _with_parents(given: Any, who: str) -> tuple[Any, Any]:
-    """(what was made, parents or None) of what a batch operator gave."""
-    if not isinstance(given, tuple):
-        return given, None
-    if len(given) != 2:
-        raise OperatorError(
-            f"{who} returned a tuple of {len(given)}: return the rows alone, or (rows, parents), where parents[j] is"
-            " the position of the input row that row j descends from"
-        )
-    return given
-
-
-def _one_batch(data: Any) -> pa.RecordBatch:
-    if not isinstance(data, pa.Table):
-        return data
-    columns = [column.combine_chunks() for column in data.columns]
-    columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
-    return batch_of(columns, data.schema.names, data.num_rows)
-
-
-def _checked_column(data: pa.RecordBatch, field: pa.Field, who: str) -> Any:
-    found = data.schema.names.count(field.name)
-    if found != 1:
-        lack = "lacks it" if not found else f"has it {found} times"
-        raise OperatorError(
-            f"{who} declares a column {field.name!r}, and what it returned {lack}: it has {data.schema.names}"
-        )
-    column = data.column(field.name)
-    if column.type != field.type:
-        try:
-            column = column.cast(field.type)
-        except pa.ArrowException as error:
-            raise OperatorError(
-                f"{who}: column {field.name!r} is declared {field.type}, and is {column.type} in what it returned"
-                f" ({_line(error)}); cast it, or declare what it is"
-            ) from None
-    if not field.nullable and column.null_count:
-        raise OperatorError(
-            f"{who}: column {field.name!r} is declared not null, and has a null in what it returned; fill it, or drop"
-            " 'not null' from the schema"
-        )
-    return column
-
-
-# What is given by mistake, and what to do about it.
-_HINTS = {
-    "NoneType": "return what was made of the rows; for none at all, no rows and parents=[]",
-    "generator": "return one, do not yield",
-    "list": "return one, of all rows together",
-    "tuple": "return one, or (rows, parents)",
-}
-_ARROW_HINTS = {
-    "DataFrame": "use @pandas_operator, or pa.RecordBatch.from_pandas(frame, preserve_index=False)",
-    "dict": "use pa.RecordBatch.from_pydict(...)",
-    "list": "use pa.RecordBatch.from_pylist(...) for a list of dicts, pa.Table.from_batches(...) for one of batches",
-}
-_PANDAS_HINTS = {
-    "Series": "return a DataFrame, as series.to_frame({column!r})",
-    "ndarray": "return a DataFrame, as frame.assign({column}=array)",
-    "dict": "return pandas.DataFrame(...) of it",
-    "list": "return a DataFrame, as pandas.concat(...) of frames or pandas.DataFrame(...) of rows",
-    "Table": "use @arrow_operator, or return table.to_pandas()",
-    "RecordBatch": "use @arrow_operator, or return batch.to_pandas()",
-}
-
-
-def _type(value: Any) -> str:
-    return type(value).__name__
-
-
-def _a(value: Any) -> str:
-    return "None" if value is None else f"a {_type(value)}"
-
-
-def _line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positions:
-    """``parents`` as int64[children], each an index of one of ``rows`` rows. Raises :class:`OperatorError`."""
-    if isinstance(parents, (pa.Array, pa.ChunkedArray)) and parents.null_count:
-        raise OperatorError(f"{who}: parents has nulls; every row descends from one row of the input")
-    try:
-        column = np.asarray(parents)
-    except ValueError:
-        column = np.asarray(None)
-    if column.size == 0:
-        column = column.astype(np.int64)
-    if column.ndim != 1 or column.dtype.kind not in "iu":
-        raise OperatorError(
-            f"{who}: parents are to be whole numbers, one a row, as a list or an array of ints; got {_a(parents)} of"
-            f" {column.dtype}"
-        )
-    if len(column) != children:
-        raise OperatorError(f"{who} returned {children} rows and {len(column)} parents; give one a row")
-    positions: Positions = np.ascontiguousarray(column, np.int64)
-    if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
-        bad = int(positions[(positions < 0) | (positions >= rows)][0])
-        raise OperatorError(f"{who}: {bad} is no parent; its input had rows 0 up to {rows - 1}")
-    return positions
-
-
 @contextmanager
 def _rare_collections() -> Iterator[None]:
     """Python collects garbage every 700 new objects, which doubles the cost of making rows; here it waits for more."""
@@ -539,127 +382,3 @@ class Culprits:
             reason = f"{reason}\n{shown[-TRACEBACK_LENGTH_MAX:]}"
         for root in roots:
             self._tally.fail(root, reason, brief)
-
-
-def _over_pandas(function: BatchFunction, schema: StructType, name: str) -> BatchFunction:
-    """A function over pandas as one over Arrow."""
-
-    who = f"operator {name!r}"
-
-    def over_arrow(batch: pa.RecordBatch) -> Any:
-        frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), who)
-        fields = arrow_schema(schema)
-        if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
-            hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
-            column = schema.names[0] if schema.names else "x"
-            raise OperatorError(
-                f"{who} returned {_a(frame)} where a pandas DataFrame is due: {hint.format(column=column)}"
-            )
-        names = list(frame.columns)
-        for field in fields:
-            if names.count(field.name) != 1:
-                lack = "lacks it" if field.name not in names else "has it more than once"
-                raise OperatorError(f"{who} declares a column {field.name!r}, and the frame {lack}: it has {names}")
-        columns = [_pandas_column(frame[field.name], field, who) for field in fields]
-        return batch_of(columns, schema.names, len(frame)), parents
-
-    return over_arrow
-
-
-def _pandas_column(series: Any, field: pa.Field, who: str) -> Any:
-    # A column without a value has whatever dtype pandas thought of, and Arrow would go by that.
-    if series.isna().all():
-        return pa.nulls(len(series), field.type)
-    try:
-        if pa.types.is_binary(field.type) and getattr(series.dtype, "kind", "O") in "biufmM":
-            raise TypeError("numbers are no bytes")
-        made = pa.Array.from_pandas(series, type=field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise OperatorError(
-            f"{who}: column {field.name!r} is declared {field.type}, and is {series.dtype} in the frame"
-            f" ({_line(error)}); cast it, or declare what it is"
-        ) from None
-    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-
-
-def declared_fields(schema: str | StructType, who: str) -> StructType:
-    """The columns of a declared schema. ValueError for what is none, and for names that are the acker's or come
-    twice."""
-    fields = struct_type(schema)
-    _refuse_names(fields, who)
-    return fields
-
-
-def check_declared(schema: Any, who: str, example: str) -> None:
-    """As :func:`declared_fields`, where it is declared, and as far as one can tell without a session. TypeError too."""
-    fields = checked_schema(schema, who, example)
-    if fields is not None:
-        _refuse_names(fields, who)
-
-
-def _refuse_names(fields: StructType, who: str) -> None:
-    taken = reserved(fields.names)
-    if taken:
-        raise ValueError(
-            f"{who}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r} (Spark takes names in"
-            " any case)"
-        )
-    twice = {column for column in fields.names if fields.names.count(column) > 1}
-    if twice:
-        raise ValueError(f"{who}: the schema names {sorted(twice)} more than once")
-
-
-def checked_function(function: Any, name: str | None, who: str, takes: str) -> str:
-    """The name of a user's function as a step: ``name``, or its own. TypeError or ValueError for what cannot be one.
-
-    ``who``: how it is declared, as ``@operator``; ``takes``: what it is called with.
-    """
-    if not callable(function):
-        raise TypeError(f"{who} is for a function, got {_a(function)}")
-    if name is not None and (not isinstance(name, str) or not name):
-        raise ValueError(f"{who}: name={name!r}; give a name, which goes into edges and reports")
-    chosen = name or getattr(function, "__name__", None)
-    if chosen is None:
-        raise ValueError(f"{who}: {function!r} has no name of its own; give it one with name=...")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{who}: {chosen!r} is async, and is called as a plain function in a worker; write it with def")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return str(chosen)
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise TypeError(
-            f"{who}: {chosen!r} is called with one argument, {takes}, and takes {signature}; write a plain function"
-            " (of a method, wrap it in one)"
-        ) from None
-    return str(chosen)
-
-
-def refuse_no_frame(df: Any, what: object, test: str) -> None:
-    """TypeError when ``what`` is applied to something else than a DataFrame. ``test``: how to try it without one."""
-    if not isinstance(df, DataFrame):
-        raise TypeError(f"{what!r} is applied to a DataFrame, got {_a(df)}; to try it without Spark, use {test}")
-
-
-def _declared(
-    kind: Kind,
-    schema: str | StructType,
-    keep: Sequence[str] | str,
-    name: str | None,
-    on_error: OnError,
-    deterministic: bool,
-) -> Declared:
-    who = _DECORATORS[kind]
-    check_declared(schema, f"@{who}", f"@{who}('word string, count int')")
-    if isinstance(keep, str) and keep != "*":
-        raise ValueError(f"keep={keep!r}: give a list of column names, or '*' for all")
-    if not isinstance(keep, str) and not all(isinstance(column, str) for column in _iterable(keep)):
-        raise TypeError(f"@{who}: keep={keep!r}; give a list of column names, or '*' for all")
-    kept: tuple[str, ...] | Literal["*"] = "*" if keep == "*" else tuple(keep)
-    return Declared(schema, kept, name, on_error, deterministic)
-
-
-def _iterable(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, Iterable) else (value,)

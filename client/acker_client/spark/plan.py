@@ -100,6 +100,8 @@ class _Walk:
     """One walk from the top of a frame down to every tracked stage below it."""
 
     def __init__(self, df: DataFrame, consumer: str) -> None:
+        if not isinstance(df, DataFrame):
+            raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
         if not hasattr(df, "_jdf"):
             raise refusals.connect_frame(consumer)
         self._df = df

@@ -166,12 +166,14 @@ class RowWriter:
             return given.copy()
         if given is None:
             return []
+        if isinstance(given, _SINGLE):
+            return [given]
         if hasattr(given, "columns") and hasattr(given, "shape"):
             raise Mismatch(
                 f"give rows of ({self._ddl}), got a {type(given).__name__}: a function that returns frames is a"
                 " @pandas_operator, one that returns tables an @arrow_operator"
             )
-        if isinstance(given, _SINGLE) or not isinstance(given, Iterable):
+        if not isinstance(given, Iterable):
             return [given]
         return list(given)
 

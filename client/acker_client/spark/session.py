@@ -43,6 +43,8 @@ class SessionError(AckerError):
 def settings_of(spark: SparkSession) -> Settings:
     """How tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
     check_packages()
+    if not hasattr(spark, "conf"):
+        raise SessionError(f"a SparkSession is due, got a {type(spark).__name__}: build one with SparkSession.builder")
     if not hasattr(spark, "_jsparkSession"):
         raise SessionError(
             "this is a Spark Connect session; the acker needs a classic one for now: SparkSession.builder.master(...)"

@@ -22,19 +22,20 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructFi
 
 from acker_client.spark import lineage, plan, stage
 from acker_client.spark.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
-from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.operators import (
-    Culprits,
+from acker_client.spark.declared import (
     OnError,
-    OperatorError,
     check_declared,
-    checked_columns,
+    check_into,
+    check_name,
     checked_function,
-    checked_parents,
+    column_names,
     declared_fields,
     refuse_no_frame,
-    spark_checks_reruns,
+    refuse_untracked,
 )
+from acker_client.spark.derive import batch_of, derive
+from acker_client.spark.operators import Culprits, spark_checks_reruns
+from acker_client.spark.returns import OperatorError, checked_columns, checked_parents, kind_of
 from acker_client.spark.rows import arrow_schema, struct_type
 from acker_client.spark.tally import Report, Tally, digest_parents
 from acker_client.spark.values import digest_rows
@@ -65,10 +66,10 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
         )
     if isinstance(condition, str) and not condition.strip():
         raise ValueError('where: the condition is empty; give SQL, as where("qty > 0")')
-    _check_name("where", name)
+    check_name("where", name)
 
     def keep(df: DataFrame) -> DataFrame:
-        _refuse_no_frame(df, "where")
+        refuse_untracked(df, "where")
         flag = F.expr(condition) if isinstance(condition, str) else condition
         step = WhereStep(name, not spark_checks_reruns(df.sparkSession))
         return stage.apply(df.withColumn(FLAG, flag), step, "operator", stage.user_schema(df))
@@ -86,14 +87,14 @@ def explode(
     """
     if not isinstance(column, str):
         raise TypeError(
-            f"explode: column is a {type(column).__name__}; give the name of a column of arrays or maps, and make one"
+            f"explode: column is {kind_of(column)}; give the name of a column of arrays or maps, and make one"
             " with df.withColumn('name', ...) where there is none"
         )
-    _check_into(into)
-    _check_name("explode", name)
+    check_into(into)
+    check_name("explode", name)
 
     def multiply(df: DataFrame) -> DataFrame:
-        _refuse_no_frame(df, "explode")
+        refuse_untracked(df, "explode")
         upstream = plan.inspect(df, f"operator {name!r}")
         given = stage.user_schema(df)
         elements = _elements(given, column, into, name)
@@ -112,10 +113,10 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch") -> tuple[DataFra
     of its tasks may move between evaluations (orderBy, repartition without a number), this caches it until the batch is
     settled.
     """
-    _refuse_no_frame(df, "branch")
+    refuse_untracked(df, "branch")
     if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
         raise ValueError(f"branch: copies={copies!r}; give how many frames you need, as branch(df, 2)")
-    _check_name("branch", name)
+    check_name("branch", name)
     upstream = plan.guard(df, name)
     if upstream.moving_boundaries:
         record: Any = upstream.record
@@ -136,11 +137,9 @@ def join(
     if how not in ("inner", "left"):
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
     if not isinstance(other, DataFrame):
-        raise TypeError(
-            f"join: the table is a {type(other).__name__}; give a DataFrame, as join(spark.table('prices'), 'sku')"
-        )
-    keys = _names_of(on, "join", "on")
-    _check_name("join", name)
+        raise TypeError(f"join: the table is {kind_of(other)}; give a DataFrame, as join(spark.table('prices'), 'sku')")
+    keys = column_names(on, "join", "on")
+    check_name("join", name)
     missing = [key for key in keys if key not in other.columns]
     if missing or not keys:
         raise ValueError(f"join: on={on!r}; name columns of both sides: the table has {other.columns}")
@@ -153,7 +152,7 @@ def join(
         )
 
     def match(df: DataFrame) -> DataFrame:
-        _refuse_no_frame(df, "join")
+        refuse_untracked(df, "join")
         upstream = plan.inspect(df, f"operator {name!r}")
         given = stage.user_schema(df)
         _refuse_unfit(name, given, keys, added)
@@ -183,7 +182,7 @@ def group(
     descends from; or ``(rows, "all")`` when there is one row, or none, that descends from all of them. Rows that nobody
     names are done, and acked. A row carries the anchors of all its parents, at most ``parents_max``.
     """
-    columns = tuple(_names_of(keys, "group", "keys"))
+    columns = tuple(column_names(keys, "group", "keys"))
     check_declared(schema, "@group", "@group('sku', 'sku string, total int')")
     if on_error not in ("fail", "raise"):
         raise ValueError(f"on_error={on_error!r}: give 'fail' (the records fail) or 'raise' (the task fails)")
@@ -444,7 +443,7 @@ class GroupTask:
         :class:`OperatorError`."""
         who = f"group {self.name!r}"
         if not isinstance(given, tuple) or len(given) != 2:
-            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else _a(given)
+            what = f"a tuple of {len(given)}" if isinstance(given, tuple) else kind_of(given)
             raise OperatorError(
                 f"{who} returned {what}: return (rows, parents), where parents is a list of positions for each row, or"
                 " (rows, 'all') for one row that descends from all"
@@ -590,7 +589,7 @@ def _elements(given: StructType, column: str, into: str | tuple[str, str] | None
 def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[StructField]) -> None:
     missing = [key for key in keys if key not in given.names]
     if missing:
-        raise ValueError(f"{name}: the tracked side has no column {missing[0]!r}; it has {given.names}")
+        raise ValueError(f"{name}: the tracked side has no column {missing[0]!r} to join on; it has {given.names}")
     double = [field.name for field in added if field.name in given.names]
     if double:
         raise ValueError(f"{name}: both sides have a column {double[0]!r}; rename it on one of them, or join on it too")
@@ -638,41 +637,6 @@ def _is_large(schema: pa.Schema, otherwise: bool) -> bool:
         if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
             return False
     return otherwise
-
-
-def _names_of(given: Any, what: str, argument: str) -> list[str]:
-    """One column's name or several, as a list."""
-    is_one = isinstance(given, (str, SparkColumn)) or not isinstance(given, Iterable)
-    names = [given] if is_one else list(given)
-    if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(
-            f"{what}: {argument}={given!r}; give the name of a column, or a list of names, and make a column first with"
-            " df.withColumn(...) where you have an expression"
-        )
-    return names
-
-
-def _check_into(into: Any) -> None:
-    names = into if isinstance(into, tuple) else (into,)
-    if into is not None and not all(isinstance(name, str) for name in names):
-        raise TypeError(f"explode: into={into!r}; give the name of the elements' column, of a map ('key', 'value')")
-    taken = reserved(name for name in names if isinstance(name, str))
-    if taken:
-        raise ValueError(f"explode: {', '.join(TRACKING)} are the acker's own; give {taken[0]!r} another name")
-
-
-def _check_name(what: str, name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{what}: name={name!r}; give a name, which goes into edges and reports")
-
-
-def _refuse_no_frame(df: Any, what: str) -> None:
-    if not isinstance(df, DataFrame):
-        raise TypeError(f"{what} is applied to a tracked DataFrame, got {_a(df)}; start from batch.df")
-
-
-def _a(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _as_list(column: Any) -> Any:
