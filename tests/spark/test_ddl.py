@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pyarrow as pa
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import Row, SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql.types import StringType
 
 from acker_client.spark import ddl, group, operator
 from acker_client.spark.rows import struct_type
+from acker_client.spark.schema import arrow_schema_of
 
 READ = [
     "",
@@ -83,6 +85,12 @@ def test_a_broken_schema_is_refused_where_it_is_written_without_a_session(no_ses
 
 def test_lengths_of_texts_are_left_to_tables() -> None:
     assert [field.dataType for field in struct_type("a char(3), b varchar(5)")] == [StringType(), StringType()]
+
+
+def test_a_source_takes_lengths_of_texts_for_strings() -> None:
+    assert arrow_schema_of("a char(3), b array<varchar(5)>") == pa.schema(
+        [pa.field("a", pa.string()), pa.field("b", pa.list_(pa.field("element", pa.string())))]
+    )
 
 
 def test_a_type_is_no_schema(spark: SparkSession) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from trial import ACKED, texts
 
+from acker_client import Settings
 from acker_client.spark import (
     Refused,
     arrow_operator,
@@ -24,6 +25,8 @@ from acker_client.spark import (
     sink,
     where,
 )
+from acker_client.spark import functions as AF
+from acker_client.spark.read import BatchScope, frame_of
 
 ODD = ["a.b", "a b", "a`b", "größe", 'say "it"', "it's", "", "*", "a.*", "`q`", "(x)", "a;b", "Case", "case"]
 ODD_SCHEMA = StructType([StructField(name, StringType()) for name in ODD])
@@ -166,6 +169,20 @@ def test_names_of_tracking_columns_in_capitals_are_refused_where_they_are_declar
             declare()
 
 
+def test_a_source_with_a_column_called_as_a_tracking_column_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(
+        ValueError, match="source 'orders': the columns _root, _edge, _anchors are the acker's own; rename"
+    ):
+        frame_of(
+            spark,
+            name="orders",
+            scope=BatchScope(1, 1, 1),
+            schema="a int, _Root long",
+            slices=[],
+            settings=Settings(("a:1",)),
+        )
+
+
 # Layouts.
 
 
@@ -231,6 +248,13 @@ def test_text_and_bytes_with_wide_offsets_pass_everywhere(
     assert batch.settle() == ALL
 
 
+def test_functions_take_packed_anchors_with_wide_offsets(trial: Callable[..., Any], conf: Conf) -> None:
+    conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    batch = trial(texts(4))
+    assert len(batch.df.transform(numbers).select("n", AF.ack("_anchors")).collect()) == 4
+    assert batch.settle() == ALL
+
+
 @pytest.mark.parametrize("preserve", ["false", "true"])
 def test_columns_of_char_and_varchar_are_strings(
     spark: SparkSession, trial: Callable[..., Any], conf: Conf, preserve: str
@@ -261,6 +285,11 @@ MIXED: dict[str, tuple[int, Step]] = {
     "a sink": (8, lambda df: df),
     "an operator": (8, lambda df: df.transform(operator("m long", keep=["number"])(lambda row: row.number))),
     "a hop": (8, lambda df: df.repartition(2).withColumn("z", F.lit(1))),
+    "join": (8, lambda df: df.transform(join(df.sparkSession.range(4).toDF("number"), "number"))),
+    "ack": (
+        8,
+        lambda df: df.withColumn("acked", AF.ack("_root", "_edge", "_anchors")).drop("_root", "_edge", "_anchors"),
+    ),
     "where": (4, lambda df: df.transform(where("number > 1"))),
     "group": (8, lambda df: df.transform(numbers)),
     "branch": (16, both),
@@ -278,7 +307,8 @@ def thin_and_packed(df: DataFrame, name: str) -> DataFrame:
 def test_thin_and_packed_frames_meet_in_a_union(trial: Callable[..., Any], step: str) -> None:
     batch = trial(texts(4))
     count, build = MIXED[step]
-    assert len(collect(build(thin_and_packed(batch.df, "first")))) == count
+    made = build(thin_and_packed(batch.df, "first"))
+    assert len(made.collect() if step == "ack" else collect(made)) == count
     assert batch.settle() == ALL
 
 

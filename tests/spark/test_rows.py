@@ -66,13 +66,25 @@ def listed(given: Any, schema: StructType = PAIR) -> list[tuple[Any, ...]]:
     [
         ("a", 1),
         Row(word="a", size=1),
+        Row(size=1, word="a"),
+        Row(w="a", s=1),
         {"size": 1, "word": "a"},
         [("a", 1)],
         [Row("a", 1)],
         iter([{"word": "a", "size": 1}]),
         (row for row in [("a", 1)]),
     ],
-    ids=["tuple", "Row", "dict", "list", "list of Rows", "iterator of dicts", "generator"],
+    ids=[
+        "tuple",
+        "Row",
+        "Row in another order",
+        "Row of other names",
+        "dict",
+        "list",
+        "list of Rows",
+        "iterator of dicts",
+        "generator",
+    ],
 )
 def test_a_row_may_be_given_in_any_of_its_forms(given: Any) -> None:
     assert listed(given) == [("a", 1)]

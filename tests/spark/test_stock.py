@@ -40,6 +40,15 @@ def test_null_conditions_drop_as_in_spark(spark: SparkSession, server: Any) -> N
         assert trial.settle() == ALL
 
 
+def test_a_condition_that_is_neither_true_nor_false_is_refused(spark: SparkSession, server: Any) -> None:
+    with Trial(spark, server.address, texts(4)) as trial:
+        for condition, kind in (("number", "bigint"), ("text", "string"), (F.lit(1), "int")):
+            with pytest.raises(ValueError, match=f"where: the condition .* is of type {kind}; give one that"):
+                trial.df.transform(where(condition))
+        assert collect(trial.df.transform(where(F.lit(None)))) == []
+        assert trial.settle() == dict.fromkeys(range(4), ACKED)
+
+
 def test_explode_gives_every_element_an_edge(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         split = trial.df.withColumn("word", F.split("text", " "))

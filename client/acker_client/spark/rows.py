@@ -178,7 +178,8 @@ class RowWriter:
         return list(given)
 
     def columns(self, children: list[Any]) -> list[Any]:
-        """Arrow arrays of ``children``: tuples, Rows, dicts, or bare values where there is one column.
+        """Arrow arrays of ``children``: tuples, Rows, dicts, or bare values where there is one column. A Row that has
+        the schema's names in another order is taken by name, any other by position.
 
         Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`.
         """
@@ -229,6 +230,9 @@ class RowWriter:
             raise Mismatch(f"give a tuple, Row or dict of ({self._ddl}), got {_shown(child)}")
         if len(child) != self._width:
             raise Mismatch(f"give {self._width} values of ({self._ddl}), got {len(child)}: {_shown(child)}")
+        names = getattr(child, "__fields__", None)
+        if names is not None and names != self._schema.names and sorted(names) == sorted(self._schema.names):
+            return tuple(child[names.index(name)] for name in self._schema.names)
         return tuple(child)
 
     def _mismatch(self, index: int, value: Any, error: Exception) -> Mismatch:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, MapType, NullType, StructField, StructType
 
 from acker_client.spark import lineage, plan, stage
 from acker_client.spark.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
@@ -72,7 +72,16 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
         refuse_untracked(df, "where")
         flag = F.expr(condition) if isinstance(condition, str) else condition
         step = WhereStep(name, not spark_checks_reruns(df.sparkSession))
-        return stage.apply(df.withColumn(FLAG, flag), step, "operator", stage.user_schema(df))
+        flagged = df.withColumn(FLAG, flag)
+        kind = flagged.schema[FLAG].dataType
+        if isinstance(kind, NullType):
+            flagged = df.withColumn(FLAG, flag.cast("boolean"))
+        elif not isinstance(kind, BooleanType):
+            raise ValueError(
+                f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
+                ' as where("qty > 0")'
+            )
+        return stage.apply(flagged, step, "operator", stage.user_schema(df))
 
     return keep
 
