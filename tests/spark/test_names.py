@@ -286,10 +286,7 @@ MIXED: dict[str, tuple[int, Step]] = {
     "an operator": (8, lambda df: df.transform(operator("m long", keep=["number"])(lambda row: row.number))),
     "a hop": (8, lambda df: df.repartition(2).withColumn("z", F.lit(1))),
     "join": (8, lambda df: df.transform(join(df.sparkSession.range(4).toDF("number"), "number"))),
-    "ack": (
-        8,
-        lambda df: df.withColumn("acked", AF.ack("_root", "_edge", "_anchors")).drop("_root", "_edge", "_anchors"),
-    ),
+    "ack": (8, lambda df: df.select("number", AF.ack("_root", "_edge", "_anchors"))),
     "where": (4, lambda df: df.transform(where("number > 1"))),
     "group": (8, lambda df: df.transform(numbers)),
     "branch": (16, both),
