@@ -30,7 +30,7 @@ def gist(error: BaseException | str) -> str:
     raised = _raised_in_python(text)
     if raised:
         # A reason of ours begins with the operator and the exception, and has the traceback behind.
-        line = first if raised in first else raised
+        line = first if f": {raised}" in first else raised
     elif _JAVA_CALL.match(text):
         line = _java(_JAVA_CALL.sub("", text))
     else:

@@ -42,6 +42,8 @@ ValueError: not three
         ("plain words", "plain words"),
         (REASON, "words: ValueError: not three"),
         (REASON.partition("\n")[2], "ValueError: not three"),
+        ("[STREAM_FAILED] failed: a.b.Py4JException: An Exception\nTraceback (most recent call last):\n  in f\nException",
+         "Exception"),
         (JAVA, "IOException: Mkdirs failed to create file:/x"),
         ("An error occurred while calling o1.f.\n: java.sql.SQLException: No suitable driver\n\tat x.y(z)",
          "SQLException: No suitable driver"),
@@ -91,7 +93,6 @@ ERRORS: dict[str, tuple[Callable[[DataFrame, Path], Any], str]] = {
     "udf in a write": (lambda df, path: df.select(UDF("id")).write.parquet(str(path / "o")), "ValueError: bad row 7"),
     "mapInArrow": (lambda df, path: df.mapInArrow(boom_in_batches, "id long").collect(), "ValueError: first"),
     "an exception from another": (lambda df, path: df.mapInArrow(boom_from_another, "id long").collect(), "Broken"),
-    "rdd": (lambda df, path: df.rdd.map(boom).collect(), "ValueError: bad row 7"),
     "foreachPartition": (lambda df, path: df.foreachPartition(boom), "ValueError: bad row 7"),
     "toLocalIterator": (lambda df, path: list(df.select(UDF("id")).toLocalIterator()), "ValueError: bad row 7"),
     "analysis": (

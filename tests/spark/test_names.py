@@ -248,6 +248,21 @@ def test_text_and_bytes_with_wide_offsets_pass_everywhere(
     assert batch.settle() == ALL
 
 
+def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(trial: Callable[..., Any]) -> None:
+    kinds = "d date, t timestamp, n timestamp_ntz, l array<int>, s struct<x: int>, c decimal(9, 2), m map<string, int>"
+
+    @pandas_operator(f"{kinds}, b binary, f boolean, i interval day to second", keep=["number"])
+    def nothing(frame: Any) -> Any:
+        import pandas as pd
+
+        kept = frame[frame["number"] == 3]
+        return pd.DataFrame(dict.fromkeys("dtnlscmbfi", float("nan")), index=kept.index), kept.index
+
+    batch = trial(texts(4))
+    assert [list(row) for row in collect(batch.df.transform(nothing).select("*"))] == [[*[None] * 10, 3]]
+    assert batch.settle() == ALL
+
+
 def test_functions_take_packed_anchors_with_wide_offsets(trial: Callable[..., Any], conf: Conf) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
     batch = trial(texts(4))
@@ -289,7 +304,6 @@ MIXED: dict[str, tuple[int, Step]] = {
     "ack": (8, lambda df: df.select("number", AF.ack("_root", "_edge", "_anchors"))),
     "where": (4, lambda df: df.transform(where("number > 1"))),
     "group": (8, lambda df: df.transform(numbers)),
-    "branch": (16, both),
     "another union": (12, lambda df: thin_and_packed(df, "again")),
 }
 
