@@ -42,7 +42,7 @@ ValueError: not three
         ("plain words", "plain words"),
         (REASON, "words: ValueError: not three"),
         (REASON.partition("\n")[2], "ValueError: not three"),
-        ("[STREAM_FAILED] failed: a.b.Py4JException: An Exception\nTraceback (most recent call last):\n  in f\nException",
+        ("[STREAM_FAILED] a.b.Py4JException: An Exception\nTraceback (most recent call last):\n  in f\nException",
          "Exception"),
         (JAVA, "IOException: Mkdirs failed to create file:/x"),
         ("An error occurred while calling o1.f.\n: java.sql.SQLException: No suitable driver\n\tat x.y(z)",
