@@ -25,6 +25,7 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
     [
         ("import acker_client.source", ["pyarrow"], "acker_client.source needs pyarrow, which is not here"),
         ("from acker_client.source import Files", ["pyarrow", "pyspark"], "acker_client.source needs pyarrow"),
+        ("import acker_client.spark", ["pyspark"], "acker_client.spark needs pyspark"),
         ("from acker_client.testing import new_shard; new_shard()", ["numba"], "acker_client.testing needs numba"),
         ("from acker_client.testing import Pipeline", ["pyspark"], "acker_client.testing.Pipeline needs pyspark"),
     ],

@@ -27,8 +27,11 @@ class Record:
     """What the driver notes of a batch."""
 
     error: BaseException | None = None
-    succeeded: bool = False
+    was_evaluated_again: bool = False
     released: bool = False
+
+    def judge(self) -> BaseException | None:
+        return self.error
 
     def release(self) -> None:
         self.released = True
@@ -77,12 +80,11 @@ class Frame:
                     )
 
     def ack(self, rows: Iterable[Row]) -> None:
-        """Ack rows as a sink does, and note that it succeeded."""
+        """Ack rows as a sink does."""
         pairs = [(row.root, row.edge) for row in rows]
         if pairs:
             roots, edges = (np.array(column, np.uint64) for column in zip(*pairs, strict=True))
             self._report(fold(roots, edges))
-        self.record.succeeded = True
 
     def fail(self, reasons: dict[int, str]) -> None:
         """Fail roots as an operator does whose function raised."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from acker_client import AckerClient
 from acker_client.registration import Watched
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
+from acker_client.source.rim import Blame
 from tests.source.disks import full
 from tests.source.executors import Cluster, Log, Polling, breaking, failing, save_all
 
@@ -328,9 +331,10 @@ def test_a_restart_goes_on_where_everything_before_was_done(cluster: Cluster) ->
     for batch in source.batches(None):
         process(batch)
         if batch.number == 2:
+            batch.done()
             break
     assert seen == [str(k) for k in range(60)]
-    assert source.summary().acked == 60  # the sink had committed when the loop was left
+    assert source.summary().acked == 60
     cluster.write("b.txt", "new")
     source = cluster.source(checkpoint=cluster.folder / "c")
     source.run(None, process)
@@ -357,12 +361,142 @@ def test_an_exception_in_the_loop_leaves_it_and_loses_nothing(cluster: Cluster) 
     assert again.run(None, save_all).acked == 5
 
 
+class UserError(Exception):
+    """Raised by the body of a loop."""
+
+
+def _break(batch: Batch) -> None:
+    """Left by ``break``: see ``_leave``."""
+
+
+def _raise(batch: Batch) -> None:
+    raise UserError
+
+
+def _raise_in_with(batch: Batch) -> None:
+    with batch:
+        raise UserError
+
+
+def _swallow_around_with(batch: Batch) -> None:
+    with suppress(UserError):
+        _raise_in_with(batch)
+
+
+def _done(batch: Batch) -> None:
+    batch.done()
+
+
+def _done_and_raise(batch: Batch) -> None:
+    batch.done()
+    raise UserError
+
+
+def _with(batch: Batch) -> None:
+    with batch:
+        assert not batch.is_done
+
+
+@pytest.mark.parametrize(
+    ("leaving", "acked"),
+    [
+        (_break, 0),
+        (_raise, 0),
+        (_raise_in_with, 0),
+        (_swallow_around_with, 0),
+        (_done, 10),
+        (_done_and_raise, 10),
+        (_with, 10),
+    ],
+)
+def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
+    cluster: Cluster, leaving: Callable[[Batch], None], acked: int
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(10)))
+    source = cluster.source(checkpoint=cluster.folder / "c")
+
+    def loop() -> None:
+        for batch in source.batches(None):
+            save_all(batch)
+            leaving(batch)
+            break
+
+    with suppress(UserError):
+        loop()
+    assert (source.summary().acked, source.summary().lost) == (acked, 10 - acked)
+    assert cluster.source(checkpoint=cluster.folder / "c").run(None, save_all).acked == 10 - acked
+
+
+def test_an_error_that_left_a_with_block_abandons_the_batch_though_the_loop_goes_on(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(10)))
+    source = cluster.source()
+    for batch in source.batches(None):
+        save_all(batch)
+        if batch.number == 1:
+            _swallow_around_with(batch)
+    assert (source.summary().acked, source.summary().lost) == (10, 10)
+
+
+def test_an_error_of_the_program_ends_the_run_at_once_and_costs_no_record_anything(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(8)))
+    rim = replace(cluster.rim(), blame=lambda error: Blame.CODE if isinstance(error, UserError) else Blame.WORK)
+    source = Files(f"{cluster.folder}/a.txt", name="lines", dead_letters=cluster.folder / "dead.jsonl", rim=rim)
+    with pytest.raises(UserError):
+        source.run(None, _raise)
+    assert (source.summary().batches, source.summary().dead_lettered, source.summary().open) == (1, 0, 8)
+
+
+def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(8)))
+    rim = replace(cluster.rim(), blame=lambda error: Blame.EVIDENCE)
+
+    def process(failures: int) -> Callable[[Batch], None]:
+        def body(batch: Batch) -> None:
+            save_all(batch)
+            batch.frame.record.error = UserError() if batch.number <= failures else None
+
+        return body
+
+    assert Files(f"{cluster.folder}/a.txt", name="lines", rim=rim).run(None, process(1)).acked == 8
+    with pytest.raises(UserError):
+        Files(f"{cluster.folder}/a.txt", name="lines", rim=rim).run(None, process(2))
+
+
+def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_not_fail(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(8)))
+    log = Log()
+    source = cluster.source(listener=log, retry=Retry(max_retries=0, initial_s=0, cap_s=0))
+
+    def process(batch: Batch) -> None:
+        rows = batch.df.rows()
+        batch.df.fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
+        batch.frame.record.was_evaluated_again = batch.number == 1
+        batch.df.ack(rows[4:] if batch.number == 1 else rows)
+
+    summary = source.run(None, process)
+    assert (summary.acked, summary.dead_lettered, summary.lost, summary.failed) == (7, 1, 3, 1)
+    assert {reason.partition(":")[0] for _, reason in log.failed} == {"ValueError", "unfinished"}
+    assert any("evaluated more than once" in reason for _, reason in log.failed)
+
+
+def test_a_source_and_a_batch_say_what_they_are(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(8)))
+    source = cluster.source()
+    assert repr(source) == "<Files 'lines', not started: 0 records, 0 acked, 0 dead letters, 0 open>"
+    for batch in source.batches(None):
+        assert repr(batch) == "<Batch 1: 8 records, 0 of them replays, open>"
+        assert repr(source) == "<Files 'lines', running: 8 records, 0 acked, 0 dead letters, 8 open>"
+        save_all(batch)
+    assert repr(source) == "<Files 'lines', ended: 8 records, 8 acked, 0 dead letters, 0 open>"
+
+
 def test_done_records_behind_an_open_one_do_not_move_the_checkpoint(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     source = cluster.source(checkpoint=cluster.folder / "c", batch_records=10, retry=Retry(initial_s=1000, cap_s=1000))
     for batch in source.batches(None):
         failing(lambda row: row.value == "12")(batch)
         if batch.number == 3:
+            batch.done()
             break
     seen: list[str] = []
 

@@ -1,20 +1,27 @@
-"""A sink that reads part of its rows has not done its work, however far its workers ran ahead."""
+"""Every way in which a sink may treat its rows, on real Spark: what counts as delivered, and what does not.
+
+Forty records in four partitions, behind an operator. Each case says whether the batch is done, and if not, why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, PythonException
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from acker_client import Verdict
-from acker_client.spark import operator, sink, where
-from acker_client.spark.executions import FailedWrite, PartialRead
+from acker_client.spark import branch, group, operator, sink, where
+from acker_client.spark import functions as AF
+
+TEXTS = [f"a{number} b{number}" for number in range(40)]
 
 
 @operator("word string", keep=["number"])
@@ -22,144 +29,340 @@ def split(row: Any) -> list[str]:
     return list(row.text.split())
 
 
-def _refused(trial: Any, function: Any) -> None:
-    batch = trial(["a b", "c d", "e f", "g h"])
-    with pytest.raises(PartialRead, match="read only part of its rows"):
-        sink(function, name="save")(batch.df.transform(split))
-    assert set(batch.settle().values()) == {Verdict.LOST}
+class Full(Exception):
+    """The disk is full."""
 
 
-def test_a_sink_that_takes_two_rows_fails_and_its_batch_is_lost(trial: Any) -> None:
-    _refused(trial, lambda rows: rows.take(2))
+def full(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if batch.num_rows:
+            raise Full
+        yield batch
 
 
-def test_a_sink_that_writes_below_a_limit_fails_and_its_batch_is_lost(trial: Any, tmp_path: Path) -> None:
-    _refused(trial, lambda rows: rows.limit(2).write.parquet(str(tmp_path / "out")))
+def read(rows: Any) -> None:
+    for _ in rows:
+        pass
 
 
-def test_a_sink_may_look_at_some_rows_beside_writing_them_all(trial: Any, tmp_path: Path) -> None:
-    def save(rows: DataFrame) -> None:
-        if not rows.isEmpty():
-            rows.write.parquet(str(tmp_path / "out"))
-
-    batch = trial(["a b", "c d", "e f", "g h"])
-    sink(save)(batch.df.transform(split))
-    assert set(batch.settle().values()) == {Verdict.ACKED}
+def raising(rows: Any) -> None:
+    for _ in rows:
+        raise Full
 
 
-def test_a_sink_that_finds_nothing_to_write_has_done_its_work(trial: Any) -> None:
-    batch = trial(["a b", "c d"])
-    sink(lambda rows: rows.isEmpty(), name="save")(batch.df.transform(where("text = ''")).transform(split))
-    assert set(batch.settle().values()) == {Verdict.ACKED}
+def one_batch(batches: Iterator[Any]) -> Iterator[Any]:
+    yield next(batches)
 
 
-def test_a_sink_may_look_at_some_rows_and_write_them_all_as_an_rdd(trial: Any) -> None:
-    def save(rows: DataFrame) -> None:
-        if not rows.isEmpty():
-            rows.foreachPartition(lambda part: [None for _ in part] and None)
-
-    batch = trial(["a b", "c d", "e f", "g h"])
-    sink(save)(batch.df.transform(split))
-    assert set(batch.settle().values()) == {Verdict.ACKED}
+def every_batch(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
 
 
-def test_a_sink_that_failed_for_one_place_is_not_made_good_by_another_place(trial: Any, tmp_path: Path) -> None:
-    @sink
-    def save(rows: DataFrame, place: str) -> None:
-        rows.write.parquet(place)
-        if place.endswith("a"):
-            raise OSError("the commit failed")
+def noop(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("append").save()
 
-    batch = trial(["a b", "c d"])
-    rows = batch.df.transform(split)
-    with pytest.raises(OSError, match="the commit failed"):
-        save(rows, str(tmp_path / "a"))
-    save(rows, str(tmp_path / "b"))
-    assert isinstance(batch.error, OSError)
-    assert set(batch.settle().values()) == {Verdict.LOST}
+
+def failing(rows: DataFrame) -> None:
+    with suppress(Exception):
+        noop(rows.mapInArrow(full, rows.schema))
+
+
+def thread(function: Callable[[], Any]) -> None:
+    one = threading.Thread(target=function)
+    one.start()
+    one.join()
+
+
+def _sql(rows: DataFrame, place: str) -> None:
+    rows.createOrReplaceTempView("v")
+    rows.sparkSession.sql(f"insert overwrite directory '{place}' using parquet select * from v")
+
+
+def _partly_cached(rows: DataFrame) -> None:
+    part = rows.mapInArrow(one_batch, rows.schema).cache()
+    part.count()
+    noop(part)
+    part.unpersist()
+
+
+def _twice(first: Any, second: Any) -> Any:
+    return lambda rows, _: (first(rows), second(rows))
+
+
+DONE: dict[str, Callable[[DataFrame, str], Any]] = {
+    "parquet": lambda rows, place: rows.write.parquet(place),
+    "partitioned": lambda rows, place: rows.write.partitionBy("number").parquet(place),
+    "csv": lambda rows, place: rows.write.csv(place),
+    "noop": lambda rows, _: noop(rows),
+    "table": lambda rows, _: rows.write.mode("overwrite").saveAsTable("words"),
+    "insert into": (
+        lambda rows, _: (rows.limit(0).write.mode("overwrite").saveAsTable("into"), rows.write.insertInto("into"))
+    ),
+    "writeTo": (
+        lambda rows, _: (rows.sparkSession.sql("drop table if exists v2"), rows.writeTo("v2").using("parquet").create())
+    ),
+    "SQL": _sql,
+    "collect": lambda rows, _: rows.collect(),
+    "toPandas": lambda rows, _: rows.toPandas(),
+    "toArrow": lambda rows, _: rows.toArrow(),
+    "an iterator to its end": lambda rows, _: list(rows.toLocalIterator()),
+    "an iterator of a selection": lambda rows, _: list(rows.select("word").toLocalIterator(prefetchPartitions=True)),
+    "foreach": lambda rows, _: rows.foreach(lambda row: None),
+    "foreachPartition": lambda rows, _: rows.foreachPartition(read),
+    "foreachPartition of a selection": lambda rows, _: rows.select("word").where("word <> 'a1'").foreachPartition(read),
+    "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
+    "RDD collect": lambda rows, _: rows.rdd.collect(),
+    "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
+    "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
+    "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
+    "toDF": lambda rows, _: noop(rows.rdd.toDF()),
+    "a checkpoint, written": lambda rows, _: noop(rows.localCheckpoint()),
+    "a cache, written": lambda rows, _: (rows.cache(), rows.count(), noop(rows)),
+    "a filter, written": lambda rows, _: noop(rows.where("number > 30")),
+    "an aggregate, written": lambda rows, _: noop(rows.groupBy("number").count()),
+    "the top of an aggregate, written": lambda rows, _: noop(rows.groupBy("number").count().orderBy("count").limit(3)),
+    "mapInArrow, written": lambda rows, _: noop(rows.select("word").mapInArrow(every_batch, "word string")),
+    "mapInPandas, written": lambda rows, _: noop(rows.mapInPandas(every_batch, rows.schema)),
+    "coalesced": lambda rows, _: noop(rows.coalesce(1)),
+    "a thread of its own": lambda rows, _: thread(lambda: noop(rows)),
+    "count, then write": lambda rows, _: (rows.count(), noop(rows)),
+    "looks around a write": lambda rows, _: (rows.isEmpty(), rows.show(2), noop(rows), rows.take(2), rows.rdd.first()),
+    "a look that fails after a write": (
+        lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
+    ),
+    "a failed write, then a write": _twice(failing, noop),
+    "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
+    "a join with a table that is empty": lambda rows, _: noop(_joined_with_nothing(rows)),
+    "a job description of the user's": (
+        lambda rows, _: (rows.sparkSession.sparkContext.setJobDescription("mine"), rows.collect())
+    ),
+}  # fmt: skip
+
+
+def suppressing(function: Callable[[], Any]) -> None:
+    with suppress(Exception):
+        function()
+
+
+def _joined_with_nothing(rows: DataFrame) -> DataFrame:
+    other = rows.sparkSession.range(1000).where("id < 0").repartition(3).withColumnRenamed("id", "number")
+    return rows.repartition(3, "number").join(other.hint("shuffle_hash"), "number")
+
+
+NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
+    "nothing": (lambda rows, _: None, "never read them"),
+    "a view": (lambda rows, _: rows.createOrReplaceTempView("v"), "never read them"),
+    "count": (lambda rows, _: rows.count(), "counted them"),
+    "show": (lambda rows, _: rows.show(5), "read 6"),
+    "take": (lambda rows, _: rows.take(5), "read 5"),
+    "first": (lambda rows, _: rows.first(), "read 1"),
+    "isEmpty": (lambda rows, _: rows.isEmpty(), "it "),
+    "tail": (lambda rows, _: rows.tail(5), "read their tail"),
+    "an aggregate, collected": (lambda rows, _: rows.groupBy().max("number").collect(), "aggregated them"),
+    "describe": (lambda rows, _: rows.describe().collect(), "aggregated them"),
+    "an iterator that is left": (lambda rows, _: next(rows.toLocalIterator()), "began to iterate over them"),
+    "an iterator behind a limit": (lambda rows, _: list(rows.limit(5).toLocalIterator()), "it "),
+    "limit, written": (lambda rows, _: noop(rows.limit(10)), "wrote 10"),
+    "count, then limit, written": (lambda rows, _: (rows.count(), noop(rows.limit(10))), "counted them and wrote 10"),
+    "the first of an order, written": (lambda rows, _: noop(rows.orderBy("number").limit(10)), "wrote 10"),
+    "limit of a distinct, written": (lambda rows, _: noop(rows.distinct().limit(10)), "wrote 10"),
+    "limit, cached and written": (lambda rows, _: noop(rows.limit(10).cache()), "wrote 10"),
+    "limit, checkpointed and written": (lambda rows, _: noop(rows.limit(10).localCheckpoint()), "it "),
+    "a checkpoint": (lambda rows, _: rows.localCheckpoint(), "checkpointed them"),
+    "a lazy checkpoint": (lambda rows, _: rows.localCheckpoint(eager=False), "checkpointed them"),
+    "RDD take": (lambda rows, _: rows.rdd.take(5), "read a part"),
+    "RDD count": (lambda rows, _: rows.rdd.count(), "counted them"),
+    "RDD iterator that is left": (lambda rows, _: next(rows.rdd.toLocalIterator()), "toLocalIterator"),
+    "foreachPartition behind a limit": (lambda rows, _: rows.limit(5).foreachPartition(read), "it "),
+    "foreachPartition that reads one row": (
+        lambda rows, _: rows.foreachPartition(lambda part: next(part, None) and None),
+        "foreachPartition",
+    ),
+    "foreachPartition that reads nothing": (
+        lambda rows, _: rows.select("word").foreachPartition(lambda part: None),
+        "foreachPartition",
+    ),
+    "mapInArrow of one batch": (
+        lambda rows, _: noop(rows.mapInArrow(one_batch, rows.schema)),
+        "need not have read them all",
+    ),
+    "mapInPandas of one batch, behind a select": (
+        lambda rows, _: noop(rows.select("word").mapInPandas(one_batch, "word string")),
+        "need not have read them all",
+    ),
+    "mapInArrow of one batch, cached": (lambda rows, _: _partly_cached(rows), "need not have read them all"),
+    "a failed write": (lambda rows, _: failing(rows), "failed"),
+    "a failed write, then count": (lambda rows, _: (failing(rows), rows.count()), "failed"),
+    "a count, then a failed write": (lambda rows, _: (rows.count(), failing(rows)), "failed"),
+    "a write, then a failed write": (_twice(noop, failing), "failed"),
+    "a failed foreachPartition": (lambda rows, _: suppressing(lambda: rows.foreachPartition(raising)), "failed"),
+    "a failed foreachPartition behind a select": (
+        lambda rows, _: suppressing(lambda: rows.select("word").foreachPartition(raising)),
+        "failed",
+    ),
+    "a write, then a failed foreachPartition": (
+        lambda rows, _: (noop(rows), suppressing(lambda: rows.foreachPartition(raising))),
+        "failed",
+    ),
+    "a write, then a failed foreach in a thread": (
+        lambda rows, _: (noop(rows), thread(lambda: suppressing(lambda: rows.foreach(raising_one)))),
+        "failed",
+    ),
+    "a failed foreach": (lambda rows, _: suppressing(lambda: rows.foreach(raising_one)), "failed"),
+    "a failed job behind a checkpoint": (lambda rows, _: failing(rows.localCheckpoint()), "failed"),
+    "a write, then a failed one behind a checkpoint": (
+        lambda rows, _: (noop(rows), failing(rows.localCheckpoint())),
+        "failed",
+    ),
+    "a failed write of a frame from an RDD": (
+        lambda rows, _: (noop(rows), failing(rows.sparkSession.createDataFrame(rows.rdd, rows.schema))),
+        "failed",
+    ),
+    "a write, then one that is refused": (
+        lambda rows, place: (rows.write.parquet(place), suppressing(lambda: rows.write.parquet(place))),
+        "failed",
+    ),
+    "a write, then one into no table": (
+        lambda rows, _: (noop(rows), suppressing(lambda: rows.write.insertInto("nosuchtable"))),
+        "failed",
+    ),
+}  # fmt: skip
+
+
+def raising_one(row: Any) -> None:
+    raise Full
+
+
+@pytest.fixture
+def run(trial: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[Callable[..., Any]]:
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+
+    def settle(function: Callable[[DataFrame, str], Any], texts: list[str] = TEXTS) -> tuple[set[Verdict], str]:
+        batch = trial(texts, slices=4)
+        sink(function, name="save")(batch.df.transform(split), str(tmp_path / "out"))
+        error = batch.error
+        return set(batch.settle().values()), str(error or "")
+
+    yield settle
+    spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", DONE)
+def test_a_sink_that_hands_all_its_rows_on_has_done_its_work(run: Any, case: str) -> None:
+    assert run(DONE[case]) == ({Verdict.ACKED}, "")
+
+
+@pytest.mark.parametrize("case", NOT_DONE)
+def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_lost(run: Any, case: str) -> None:
+    function, because = NOT_DONE[case]
+    verdicts, error = run(function)
+    assert verdicts == {Verdict.LOST}
+    assert because in error
+    assert "save()" in error
+
+
+def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> None:
+    assert run(lambda rows, _: (failing(rows.where("true")), noop(rows)), [""] * 8) == ({Verdict.ACKED}, "")
+
+
+def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any, spark: SparkSession) -> None:
+    kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
+    batch = trial(TEXTS, slices=4)
+    record = batch.frame.record
+    # As if so many executions had come before the first that is still kept.
+    record._executions._before -= kept + 5
+    sink(noop)(batch.df.transform(split))
+    assert "forgotten" in str(batch.error)
 
 
 def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(trial: Any) -> None:
-    batch = trial(["a b", "c d"])
+    batch = trial(TEXTS)
 
     @sink
     def save(rows: DataFrame) -> None:
-        rows.collect()
-        assert batch.error is not None
+        noop(rows)
+        assert "has not returned" in str(batch.error)
         assert set(batch.settle().values()) == {Verdict.LOST}
 
     save(batch.df.transform(split))
 
 
-class Full(Exception):
-    """The disk is full."""
-
-
-def _swallowing(rows: DataFrame, place: Path) -> None:
-    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        raise Full
-
-    with suppress(PythonException):
-        rows.mapInArrow(fail, rows.schema).write.parquet(str(place))
-
-
-def test_a_sink_that_swallows_the_exception_of_its_own_write_fails_and_its_batch_is_lost(
-    trial: Any, tmp_path: Path
-) -> None:
-    batch = trial(["a b", "c d"])
-    with pytest.raises(FailedWrite, match="Full"):
-        sink(lambda rows: _swallowing(rows, tmp_path / "out"), name="save")(batch.df.transform(split))
+def test_a_plain_write_is_told_to_be_a_sink(trial: Any) -> None:
+    batch = trial(TEXTS)
+    noop(batch.df)
+    assert str(batch.error) == "no sink took this batch's rows; use @sink or functions.ack()"
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_a_sink_that_writes_again_after_a_failed_write_has_done_its_work(trial: Any, tmp_path: Path) -> None:
-    def save(rows: DataFrame) -> None:
-        _swallowing(rows, tmp_path / "out")
-        rows.write.mode("overwrite").parquet(str(tmp_path / "out"))
+def test_a_copy_of_a_branch_that_no_sink_took_is_named(trial: Any) -> None:
+    batch = trial(TEXTS)
+    first, _second = branch(batch.df, 2)
+    sink(noop)(first)
+    assert "copy 2 of branch" in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
 
-    batch = trial(["a b", "c d"])
-    sink(save)(batch.df.transform(split))
+
+@group("number", "words long")
+def counted(rows: pa.Table) -> Any:
+    return pa.table({"words": pa.array([len(rows)], pa.int64())}), "all"
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda df: df,
+        lambda df: df.transform(split),
+        lambda df: df.transform(counted),
+        lambda df: df.transform(where("number >= 0")).transform(split),
+        lambda df: branch(df, 1)[0].transform(split),
+    ],
+    ids=["at once", "operator", "group", "where", "branch"],
+)
+@pytest.mark.parametrize("is_good", [True, False], ids=["good", "swallowed"])
+def test_two_sources_that_meet_in_one_frame_are_settled_alike(trial: Any, meet: Any, is_good: bool) -> None:
+    one, other = trial(TEXTS, slices=2), trial(TEXTS[:8], slices=1)
+    rows = meet(one.df.unionByName(other.df))
+    with suppress(Full):
+        sink(noop if is_good else raising_one, name="save")(rows)
+    verdict = Verdict.ACKED if is_good else Verdict.LOST
+    assert (one.error is None, other.error is None) == (is_good, is_good)
+    assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
+
+
+def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(trial: Any) -> None:
+    batch = trial(TEXTS, slices=4)
+    noop(batch.df.transform(split).select("word", AF.ack()))
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
-def test_a_look_at_some_rows_does_not_make_up_for_a_write_that_never_began(trial: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-
-    def save(rows: DataFrame) -> None:
-        rows.show()
-        with suppress(AnalysisException):
-            rows.write.parquet(str(tmp_path / "out"))
-
-    batch = trial(["a b", "c d"])
-    with pytest.raises((FailedWrite, PartialRead)):
-        sink(save)(batch.df.transform(split))
+@pytest.mark.parametrize(
+    ("body", "because"),
+    [
+        (lambda rows: rows.show(5), "read 6"),
+        (lambda rows: rows.count(), "it "),
+        (lambda rows: noop(rows.limit(5)), "wrote 5"),
+        (lambda rows: suppressing(lambda: noop(rows.mapInArrow(full, rows.schema))), "failed"),
+        (lambda rows: (noop(rows), suppressing(lambda: noop(rows.mapInArrow(full, rows.schema)))), "failed"),
+        (lambda rows: (noop(rows), suppressing(lambda: rows.foreach(raising_one))), "failed"),
+        (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
+    ],
+    ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch"],
+)
+def test_an_ack_column_does_not_count_without_one(trial: Any, conf: Any, body: Any, because: str) -> None:
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+    batch = trial(TEXTS, slices=4)
+    body(batch.df.transform(split).select("word", AF.ack()))
+    assert because in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_a_count_before_a_failed_write_does_not_make_up_for_it(trial: Any, tmp_path: Path) -> None:
-    def save(rows: DataFrame) -> None:
-        assert rows.count() == 4
-        _swallowing(rows, tmp_path / "out")
-
-    batch = trial(["a b", "c d"])
-    with pytest.raises(FailedWrite):
-        sink(save)(batch.df.transform(split))
-    assert set(batch.settle().values()) == {Verdict.LOST}
+def test_an_ack_column_inside_an_expression_is_refused(trial: Any) -> None:
+    batch = trial(TEXTS)
+    with pytest.raises(PySparkException, match="UNSUPPORTED_GENERATOR"):
+        batch.df.select("text", F.when(F.col("number") > 3, AF.ack()).alias("acked"))
 
 
-def test_a_failed_write_is_found_also_where_only_tasks_without_rows_went_through(trial: Any, tmp_path: Path) -> None:
-    def fail(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows:
-                raise Full
-            yield batch
-
-    def save(rows: DataFrame) -> None:
-        with suppress(PythonException):
-            rows.mapInArrow(fail, rows.schema).write.parquet(str(tmp_path / "out"))
-
-    batch = trial(["a b", "c d", "", ""])
-    with pytest.raises(FailedWrite):
-        sink(save)(batch.df.transform(where("text <> ''")).transform(split))
-    assert set(batch.settle().values()) == {Verdict.LOST}
+def test_an_ack_column_in_another_thread_finds_the_session(trial: Any) -> None:
+    batch = trial(TEXTS)
+    thread(lambda: noop(batch.df.select("text", AF.ack())))
+    assert set(batch.settle().values()) == {Verdict.ACKED}

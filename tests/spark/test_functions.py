@@ -37,18 +37,17 @@ def test_a_fail_fails_the_rows_that_have_a_reason_and_acks_the_others(spark: Spa
         assert trial.reasons[3] == "fail: bad 3"
 
 
-def test_a_fail_that_nobody_selects_acks_nothing_either(spark: SparkSession, servers: str) -> None:
+def test_a_fail_that_nobody_selects_fails_all_the_same(spark: SparkSession, servers: str) -> None:
     with Trial(spark, servers, texts(20)) as trial:
         trial.df.withColumn("failed", AF.fail(F.lit("bad"))).select("number").collect()
         assert set(trial.settle().values()) == {FAILED}
-        assert set(trial.reasons.values()) == {"unfinished"}
+        assert set(trial.reasons.values()) == {"fail: bad"}
 
 
-def test_a_column_that_nobody_selects_acks_nothing(spark: SparkSession, servers: str) -> None:
+def test_an_ack_that_nobody_writes_acks_all_the_same(spark: SparkSession, servers: str) -> None:
     with Trial(spark, servers, texts(20)) as trial:
-        trial.df.select("number", AF.ack().alias("acked")).select("number").collect()
-        assert set(trial.settle().values()) == {FAILED}
-        assert set(trial.reasons.values()) == {"unfinished"}
+        trial.df.select("number", AF.ack().alias("acked")).drop("acked").collect()
+        assert trial.settle() == dict.fromkeys(range(20), ACKED)
 
 
 @group("first", "rows long")

@@ -69,7 +69,7 @@ def test_no_address_is_one_error_that_says_what_to_set(conf: SparkSession, monke
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("spark.acker.servers", "a:b:c", "not an address"),
+        ("spark.acker.servers", "a:b:c", "write it in brackets"),
         ("spark.acker.budgetSeconds", "-1", "budget_s"),
         ("spark.acker.onUnreachable", "ignore", "on_unreachable"),
     ],

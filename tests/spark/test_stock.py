@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from trial import ACKED, Trial, texts
+from trial import ACKED, LOST, Trial, texts
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
 
@@ -86,12 +86,11 @@ def test_both_branches_have_to_be_written(spark: SparkSession, server: Any) -> N
         assert trial.settle() == ALL
 
 
-def test_a_branch_that_nobody_takes_leaves_its_records_unfinished(spark: SparkSession, server: Any) -> None:
+def test_a_branch_that_nobody_takes_leaves_its_records_undone(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         left, _ = branch(trial.df, 2)
         collect(left)
-        assert ACKED not in trial.settle().values()
-        assert set(trial.reasons.values()) == {"unfinished"}
+        assert set(trial.settle().values()) == {LOST}
 
 
 def test_branch_caches_where_boundaries_may_move(spark: SparkSession, server: Any) -> None:

@@ -47,7 +47,14 @@ class Trial:
     names = itertools.count()
 
     def __init__(
-        self, spark: SparkSession, servers: str | Settings, texts: Sequence[str], *, slices: int = 2, held: bool = True
+        self,
+        spark: SparkSession,
+        servers: str | Settings,
+        texts: Sequence[str],
+        *,
+        slices: int = 2,
+        held: bool = True,
+        once: Any = None,
     ) -> None:
         self.settings = servers if isinstance(servers, Settings) else Settings(servers=(servers,), budget_s=20.0)
         self.spark = spark
@@ -59,7 +66,9 @@ class Trial:
         bounds = np.linspace(0, len(texts), slices + 1).astype(int)
         parts = [Lines(int(a), int(b), self.texts[a:b]) for a, b in itertools.pairwise(bounds)]
         scope = BatchScope(self.session, 1, self.base)
-        self.frame = frame_of(spark, name="lines", scope=scope, schema=SCHEMA, slices=parts, settings=self.settings)
+        self.frame = frame_of(
+            spark, name="lines", scope=scope, schema=SCHEMA, slices=parts, settings=self.settings, once=once
+        )
         self.verdicts: dict[int, Verdict] = {}
         self.reasons: dict[int, str] = {}
 
@@ -69,8 +78,8 @@ class Trial:
 
     @property
     def error(self) -> BaseException | None:
-        """What the sinks have recorded: with an error the batch is abandoned."""
-        return self.frame.record.error
+        """Why it is not done, as far as anybody knows: with an error the batch is abandoned."""
+        return self.frame.record.judge()
 
     def settle(self, settlement: Settlement | None = None) -> dict[int, Verdict]:
         """Settle as a source does (done, or abandon where a sink has failed); the verdict of every number."""

@@ -15,7 +15,6 @@ from acker_client.source.errors import SourceError, TooManyDeadLetters
 from acker_client.source.flight import Fallen, Flight
 from acker_client.source.input import Input
 from acker_client.source.options import Options
-from acker_client.source.roll import first_line as first_line  # run.py takes it from here
 from acker_client.source.roll import roll
 
 log = logging.getLogger("acker_client.source")

@@ -82,6 +82,26 @@ class Landed:
         return self.fallen.only(~np.isin(self.fallen.records, gone))
 
 
+UNFINISHED = "unfinished"
+EVALUATED_AGAIN = (
+    "unfinished: its rows were evaluated more than once, and not with the same result; from the next batch on they are"
+    " cached"
+)
+
+
+def blaming_evaluation(outcomes: Outcomes) -> Outcomes:
+    """``outcomes`` of a batch whose rows were evaluated more than once: what is unfinished there says nothing of the
+    record, so it was interrupted, and did not fail."""
+    if UNFINISHED not in outcomes.reasons:
+        return outcomes
+    reason_id = outcomes.reasons.index(UNFINISHED) + 1
+    verdicts = np.where(
+        (outcomes.reason_ids == reason_id) & (outcomes.verdicts == Verdict.FAILED), Verdict.LOST, outcomes.verdicts
+    ).astype(np.uint8)
+    reasons = tuple(EVALUATED_AGAIN if reason == UNFINISHED else reason for reason in outcomes.reasons)
+    return Outcomes(outcomes.root_ids, verdicts, outcomes.reason_ids, reasons)
+
+
 class Flight:
     """Everything in flight of one source session."""
 

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from acker_client.client import AckerClient
@@ -34,13 +35,13 @@ class Record(Protocol):
     """What the driver side of Spark noted of a batch."""
 
     @property
-    def error(self) -> BaseException | None:
-        """The exception that went through a sink of the batch, unless the sink has succeeded since."""
+    def was_evaluated_again(self) -> bool:
+        """Whether rows of the batch were evaluated more than once, as far as :meth:`judge` has seen."""
         ...
 
-    @property
-    def succeeded(self) -> bool:
-        """Whether a sink of the batch has succeeded, and none has an error."""
+    def judge(self) -> BaseException | None:
+        """Why the batch is not to be settled as *done*: an exception that went through a sink, or no evidence that its
+        rows were delivered; None when it is."""
         ...
 
     def release(self) -> None:
@@ -57,16 +58,29 @@ class Frame(Protocol):
     def record(self) -> Record: ...
 
 
+class Blame(Enum):
+    """What is at fault when a batch fails. WORK: its records, Spark or what it writes to, so another try may help;
+    CODE: the program, so none does; EVIDENCE: the program, if it happens twice in a row."""
+
+    WORK = "work"
+    CODE = "code"
+    EVIDENCE = "evidence"
+
+
+def _always_work(error: BaseException) -> Blame:
+    return Blame.WORK
+
+
 @dataclass(frozen=True, slots=True)
 class Rim:
     """``connect(spark)`` makes the client, ``frame(spark, plan)`` a batch's DataFrame, ``parallelism(spark)`` says
-    how many tasks run at once, ``arrow_schema(schema)`` translates a Spark schema; ``watch`` begins to watch for
-    outcomes. ``clock`` is monotonic seconds, ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a
-    session's base."""
+    how many tasks run at once, ``blame(error)`` what is at fault; ``watch`` begins to watch for outcomes. ``clock`` is
+    monotonic seconds, ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a session's base."""
 
     connect: Callable[[Any], AckerClient]
     frame: Callable[[Any, FramePlan], Frame]
     parallelism: Callable[[Any], int]
+    blame: Callable[[BaseException], Blame] = _always_work
     watch: Callable[[AckerClient, Callable[[], None]], Watching] = Watcher
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -77,7 +91,7 @@ class Rim:
 
 def spark_rim() -> Rim:
     """The rim of a real run."""
-    return Rim(connect=_connect, frame=_frame, parallelism=_parallelism)
+    return Rim(connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame)
 
 
 def arrow_schema(schema: Any) -> Any:
@@ -95,14 +109,31 @@ def _connect(spark: Any) -> AckerClient:
     return AckerClient(settings_of(spark))
 
 
-def _frame(spark: Any, plan: FramePlan) -> Frame:
-    from acker_client.spark.read import BatchScope, frame_of
-    from acker_client.spark.session import settings_of
+def _frames() -> Callable[[Any, FramePlan], Frame]:
+    """Makes the frames of one run, which remember from batch to batch whose rows are to be evaluated once."""
+    once: Any = None
 
-    scope = BatchScope(plan.session, plan.number, plan.first)
-    return frame_of(
-        spark, name=plan.name, scope=scope, schema=plan.schema, slices=plan.slices, settings=settings_of(spark)
-    )
+    def frame(spark: Any, plan: FramePlan) -> Frame:
+        from acker_client.spark.read import BatchScope, frame_of
+        from acker_client.spark.record import Once
+        from acker_client.spark.session import settings_of
+
+        nonlocal once
+        once = once or Once()
+        scope, settings = BatchScope(plan.session, plan.number, plan.first), settings_of(spark)
+        return frame_of(
+            spark, name=plan.name, scope=scope, schema=plan.schema, slices=plan.slices, settings=settings, once=once
+        )
+
+    return frame
+
+
+def _blame(error: BaseException) -> Blame:
+    from acker_client.spark.blame import is_of_the_program, is_without_evidence
+
+    if is_of_the_program(error):
+        return Blame.CODE
+    return Blame.EVIDENCE if is_without_evidence(error) else Blame.WORK
 
 
 def _parallelism(spark: Any) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from acker_client.gist import gist
 from acker_client.source.flight import Fallen
 from acker_client.source.input import Origins
 from acker_client.source.tracker import Records
@@ -28,18 +29,11 @@ def roll(spent: Fallen, locate: Callable[[Records], Origins]) -> str:
     return "\n".join(lines)
 
 
-def first_line(error: object) -> str:
-    """An error or a reason in one short line."""
-    kind = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
-    text = str(error).strip().partition("\n")[0]
-    return (kind + text)[:500]
-
-
 def _groups(spent: Fallen) -> dict[str, Records]:
     """Indices of the records, ascending, by the first line of their reason."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
-    reasons = [first_line(spent.reason(int(index))) for index in firsts]
+    reasons = [gist(spent.reason(int(index))) for index in firsts]
     numbers = {reason: number for number, reason in enumerate(dict.fromkeys(reasons))}
     group_of = np.array([numbers[reason] for reason in reasons], np.int64)[kind_of]
     order = np.argsort(group_of, kind="stable")

@@ -14,18 +14,19 @@ from typing import Any, Self
 import numpy as np
 
 from acker_client.client import AckerClient
+from acker_client.gist import gist
 from acker_client.registration import Watched
 from acker_client.source.batch import Batch
 from acker_client.source.booking import Booking
-from acker_client.source.burial import Burial, first_line
+from acker_client.source.burial import Burial
 from acker_client.source.checkpoint import Checkpoint, Progress
 from acker_client.source.errors import Broken, SourceError
-from acker_client.source.flight import Fallen, Flight, Landed
+from acker_client.source.flight import Fallen, Flight, Landed, blaming_evaluation
 from acker_client.source.input import Input
 from acker_client.source.listener import Seen
 from acker_client.source.options import Options
 from acker_client.source.retry import PIECES, Group
-from acker_client.source.rim import FramePlan, Rim
+from acker_client.source.rim import Blame, FramePlan, Rim
 from acker_client.source.summary import Summary
 from acker_client.source.tracker import NO_RECORDS, Emitted, Records
 from acker_protocol.messages import Settlement, SettleReply
@@ -64,6 +65,7 @@ class Run:
         self._broken_in_a_row = 0
         self._is_read = False
         self._is_leaving = False
+        self._was_without_evidence = False
 
     # -- from opening to closing
 
@@ -154,8 +156,7 @@ class Run:
         slices = self._input.slices(records, self._partitions)
         self._number += 1
         first = self._flight.tracker.base + self._flight.tracker.emitted
-        self._booking.reserve(self._number, first, len(records))
-        generation = self._client.generation
+        generation = self._booking.reserve(self._number, first, len(records))
         emitted = self._flight.emit(records, replays=replays)
         try:
             plan = FramePlan(self.options.name, self._session, self._number, first, self._schema, slices)
@@ -165,7 +166,7 @@ class Run:
             self._booking.settle_once(self._number, Settlement.ABANDON)
             raise
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
-        return Batch(self._number, len(emitted), replays, frame.df, frame, emitted, generation, group.depth)
+        return Batch(self._number, len(emitted), replays, frame, emitted, generation, group.depth)
 
     def _tell_emitted(self, emitted: Emitted, replays: int) -> None:
         for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
@@ -176,35 +177,53 @@ class Run:
     # -- the end of a batch
 
     def settle(self, batch: Batch, error: BaseException | None = None) -> None:
-        """End a batch: *done*, or *abandon* when ``error`` or a sink of it says that its work failed."""
+        """End a batch: *done*, or *abandon* when ``error``, a sink of it or the want of evidence says that its work
+        failed. Raises what failed when that is the program's own fault, which no other try would mend."""
         self._look(0.0, batch)
-        batch.error = error or batch.frame.record.error
+        self._judge(batch, error)
         settlement = Settlement.DONE
         if batch.error is not None:
             settlement = Settlement.ABANDON
-            log.warning("batch %d of %d records failed: %s", batch.number, batch.records, first_line(batch.error))
+            log.warning("batch %d of %d records failed: %s", batch.number, batch.records, gist(batch.error))
+            self._refuse_hopeless(batch, batch.error)
+        else:
+            self._was_without_evidence = False
         self._finish(batch, self._booking.settle(batch.number, settlement, lambda: self._look(0.0, batch)))
         self._commit()
         self._check_breaking(batch)
 
     def leave(self, batch: Batch) -> None:
-        """End a batch whose loop was left: what its sinks have committed is *done*, else it is abandoned.
+        """End a batch whose loop was left: it is abandoned, unless the user has said that it is done, and it is.
 
         Nothing is held against its records, as nobody knows why the loop was left: what is not acked stays open.
         """
         self._is_leaving = True
-        settlement = Settlement.DONE
-        if not batch.frame.record.succeeded:
-            settlement = Settlement.ABANDON
-            batch.error = SourceError("the loop over the batches was left")
+        error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
+        self._judge(batch, error)
+        settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
         self._finish(batch, self._booking.settle_once(batch.number, settlement))
+
+    def _judge(self, batch: Batch, error: BaseException | None) -> None:
+        record = batch.frame.record
+        batch.error = error or batch.error or record.judge()
+        batch.was_evaluated_again = record.was_evaluated_again
+
+    def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
+        """Stop where the program is at fault: its records are not, and trying again costs them their retries."""
+        blame = self._rim.blame(error)
+        is_hopeless = blame is Blame.CODE or (blame is Blame.EVIDENCE and self._was_without_evidence)
+        self._was_without_evidence = blame is Blame.EVIDENCE
+        if is_hopeless:
+            self._is_leaving = True
+            self._finish(batch, self._booking.settle_once(batch.number, Settlement.ABANDON))
+            raise error
 
     def _finish(self, batch: Batch, reply: SettleReply | None) -> None:
         """See to it that every root of the batch has exactly one outcome here, and act on those of a broken batch."""
         if reply is not None:
             self._drain(batch, reply.cursor)
             self._check_count(batch, reply)
-        why = "the server lost the batch" if batch.error is None else f"the batch failed: {first_line(batch.error)}"
+        why = "the server lost the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
         start, stop, now = batch.emitted.start, batch.emitted.stop, self._rim.clock()
         self._land(batch, self._flight.lose(start, stop, why, now, is_broken=batch.is_broken))
         self._bury(self._flight.isolate(Fallen.merged(batch.broken, why), batch.depth, now))
@@ -240,7 +259,7 @@ class Run:
         if self._broken_in_a_row >= BROKEN_MAX:
             raise Broken(
                 f"{self._broken_in_a_row} batches in a row failed as a whole, the last with"
-                f" {first_line(batch.error)!r}: see"
+                f" {gist(batch.error)!r}: see"
                 " to what they compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:
@@ -264,7 +283,10 @@ class Run:
             self._lose(watched.generation, batch, now)
         if len(watched.outcomes):
             is_broken = batch is not None and batch.is_broken
-            self._land(batch, self._flight.apply(watched.outcomes, now, is_broken=is_broken))
+            outcomes = watched.outcomes
+            if batch is not None and batch.was_evaluated_again:
+                outcomes = blaming_evaluation(outcomes)
+            self._land(batch, self._flight.apply(outcomes, now, is_broken=is_broken))
 
     def _lose(self, generation: int | None, batch: Batch | None, now: float) -> None:
         """All that is pending is LOST, but for a batch that was opened after the loss, before it was heard of."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from acker_client.source.batch import Batch
 from acker_client.source.errors import SourceError
@@ -19,6 +19,9 @@ from acker_client.source.retry import Retry
 from acker_client.source.rim import Rim, arrow_schema, spark_rim
 from acker_client.source.run import Run
 from acker_client.source.summary import Counts, Summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TEXT_SCHEMA = "value string, path string, line bigint"
 FORMATS = ("text", "json")
@@ -37,15 +40,16 @@ class Source:
         """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
         raise NotImplementedError
 
-    def batches(self, spark: Any) -> Generator[Batch, None, None]:
+    def batches(self, spark: SparkSession) -> Generator[Batch, None, None]:
         """Hand out batches, replays among them, until every record has its answer.
 
-        A batch is settled *done* when the loop comes back for the next one, and *abandoned* when an exception went
-        through one of its sinks, also one that your code swallowed. An exception that leaves the loop ends the run:
-        nothing is lost, the next start goes on from the checkpoint. Where a failing batch shall rather be tried
-        again, in smaller and smaller pieces until the record that breaks it is alone, use ``run``.
+        A batch is settled when the loop comes back for the next one: *done* where there is evidence that its rows were
+        delivered, else it is *abandoned* and replayed. Leaving the loop in any other way abandons the batch, unless
+        ``batch.done()`` was called, and ends the run: nothing is lost, the next start goes on from the checkpoint. To
+        try a failing batch again, in smaller and smaller pieces until the record that breaks it is alone, use ``run``.
 
-        Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do.
+        Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do, and what failed where
+        the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
         """
         with self._begin(spark) as run:
             while (batch := run.next_batch()) is not None:
@@ -57,11 +61,13 @@ class Source:
                     raise
                 run.settle(batch)
 
-    def run(self, spark: Any, process: Callable[[Batch], object]) -> Summary:
+    def run(self, spark: SparkSession, process: Callable[[Batch], object]) -> Summary:
         """Call ``process(batch)`` for every batch until every record has its answer, and return the summary.
 
         When ``process`` raises, the batch is abandoned and replayed: once as it is, then in smaller pieces, so that a
-        row which breaks a whole Spark job ends alone in the dead letters and takes no neighbour along.
+        row which breaks a whole Spark job ends alone in the dead letters and takes no neighbour along. Where the
+        program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write
+        twice in a row), the run ends at once with that error: nothing is lost, and no record pays for it.
         """
         with self._begin(spark) as run:
             while (batch := run.next_batch()) is not None:
@@ -75,6 +81,10 @@ class Source:
                 else:
                     run.settle(batch)
         return self.summary()
+
+    def __repr__(self) -> str:
+        state = "running" if self._is_running else "not started" if self._run is None else "ended"
+        return f"<{type(self).__name__} {self.options.name!r}, {state}: {self.summary().brief}>"
 
     def summary(self) -> Summary:
         """What the current or latest run has done so far."""

@@ -64,6 +64,13 @@ class Summary:
             checkpoint=checkpoint,
         )
 
+    @property
+    def brief(self) -> str:
+        """The numbers that matter, on one line."""
+        return (
+            f"{self.records:,} records, {self.acked:,} acked, {self.dead_lettered:,} dead letters, {self.open:,} open"
+        )
+
     def __str__(self) -> str:
         numbers = [
             ("records", self.records, "read"),

@@ -5,6 +5,15 @@ The only door to PySpark. Import from here: ``from acker_client.spark import ope
 
 from __future__ import annotations
 
+from acker_client.extras import missing
+
+try:
+    import numba  # noqa: F401
+    import pyarrow  # noqa: F401
+    import pyspark  # noqa: F401
+except ImportError as error:
+    raise missing("acker_client.spark", "spark", error) from error
+
 from acker_client.spark import functions
 from acker_client.spark.check import check
 from acker_client.spark.collector import Collector, CollectorError, collector_settings

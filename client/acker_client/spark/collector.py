@@ -53,14 +53,14 @@ class Collector:
         operator: str,
         servers: Settings | str | Sequence[str] | None = None,
         *,
-        send: Callable[[Report], None] | None = None,
+        send: Callable[[Report], object] | None = None,
     ) -> None:
         if not isinstance(operator, str) or not operator:
             raise TypeError(f"Collector({operator!r}): give its name first, as Collector('words')")
         self._operator = operator
         self._hash = hash64(operator)
         self._settings = _settings(servers)
-        self._send: Callable[[Report], None] = send or Sender(self._settings)
+        self._send: Callable[[Report], object] = send or Sender(self._settings)
         self._emitted: dict[Anchor, list[int]] = {}
         self._handled: dict[Anchor, int] = {}
         self._reasons: dict[int, str] = {}

@@ -1,22 +1,63 @@
-"""Executions: what Spark really ran over the rows of a sink.
+"""Executions: what Spark's own stores know of what it ran over the rows of a sink.
 
-Decides whether a sink that returned has done its work: whether the last whole execution of its rows went through. A
-worker runs ahead of a ``limit``, ``take`` or ``show`` behind a sink's back and acks what nobody wrote; and a sink may
-swallow the exception of its own write. Looks at executions in Spark's own store (which is there without the UI); it
-never looks at rows and sees no jobs of RDDs.
+Decides how each execution of SQL and each job of RDDs is read as an :class:`~acker_client.spark.evidence.Action`: what
+it did with the rows, whether with all of them, how it ended. Looks at Spark's stores, which are complete without the
+UI, and at the notes of tasks; never at rows. What that proves is ``evidence``'s to decide.
 """
 
 from __future__ import annotations
 
-import itertools
+import re
 import time
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-# What ends before it has read its input.
+from acker_client.gist import gist
+from acker_client.spark.evidence import NEVER_MS, Action
+from acker_client.spark.following import READS
+from acker_client.spark.notes import Note
+
+# What ends before it has read its input, or hands on a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
+# Behind one of these, unless it only drops copies (no functions), a cut cuts off groups and not rows.
+AGGREGATES = frozenset({"HashAggregate", "SortAggregate", "ObjectHashAggregate"})
+# Functions over an iterator of batches: they need not read it to its end.
+ITERATING = frozenset({"MapInArrow", "MapInPandas", "PythonMapInArrow"})
+
+PYTHON = ITERATING | {"ArrowEvalPython"}
+_OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
+
+_WRITES = re.compile(
+    r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|\w*AsSelect|"
+    r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
+)
+# The method of Spark's that an action begins in: what it does then.
+_COLLECTS = ("collectToPython", "collectAsArrowToPython")
+_DID = {
+    "Dataset.count": "counted them",
+    "Dataset.isEmpty": "asked whether there are any",
+    "Dataset.tailToPython": "read their tail",
+    "Dataset.toPythonIterator": "began to iterate over them",
+    "Dataset.localCheckpoint": "checkpointed them",
+    "Dataset.checkpoint": "checkpointed them",
+}
+# Jobs of RDDs by the name of their action: what looks, and what hands rows on.
+_LOOKS = {
+    "runJob at PythonRDD": "read a part", "take": "read a part", "first": "read a part",
+    "isEmpty": "asked whether there are any", "count": "counted them",
+    "sum": "summed them up", "mean": "summed them up", "stats": "summed them up",
+    "max": "summed them up", "min": "summed them up", "takeSample": "read a part", "takeOrdered": "read a part",
+    "top": "read a part", "localCheckpoint": "checkpointed them",
+}  # fmt: skip
+_HANDS_ON = {
+    "foreach", "foreachPartition", "collect", "collectAsMap", "toLocalIterator", "reduceByKeyLocally",
+    "runJob at SparkHadoopWriter",
+}  # fmt: skip
 
 # How many executions a look back for an earlier evaluation of the same frame takes in.
 LOOK_BACK = 50
@@ -24,129 +65,441 @@ LOOK_BACK = 50
 # Spark's own patience with its listeners is 10 s; a driver that writes a large event log can be further behind.
 BUS_WAIT_MS = 300_000
 
-# How long an execution that has returned may take to be known as ended.
-END_WAIT_S = 10.0
-END_LOOK_S = 0.02
+# How long an action that has returned may take to be known as ended.
+END_WAIT_S = 2.0
+END_LOOK_S = 0.01
+
+# "CollectLimit 5", "TakeOrderedAndProject(limit=5, orderBy=..."
+_LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
+_ROOT_TAG = "execution-root-id-"
 
 
-class PartialRead(Exception):
-    """A sink read only part of its rows. Nothing of the batch is acked; it is replayed."""
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How the rows of a sink are known in what Spark ran.
 
-    def __init__(self, sink: str, cut: str) -> None:
-        super().__init__(
-            f"sink {sink!r} read only part of its rows: all that Spark ran over them stands below a {cut} (limit, take,"
-            " head, first, show or isEmpty). What a sink does not read is not done, so its batch is abandoned. Write"
-            " all rows in the sink (a look at some of them beside that is fine), or drop rows before it with"
-            " acker_client.spark.where."
-        )
+    ``functions``: names of functions in a plan, any of them, with the function ``below`` somewhere under it where one
+    is given; ``notes`` of its tasks; ``partitions``: how many each watched RDD has, by (tag, number in notes).
+    """
 
+    functions: tuple[str, ...]
+    notes: Sequence[Note] = ()
+    partitions: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    below: str = ""
 
-class FailedWrite(Exception):
-    """A sink returned, though the last that Spark ran over its rows did not go through. The batch is replayed."""
+    @property
+    def cut(self) -> frozenset[str]:
+        """The functions of the user's that have left a part of their rows unread."""
+        return frozenset(note.function for note in self.notes if note.kind == "cut")
 
-    def __init__(self, sink: str, why: str) -> None:
-        super().__init__(
-            f"sink {sink!r} returned, but the last that Spark ran over its rows did not go through ({why}): its batch"
-            " is abandoned. Let the exception of a write leave the sink, or write again in it until a write goes"
-            " through."
-        )
+    def are_in(self, text: str) -> bool:
+        return any(function in text for function in self.functions)
 
 
 class Executions:
-    """The executions that begin after this object was made."""
+    """The executions of SQL and the jobs of RDDs that begin after this object was made."""
 
     def __init__(self, spark: SparkSession) -> None:
         # py4j gives Java objects no type that a checker could use.
         session: Any = spark._jsparkSession
+        context: Any = session.sparkContext()
+        self._jvm: Any = spark._jvm
         self._store: Any = session.sharedState().statusStore()
-        self._bus: Any = session.sparkContext().listenerBus()
-        self._before = next(self._newest_first(), -1)
+        self._core: Any = context.statusStore()
+        self._bus: Any = context.listenerBus()
+        self._bus.waitUntilEmpty(BUS_WAIT_MS)
+        self._before = self._newest()
+        self._job_before = self._newest_job()
 
     def have_run(self, functions: Collection[str]) -> bool:
         """Whether one of the stages whose ``functions`` these are has run in an execution before now."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
-        for execution in itertools.islice(self._newest_first(), LOOK_BACK):
+        for execution in reversed(self._listed(LOOK_BACK)):
             plan = str(self._store.execution(execution).get().physicalPlanDescription())
             if any(function in plan for function in functions):
                 return True
         return False
 
-    def refuse_undone(self, sink: str, rows: DataFrame) -> None:
-        """Raise :class:`FailedWrite` when the last execution that was not cut short did not go through, and
-        :class:`PartialRead` when something ran over ``rows`` and all of it was cut short.
-
-        The last one decides: a write that failed may have been made good, and a count before it makes up for nothing.
-        Nothing is said of rows that were read as an RDD too (``foreachPartition``): its jobs cannot be seen.
-        """
-        if "rdd" in vars(rows):
-            return
+    def look(self) -> Look:
+        """What has run up to now."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
-        function = str(rows._jdf.queryExecution().analyzed().functionExpr().name())
-        began = itertools.takewhile(lambda execution: execution > self._before, self._newest_first())
-        cuts: list[str] = []
-        for execution in began:
-            places = list(self._places(execution, function))
-            if places and (failure := self._failure(execution)):
-                raise FailedWrite(sink, failure)
-            # Asked of what went through only: what failed tasks gave is not counted.
-            over = [cut for node, cut in places if not self._is_empty(execution, node)]
-            if not all(over):
-                return
-            cuts += over
-        if cuts:
-            raise PartialRead(sink, cuts[0])
+        began, newest = self._began()
+        jobs, newest_job, kept_jobs = self._jobs()
+        # Numbers are dense, so one that is missing is one that was forgotten.
+        is_forgetful = len(began) < newest - self._before or kept_jobs < newest_job - self._job_before
+        executions = [Execution(self._store, execution) for execution in began]
+        return Look(executions, jobs, is_forgetful, self._core, self._jvm)
 
-    def _failure(self, execution: int) -> str:
-        """Why an execution did not go through, in one line; nothing ("") when it did."""
-        data = self._ended(execution)
-        if data.completionTime().isEmpty():
-            return "it still runs"
-        error = data.errorMessage()
+    def _newest(self) -> int:
+        last = self._listed(1)
+        return last[-1] if last else -1
+
+    def _began(self) -> tuple[list[int], int]:
+        newest = self._newest()
+        listed = self._listed(newest - self._before)
+        return [execution for execution in listed if execution > self._before], newest
+
+    def _listed(self, count: int) -> list[int]:
+        """The newest ``count`` executions, oldest first."""
+        kept = int(self._store.executionsCount())
+        count = min(count, kept)
+        if count < 1:
+            return []
+        listed: Any = self._store.executionsList(kept - count, count)
+        return [int(data.executionId()) for data in _each(listed)]
+
+    def _newest_job(self) -> int:
+        listed: Any = self._core.jobsList(None)
+        return int(listed.apply(0).jobId()) if listed.size() else -1
+
+    def _jobs(self) -> tuple[list[Job], int, int]:
+        """The jobs of RDDs since this was made, oldest first; the newest job's number, and how many are kept."""
+        listed: Any = self._core.jobsList(None)
+        found: list[Job] = []
+        newest, kept = self._job_before, 0
+        for index in range(listed.size()):
+            data: Any = listed.apply(index)
+            number = int(data.jobId())
+            if number <= self._job_before:
+                break
+            newest, kept = max(newest, number), kept + 1
+            if _ROOT_TAG not in str(data.jobTags()):
+                found.append(Job(self._core, number))
+        return found[::-1], newest, kept
+
+
+class Look:
+    """What ran between two moments: ``executions`` and ``jobs`` (of RDDs), oldest first."""
+
+    def __init__(self, executions: list[Execution], jobs: list[Job], is_forgetful: bool, core: Any, jvm: Any) -> None:
+        self.executions = executions
+        self.jobs = jobs
+        self.is_forgetful = is_forgetful
+        self._core = core
+        self._jvm = jvm
+
+    def actions(self, places: Places) -> list[Action]:
+        """What was done with the rows at ``places``, in the order in which it began."""
+        found = [action for execution in self.executions if (action := self._of_execution(execution, places))]
+        found += [action for job in self.jobs if (action := self._of_job(job, places))]
+        found += self._iterated(places)
+        return sorted(found, key=lambda action: action.began_ms)
+
+    def is_pruned(self, places: Places) -> bool:
+        """Whether Spark planned to read the rows for an action that delivers, and then found that it need not."""
+        return any(
+            places.are_in(execution.plan) and not execution.graph.places(places)
+            for execution in self.executions
+            if execution.is_adaptive
+        )
+
+    def evaluations(self, places: Places) -> int:
+        """How many actions have read the rows to the end of a task. Jobs of an iterator are one."""
+        ended = [note for note in places.notes if note.kind == "end"]
+        executions = {note.execution for note in ended if note.execution >= 0}
+        stages = {note.stage for note in ended if note.execution < 0}
+        jobs = {
+            job.action if job.action in ("toLocalIterator", "runJob at PythonRDD") else job.number
+            for job in self.jobs
+            if not stages.isdisjoint(job.stages)
+        }
+        return len(executions) + len(jobs)
+
+    def names(self, function: str) -> bool:
+        """Whether something ran whose plan names ``function``."""
+        return any(function in execution.plan for execution in self.executions)
+
+    def has_user_code(self, function: str) -> bool:
+        """Whether something ran over the rows of ``function`` that may hold a ``Collector``: a job of RDDs, or a
+        function of the user's over batches."""
+        return any(self._is_over_tracked_rows(job) for job in self.jobs) or any(
+            any(way.is_unproven for way in execution.graph.places(Places((function,))))
+            for execution in self.executions
+            if function in execution.plan
+        )
+
+    def _of_execution(self, execution: Execution, places: Places) -> Action | None:
+        if places.are_in(execution.plan):
+            above, is_proven = execution.graph.places(places), True
+            if not above:
+                return self._pruned(execution, places)
+        else:
+            above, is_proven = self._behind_an_rdd(execution, places)
+        if not above:
+            return None
+        parent = self._writing_parent(execution)
+        delivers = parent is not None or any(way.writes for way in above)
+        delivers = delivers or (execution.collects and not all(way.aggregates for way in above))
+        failure = execution.failure or (parent.failure if parent else "")
+        is_whole = is_proven and any(not way.is_cut(places.cut) for way in above)
+        did = _did(execution, above, delivers, is_whole)
+        ended_ms = max(execution.ended_ms, parent.ended_ms if parent else 0)
+        return Action(did, delivers, is_whole, execution.began_ms, ended_ms, failure)
+
+    def _pruned(self, execution: Execution, places: Places) -> Action | None:
+        """An execution that needed no rows in the end: what it wrote, it wrote without them."""
+        if places.below or not (execution.graph.writes or execution.collects or self._writing_parent(execution)):
+            return None
+        return Action("wrote them", True, True, execution.began_ms, execution.ended_ms, execution.failure)
+
+    def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
+        """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
+        if "ExistingRDD" not in execution.plan:
+            return [], False
+        noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
+        # Of one that failed nothing is noted; it may have been over these rows.
+        if not noted and not (execution.failure and execution.graph.has(ITERATING)):
+            return [], False
+        return execution.graph.over("Scan ExistingRDD"), self._has_all(noted, places)
+
+    def _writing_parent(self, execution: Execution) -> Execution | None:
+        """The command that ran this execution as a part of its own, as a write over JDBC does."""
+        for other in self.executions:
+            is_before = other.number < execution.number and other.root == execution.root
+            if is_before and other.encloses(execution) and other.graph.writes:
+                return other
+        return None
+
+    def _of_job(self, job: Job, places: Places) -> Action | None:
+        noted = [note for note in places.notes if note.stage in job.stages]
+        # Of one that failed nothing is noted; it may have been over these rows.
+        if not noted and not (job.failure and self._is_over_tracked_rows(job)):
+            return None
+        looks = _LOOKS.get(job.action)
+        if looks is not None:
+            return Action(looks, False, False, job.began_ms, job.ended_ms, job.failure)
+        delivers = bool(job.failure) or job.action in _HANDS_ON
+        is_whole = self._has_all(noted, places)
+        did = (
+            f"ran {job.action} over them"
+            if is_whole
+            else f"ran {job.action}, which did not read all of them to the end"
+        )
+        return Action(did, delivers, is_whole, job.began_ms, job.ended_ms, job.failure)
+
+    def _iterated(self, places: Places) -> list[Action]:
+        """An iterator over an RDD runs a job for each partition; together they may be the whole."""
+        jobs = [job for job in self.jobs if job.action == "toLocalIterator" and not job.failure]
+        stages = {stage for job in jobs for stage in job.stages}
+        noted = [note for note in places.notes if note.stage in stages]
+        if len(jobs) < 2 or not self._has_all(noted, places):
+            return []
+        jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
+        return [Action("iterated over them", True, True, jobs[0].began_ms, max(job.ended_ms for job in jobs))]
+
+    def _has_all(self, noted: Iterable[Note], places: Places) -> bool:
+        read: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for note in noted:
+            if note.kind == "part":
+                read[note.tag, note.rdd].add(note.index)
+        return any(len(read[rdd]) == count for rdd, count in places.partitions.items())
+
+    def _is_over_tracked_rows(self, job: Job) -> bool:
+        """Whether a job of RDDs computes tracked frames; Spark names their operators there, and not whose they are."""
+        return any(name in self._dot(stage) for stage in job.stages for name in ("MapInArrow", "ArrowEvalPython"))
+
+    def _dot(self, stage: int) -> str:
+        try:
+            graph = self._core.operationGraphForStage(stage)
+            return str(self._jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
+        except Exception:  # a stage that Spark skipped, or has forgotten, has no graph
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
+    whether rows are aggregated; the functions of the user's over batches that ``reads`` them; whether one of these is
+    not watched."""
+
+    names: tuple[str, ...]
+    cut: str
+    aggregates: bool
+    reads: tuple[str, ...]
+    is_unproven: bool
+
+    def is_cut(self, cut: Collection[str]) -> bool:
+        """Whether not all rows came through; ``cut``: the functions that have left rows unread."""
+        return bool(self.cut) or self.is_unproven or any(function in text for text in self.reads for function in cut)
+
+    @property
+    def writes(self) -> bool:
+        return any(_WRITES.match(name) for name in self.names)
+
+
+class Graph:
+    """The physical plan of an execution, as Spark keeps it."""
+
+    def __init__(self, graph: Any) -> None:
+        nodes = [(int(node.id()), str(node.name()), str(node.desc())) for node in _each(graph.allNodes())]
+        self._nodes = {number: (name, text) for number, name, text in nodes}
+        self._above = {int(edge.fromId()): int(edge.toId()) for edge in _each(graph.edges())}
+
+    @property
+    def writes(self) -> bool:
+        """Whether the plan is a write of anything."""
+        return any(_WRITES.match(name) for name, _ in self._nodes.values())
+
+    def has(self, names: Collection[str]) -> bool:
+        return any(name in names for name, _ in self._nodes.values())
+
+    def places(self, places: Places) -> list[Way]:
+        """The way up from each node that runs one of the functions."""
+        found = [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
+        if places.below:
+            under = [number for number, (_, text) in self._nodes.items() if places.below in text]
+            over = {above for number in under for above in self._ups(number)}
+            found = [number for number in found if number in over]
+        return [self._way(number) for number in found]
+
+    def over(self, name: str) -> list[Way]:
+        """The way up from each node that is called ``name``."""
+        return [self._way(number) for number, (called, _) in self._nodes.items() if called == name]
+
+    def _ups(self, number: int) -> Iterator[int]:
+        while number in self._above:
+            number = self._above[number]
+            yield number
+
+    def _way(self, number: int) -> Way:
+        above = [self._nodes[up] for up in self._ups(number)]
+        names = tuple(name for name, _ in above)
+        groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
+        groups_at = next(groups, len(above))
+        cut = next((text for name, text in above[:groups_at] if name in CUTS), "")
+        iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
+        reads = tuple(text for text in iterating if READS in text)
+        return Way(names, cut, not AGGREGATES.isdisjoint(names), reads, len(reads) < len(iterating))
+
+
+def _groups(aggregate: str) -> bool:
+    """Whether an aggregate computes something of its rows; a distinct hands on rows, and a cut behind it cuts rows."""
+    return "functions=[]" not in aggregate
+
+
+class Execution:
+    """One execution of SQL in Spark's store; it is waited for until it has ended, when that is asked for."""
+
+    def __init__(self, store: Any, number: int) -> None:
+        self.number = number
+        self._store = store
+
+    @cached_property
+    def plan(self) -> str:
+        """The plan as text, before and after it was adapted."""
+        return str(self._data.physicalPlanDescription())
+
+    @property
+    def is_adaptive(self) -> bool:
+        return "AdaptiveSparkPlan" in self.plan
+
+    @cached_property
+    def graph(self) -> Graph:
+        self._ended  # noqa: B018 (the plan is the last one only when it has ended)
+        return Graph(self._store.planGraph(self.number))
+
+    @cached_property
+    def root(self) -> int:
+        return int(self._data.rootExecutionId())
+
+    @cached_property
+    def method(self) -> str:
+        """The method of Spark's that began it, as ``Dataset.collectToPython``."""
+        return str(self._data.details()).partition("\n")[0].partition("(")[0]
+
+    @property
+    def collects(self) -> bool:
+        return any(name in self.method for name in _COLLECTS)
+
+    @cached_property
+    def began_ms(self) -> float:
+        return float(self._data.submissionTime())
+
+    @property
+    def ended_ms(self) -> float:
+        ended = self._ended.completionTime()
+        return NEVER_MS if ended.isEmpty() else float(ended.get().getTime())
+
+    @cached_property
+    def failure(self) -> str:
+        """Why it failed, in one line; nothing ("") when it did not, or still runs."""
+        error = self._ended.errorMessage()
         # Success is no message, or an empty one.
         message = str(error.get()).strip() if error.isDefined() else ""
-        return message and _gist(message)
+        return message and (gist(message) or "no reason given")
 
-    def _ended(self, execution: int) -> Any:
-        """What the store knows of an execution. It writes an end down from a thread of its own, after a moment."""
-        until = time.monotonic() + END_WAIT_S
-        while True:
-            data: Any = self._store.execution(execution).get()
-            if not data.completionTime().isEmpty() or time.monotonic() > until:
-                return data
-            time.sleep(END_LOOK_S)
+    def encloses(self, other: Execution) -> bool:
+        """Whether ``other`` ran within this one."""
+        return self.began_ms <= other.began_ms and other.ended_ms <= self.ended_ms
 
-    def _newest_first(self) -> Iterator[int]:
-        listed: Any = self._store.executionsList()
-        for index in reversed(range(listed.size())):
-            yield int(listed.apply(index).executionId())
+    @cached_property
+    def _data(self) -> Any:
+        return self._store.execution(self.number).get()
 
-    def _places(self, execution: int, function: str) -> Iterator[tuple[Any, str]]:
-        """Each node of the plan of ``execution`` that is ``function``, and the cut above it, or nothing ("")."""
-        graph: Any = self._store.planGraph(execution)
-        nodes = {node.id(): node for node in _each(graph.allNodes())}
-        above = {edge.fromId(): edge.toId() for edge in _each(graph.edges())}
-        for number, node in nodes.items():
-            if function in node.desc():
-                yield node, next((name for name in _names_above(number, above, nodes) if name in CUTS), "")
-
-    def _is_empty(self, execution: int, node: Any) -> bool:
-        """Whether nothing came out of ``node``: then a cut above it has cut nothing off."""
-        values: Any = self._store.executionMetrics(execution)
-        rows = [metric for metric in _each(node.metrics()) if metric.name() == "number of output rows"]
-        counts = [values.get(metric.accumulatorId()) for metric in rows]
-        return any(count.isDefined() and str(count.get()) == "0" for count in counts)
+    @cached_property
+    def _ended(self) -> Any:
+        return _ended(lambda: self._store.execution(self.number).get())
 
 
-def _gist(message: str) -> str:
-    """One line of Spark's error message: of a Python traceback its last, which names the exception; else the first."""
-    lines = [line.strip() for line in message.splitlines() if not line.strip().startswith("SQLSTATE:")]
-    return lines[-1 if "Traceback" in lines[0] else 0] if lines else message
+class Job:
+    """One job of RDDs in Spark's store."""
+
+    def __init__(self, core: Any, number: int) -> None:
+        self.number = number
+        self._core = core
+
+    @cached_property
+    def action(self) -> str:
+        """What began it: ``collect``, ``foreachPartition``; ``runJob at`` and where, when Spark's own code did."""
+        what, _, where = str(self._ended.name()).partition(" at ")
+        return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
+
+    @cached_property
+    def stages(self) -> frozenset[int]:
+        return frozenset(int(stage) for stage in _each(self._ended.stageIds()))
+
+    @cached_property
+    def failure(self) -> str:
+        status = str(self._ended.status().toString())
+        return "" if status in ("SUCCEEDED", "RUNNING") else f"its job {status.lower()}"
+
+    @cached_property
+    def began_ms(self) -> float:
+        return float(self._ended.submissionTime().get().getTime())
+
+    @cached_property
+    def ended_ms(self) -> float:
+        ended = self._ended.completionTime()
+        return NEVER_MS if ended.isEmpty() else float(ended.get().getTime())
+
+    @cached_property
+    def _ended(self) -> Any:
+        return _ended(lambda: self._core.job(self.number))
 
 
-def _names_above(number: int, above: dict[int, int], nodes: dict[int, Any]) -> Iterator[str]:
-    while number in above:
-        number = above[number]
-        yield str(nodes[number].name())
+def _ended(read: Callable[[], Any]) -> Any:
+    """What a store knows. It writes an end down from a thread of its own, after a moment."""
+    until = time.monotonic() + END_WAIT_S
+    while True:
+        data = read()
+        if not data.completionTime().isEmpty() or time.monotonic() > until:
+            return data
+        time.sleep(END_LOOK_S)
+
+
+def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bool) -> str:
+    method = ".".join(execution.method.split(".")[-2:])
+    if method in _DID:
+        return _DID[method]
+    cut = next((way.cut for way in ways if way.cut), "")
+    if cut:
+        number = _LIMIT.search(cut)
+        return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
+    if delivers and not is_whole:
+        return "handed them to a function of its own (mapInArrow, mapInPandas) that need not have read them all"
+    if delivers:
+        return "wrote them"
+    return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"
 
 
 def _each(sequence: Any) -> Iterator[Any]:

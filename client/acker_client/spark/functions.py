@@ -3,9 +3,11 @@
     from acker_client.spark import functions as AF
     batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
 
-Decides that they are iterator UDFs, which have an end, and so can report. For held batches only: in an open one a row
-would be acked before Spark has written it. The guard does not see them: take each row through one ``ack``, or one
-``fail``, once. Where Spark prunes the column nothing is acked, and the batch says ``unfinished``.
+Decides that they are iterator UDFs, which have an end, and so can report; and that each is a column of its own in a
+select: Spark refuses it as part of an expression, where it would ack every row whatever the expression says. For held
+batches only: in an open one a row would be acked before Spark has written it. The guard does not see them: take each
+row through one ``ack``, or one ``fail``, once. The batch is done when an action that hands the rows on has succeeded,
+as for a sink (``record``).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from acker_client.settings import Settings
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
+from acker_client.spark.record import ACK
 from acker_client.spark.session import SessionError, settings_of
 from acker_client.spark.stage import Sender
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
@@ -33,7 +36,7 @@ def ack(*anchors: str | Column, name: str = "ack") -> Column:
     """A column of true that acks each row. ``anchors``: the tracking columns, ``_root`` and ``_edge`` unless given;
     of a frame with packed anchors ``"_anchors"``."""
     settings = _settings()
-    return _column(lambda batches: _acked(batches, name, settings), anchors or THIN)
+    return _column(name, lambda batches: _acked(batches, name, settings), anchors or THIN)
 
 
 def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Column:
@@ -44,19 +47,22 @@ def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Co
     neither can arrive, or be pruned by Spark, without the other.
     """
     settings = _settings()
-    return _column(lambda batches: _failed(batches, name, settings), (reason, *(anchors or THIN)))
+    return _column(name, lambda batches: _failed(batches, name, settings), (reason, *(anchors or THIN)))
 
 
-def _column(run: Callable[[Iterator[Any]], Iterator[Any]], columns: tuple[str | Column, ...]) -> Column:
+def _column(name: str, run: Callable[[Iterator[Any]], Iterator[Any]], columns: tuple[str | Column, ...]) -> Column:
+    run.__name__ = ACK + name
     udf: Any = arrow_udf(run, "boolean", ArrowUDFType.SCALAR_ITER)
-    column: Column = udf.asNondeterministic()(*(F.col(c) if isinstance(c, str) else c for c in columns))
-    return column
+    flag = udf.asNondeterministic()(*(F.col(c) if isinstance(c, str) else c for c in columns))
+    # A generator of one row: Spark evaluates it whether or not it is selected later, and refuses it within expressions.
+    return F.explode(F.array(flag)).alias(name)
 
 
 def _settings() -> Settings:
-    spark = SparkSession.getActiveSession()
+    # Another thread has no active session of its own; the default one is that of the application.
+    spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None:
-        raise SessionError("no SparkSession is active in this thread: build it before you use ack() or fail()")
+        raise SessionError("there is no SparkSession yet: build it before you use ack() or fail()")
     return settings_of(spark)
 
 

@@ -2,7 +2,8 @@
 
 Decides that the rows of a stage have one consumer: its edges are consumed once, so a second consumer would make two
 different reports claim them. The same sink on the same rows again is the same report, and allowed.
-Holds batches weakly: a stage is forgotten with the record of its batch, so a driver that runs for months does not grow.
+Holds batches weakly: a stage is forgotten with the records of its batches (several, where frames of two sources
+meet), so a driver that runs for months does not grow.
 Never looks at a Spark plan (``plan`` does) and never talks to a server.
 """
 
@@ -34,24 +35,34 @@ class Consumer:
 class Node:
     """One applied tracked stage: a source's read, an operator, a stock operator.
 
-    ``record`` is the driver's record of the batch, held weakly. ``moving_boundaries``: a second evaluation may cut the
-    rows that reach this stage into other tasks.
+    ``records`` are the driver's records of the batches whose rows it takes, held weakly. ``moving_boundaries``: a
+    second evaluation may cut the rows that reach this stage into other tasks.
     """
 
     kind: str
     name: str
     tag: str
-    record_ref: weakref.ref[object] | None
+    record_refs: tuple[weakref.ref[object], ...]
     moving_boundaries: bool = False
     consumer: Consumer | None = field(default=None, init=False)
 
     @property
-    def record(self) -> object:
-        """The record of the batch. Raises ``LookupError`` when the batch is settled and forgotten."""
-        record = None if self.record_ref is None else self.record_ref()
-        if record is None:
+    def records(self) -> tuple[object, ...]:
+        """The records of its batches. Raises ``LookupError`` when one of them is settled and forgotten."""
+        records = tuple(record for ref in self.record_refs if (record := ref()) is not None)
+        if len(records) < len(self.record_refs) or not records:
             raise LookupError(f"the batch of {self} is settled and forgotten: take the frame from the batch at hand")
-        return record
+        return records
+
+    @property
+    def record(self) -> object:
+        """The first of :attr:`records`."""
+        return self.records[0]
+
+    @property
+    def function(self) -> str:
+        """The name of its function, by which plans know it."""
+        return function_name(self.kind, self.name, self.tag)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
@@ -59,7 +70,7 @@ class Node:
 
 _lock = threading.RLock()
 _nodes: dict[str, Node] = {}
-_tags_of: dict[int, list[str]] = {}
+_tags_of: dict[int, list[str]] = {}  # by id() of a record
 _joins: set[str] = set()
 
 
@@ -73,15 +84,23 @@ def function_name(kind: str, name: str, tag: str) -> str:
     return f"acker_{kind}_{name}_{tag}"
 
 
-def register(kind: str, name: str, record: object, *, tag: str | None = None, moving_boundaries: bool = False) -> Node:
-    """Remember a stage as long as ``record`` (weakly referenced) lives; draws a tag unless given. Returns its node."""
-    node = Node(kind, name, tag or new_tag(), weakref.ref(record), moving_boundaries)
+def register(kind: str, name: str, *records: object, tag: str | None = None, moving_boundaries: bool = False) -> Node:
+    """Remember a stage as long as all ``records`` (weakly referenced) live; draws a tag unless given. Returns its
+    node."""
+    node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, records)), moving_boundaries)
     with _lock:
         if node.tag in _nodes:
             raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a stage is registered once")
         _nodes[node.tag] = node
-        _keep_with(record, node.tag)
+        for record in records:
+            _keep_with(record, node.tag)
     return node
+
+
+def of(record: object) -> list[Node]:
+    """The stages that take rows of the batch of ``record``, in the order in which they were planned."""
+    with _lock:
+        return [_nodes[tag] for tag in _tags_of.get(id(record), ()) if tag in _nodes]
 
 
 def node_of(function: str) -> Node | None:
@@ -123,7 +142,7 @@ class Consumed(Exception):
         self.node = node
 
 
-def admit_join(record: object) -> str:
+def admit_join(*records: object) -> str:
     """Name for the right side of a join of our own: on ``right.alias(name)`` the guard lets a left outer join pass.
 
     The caller answers for it that the right side has at most one row a key, so that left rows stay one to one.
@@ -131,7 +150,8 @@ def admit_join(record: object) -> str:
     name = f"acker_join_{new_tag()}"
     with _lock:
         _joins.add(name)
-        _keep_with(record, name)
+        for record in records:
+            _keep_with(record, name)
     return name
 
 

@@ -51,6 +51,11 @@ class Upstream:
         """The record of the batch of :attr:`node`."""
         return self.node.record
 
+    @property
+    def records(self) -> tuple[object, ...]:
+        """The records of all batches whose rows reach the consumer, each once."""
+        return tuple({id(record): record for node in self.nodes for record in node.records}.values())
+
 
 # One row in, the same row out, whatever else is computed beside it.
 _ONE_TO_ONE = frozenset({
@@ -92,8 +97,7 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
 
 
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
-    functions = [lineage.function_name(node.kind, node.name, node.tag) for node in nodes]
-    return Executions(df.sparkSession).have_run(functions)
+    return Executions(df.sparkSession).have_run([node.function for node in nodes])
 
 
 class _Walk:

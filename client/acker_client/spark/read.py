@@ -7,7 +7,6 @@ failed, and not handed on. Where records come from is the source's to say, slice
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from acker_client.settings import Settings
 from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
+from acker_client.spark.record import BatchRecord, Once
 from acker_client.spark.rows import struct_type
 from acker_client.spark.session import hand_down
 from acker_client.spark.stage import Applied, Stage, plan_stage, remember
@@ -65,57 +65,6 @@ class Slice(Protocol):
     def read(self) -> Iterator[Records]: ...
 
 
-class BatchRecord:
-    """The driver's record of a batch: how to reach the acker, and what became of the sinks. Thread-safe.
-
-    A sink that failed leaves its error here until the same sink has succeeded on the same frame: with an error left,
-    *done* becomes *abandon*, also when the user's code swallowed the exception.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self._lock = threading.Lock()
-        self._errors: dict[tuple[str, object], BaseException] = {}
-        self._cached: list[DataFrame] = []
-        self._successes = 0
-
-    def sink_failed(self, sink: str, frame: object, error: BaseException) -> None:
-        """``frame``: a hashable key of the rows that the sink took."""
-        with self._lock:
-            self._errors[sink, frame] = error
-
-    def sink_succeeded(self, sink: str, frame: object) -> None:
-        """See :meth:`sink_failed`."""
-        with self._lock:
-            self._errors.pop((sink, frame), None)
-            self._successes += 1
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether a sink has succeeded, and none has left an error: what a source goes by when its loop was left."""
-        with self._lock:
-            return self._successes > 0 and not self._errors
-
-    def keep_cached(self, df: DataFrame) -> DataFrame:
-        """Cache a frame until :meth:`release`; returns it."""
-        with self._lock:
-            self._cached.append(df.cache())
-        return df
-
-    def release(self) -> None:
-        """Give back what the batch has cached; to be called when it is settled."""
-        with self._lock:
-            cached, self._cached = self._cached, []
-        for df in cached:
-            df.unpersist()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The first error that no later success has made good."""
-        with self._lock:
-            return next(iter(self._errors.values()), None)
-
-
 @dataclass(frozen=True, slots=True)
 class TrackedFrame:
     """A batch as Spark sees it: ``df`` with thin anchors, and the record that its sinks write to."""
@@ -132,18 +81,20 @@ def frame_of(
     schema: str | StructType,
     slices: Sequence[Slice],
     settings: Settings,
+    once: Once | None = None,
 ) -> TrackedFrame:
-    """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source."""
+    """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source;
+    ``once``: shared by the batches of a run."""
     fields = struct_type(schema)
     taken = reserved(fields.names)
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
-    record = BatchRecord(settings)
+    record = BatchRecord(settings, spark, once)
     hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     stage = Stage(settings, Reading(scope, tuple(slices)))
-    df = plan_stage(base, stage, "source", name, fields, (ROOT, EDGE), record)
-    remember(df, Applied(base, stage, record))
+    df, _ = plan_stage(base, stage, "source", name, fields, (ROOT, EDGE), (record,))
+    remember(df, Applied(base, stage, (record,)))
     return TrackedFrame(df, record)
 
 

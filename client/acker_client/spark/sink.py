@@ -1,8 +1,8 @@
 """Sink: the end of a tracked pipeline: what it writes is acked once the write is done.
 
-Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that an
-exception of the write is kept in the record of its batch, whoever swallows it. What the write *reads* is acked: where
-its last whole execution failed, or all were cut short, the sink has failed, whatever it returned (``executions``).
+Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that the frame
+which the user's function gets is followed. Whether the function has done its work is the batch's to decide when it is
+settled (``record``, by evidence): neither a function that returns nor rows that were read prove a write.
 """
 
 from __future__ import annotations
@@ -16,69 +16,97 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark import plan, stage
 from acker_client.spark.anchors import Rows
-from acker_client.spark.executions import Executions
+from acker_client.spark.following import follow
 from acker_client.spark.tally import Report, Tally
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")
 
 
-class SinkRuns(Exception):
-    """A sink of the batch is still at work."""
-
-
 class Sink(Generic[Args, Value]):
     """A function that writes a frame, as the end of a pipeline. ``function`` is the user's, untouched."""
 
-    def __init__(self, function: Callable[Concatenate[DataFrame, Args], Value], name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[Concatenate[DataFrame, Args], Value],
+        name: str | None = None,
+        cache: bool | None = None,
+        owner: object = None,
+    ) -> None:
         self.function = function
         self.name: str = name or getattr(function, "__name__", "") or type(function).__name__
         self.__doc__ = function.__doc__
         self.__name__ = self.name
+        self._cache = cache
+        # A method is another sink for each object that it is a method of.
+        self._is = (getattr(function, "__func__", function), id(owner) if owner is not None else None)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """A method is a sink as well: ``self`` comes before the rows."""
+        if instance is None:
+            return self
+        bound: Any = self.function.__get__(instance, owner)
+        return Sink(bound, self.name, self._cache, instance)
 
     def __call__(self, df: DataFrame, /, *args: Args.args, **kwargs: Args.kwargs) -> Value:
         """Run the function on ``df`` without its tracking columns; returns what it returns."""
+        df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
-        rows = stage.apply_known(df, upstream, SinkStep(self.name), "sink", stage.user_schema(df), is_tracked=False)
+        applied = stage.applied_to(df) or stage.arriving(df, upstream)
+        steps = applied.stage.then(SinkStep(self.name), is_tracked=False)
+        schema, records = stage.user_schema(df), applied.records
+        rows, node = stage.plan_stage(applied.base, steps, "sink", self.name, schema, upstream.columns, records)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
-        frame = (self, repr((args, kwargs)), *(node.tag for node in upstream.nodes))
-        records: list[Any] = list({id(node.record): node.record for node in upstream.nodes}.values())
-        executions = Executions(df.sparkSession)
-        # Until it has returned it has failed: a batch that is settled beside it (from another thread) is abandoned.
-        for record in records:
-            record.sink_failed(self.name, frame, SinkRuns(f"sink {self.name!r} has not returned"))
+        key = (self._is, self.name, repr((args, kwargs)), *(node.tag for node in upstream.nodes))
+        evidence = records[0].evidence_of(key, self.name)
+        for record in records[1:]:
+            record.share(key, evidence)
+        witness = evidence.begin(node, rows)
         try:
-            value = self.function(rows, *args, **kwargs)
-            executions.refuse_undone(self.name, rows)
+            value = self.function(follow(stage.copy_of(rows), witness), *args, **kwargs)
         except BaseException as error:
-            for record in records:
-                record.sink_failed(self.name, frame, error)
+            evidence.end(error)
             raise
-        for record in records:
-            record.sink_succeeded(self.name, frame)
+        evidence.end(None)
         return value
 
     def __repr__(self) -> str:
         return f"<sink {self.name!r}>"
 
+    def _cached(self, df: DataFrame) -> DataFrame:
+        """``df``, cached for the batch where that was asked for, or where its rows were evaluated more than once."""
+        if self._cache is False or df.is_cached:
+            return df
+        applied = stage.applied_to(df)
+        records: Any = applied.records if applied else plan.inspect(df, f"sink {self.name!r}").records
+        if self._cache or any(record.once.wants("sink", self.name) for record in records):
+            records[0].keep_cached(df)
+        return df
+
 
 @overload
 def sink(
-    function: Callable[Concatenate[DataFrame, Args], Value], /, *, name: str | None = None
+    function: Callable[Concatenate[DataFrame, Args], Value], /, *, name: str | None = None, cache: bool | None = None
 ) -> Sink[Args, Value]: ...
 
 
 @overload
 def sink(
-    *, name: str | None = None
+    *, name: str | None = None, cache: bool | None = None
 ) -> Callable[[Callable[Concatenate[DataFrame, Args], Value]], Sink[Args, Value]]: ...
 
 
-def sink(function: Any = None, /, *, name: str | None = None) -> Any:
-    """Make a sink of ``function(rows, ...)``, which writes the frame ``rows``; ``@sink`` or ``@sink(name=...)``."""
+def sink(function: Any = None, /, *, name: str | None = None, cache: bool | None = None) -> Any:
+    """Make a sink of ``function(rows, ...)``, which writes the frame ``rows``; ``@sink`` or ``@sink(name=...)``.
+
+    Its rows count as done when an action that hands all of them on (a write, ``foreach``, ``foreachPartition``,
+    ``collect``, an iterator that is read to its end) has succeeded in it, and none has failed after that. ``cache``:
+    True caches its rows for the batch, so that they are computed once however often it reads them; False never does;
+    unless given, they are cached from the batch on after one in which they were evaluated more than once.
+    """
     if function is not None:
-        return Sink(function, name)
-    return lambda function: Sink(function, name)
+        return Sink(function, name, cache)
+    return lambda function: Sink(function, name, cache)
 
 
 @dataclass(frozen=True, slots=True)

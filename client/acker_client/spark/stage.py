@@ -20,9 +20,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
+from acker_client.delivery import ReportResult
 from acker_client.settings import Settings
 from acker_client.spark import lineage, plan
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
+from acker_client.spark.notes import Pen, notebook_of
 from acker_client.spark.rows import struct_type
 from acker_client.spark.tally import Report
 
@@ -31,7 +33,8 @@ BATCH_ROWS = 1 << 16
 
 _ATTRIBUTE = "_acker_stage"
 
-Send = Callable[[Report], None]
+# Sends a report and waits for its answer.
+Send = Callable[[Report], ReportResult | None]
 
 
 class Run(Protocol):
@@ -97,12 +100,18 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not)."""
+    """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not).
+
+    A sink's stage notes the end of each of its tasks, and any stage that another attempt has reported something else.
+    """
 
     settings: Settings
     entry: Entry
     steps: tuple[Step, ...] = ()
     is_tracked: bool = True
+    # By this its tasks are known in notes; nothing is noted without a pen.
+    tag: str = ""
+    pen: Pen | None = None
 
     def then(self, step: Step, *, is_tracked: bool = True) -> Stage:
         """The stage that goes on with one more step."""
@@ -117,21 +126,24 @@ class Stage:
             flow = _through(run, flow)
         for rows in flow:
             yield from _chunks(pack(rows) if self.is_tracked else rows.data)
-        for report in chain(entry.reports(), *(run.reports() for run in runs)):
-            if not report.is_empty:
-                send(report)
+        reports = chain(entry.reports(), *(run.reports() for run in runs))
+        results = [send(report) for report in reports if not report.is_empty]
+        if self.pen is not None and any(result is not None and result.conflict for result in results):
+            self.pen.write("conflict", self.tag)
+        if self.pen is not None and not self.is_tracked:
+            self.pen.write("end", self.tag)
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
     """A stage and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
 
-    Holds the record of the batch, so that the guard knows the frame as long as the frame lives.
+    Holds the records of its batches, so that the guard knows the frame as long as the frame lives.
     """
 
     base: DataFrame
     stage: Stage
-    record: object
+    records: tuple[Any, ...]
 
 
 def apply(df: DataFrame, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True) -> DataFrame:
@@ -147,12 +159,15 @@ def apply_known(
     df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
 ) -> DataFrame:
     """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
-    applied = applied_to(df)
-    if applied is None:
-        record: Any = upstream.record
-        base, names = into_python(df)
-        applied = Applied(base, Stage(record.settings, Arriving(names)), record)
+    applied = applied_to(df) or arriving(df, upstream)
     return extend(applied, upstream, step, kind, schema, is_tracked=is_tracked)
+
+
+def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
+    """A stage that begins with the rows of ``df``."""
+    records: tuple[Any, ...] = upstream.records
+    base, names = into_python(df)
+    return Applied(base, Stage(records[0].settings, Arriving(names)), records)
 
 
 def extend(
@@ -161,9 +176,10 @@ def extend(
     """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
     stage = applied.stage.then(step, is_tracked=is_tracked)
     moving = upstream.moving_boundaries
-    out = plan_stage(applied.base, stage, kind, step.name, schema, upstream.columns, applied.record, moving)
+    columns, records = upstream.columns, applied.records
+    out, _ = plan_stage(applied.base, stage, kind, step.name, schema, columns, records, moving_boundaries=moving)
     if is_tracked:
-        remember(out, Applied(applied.base, stage, applied.record))
+        remember(out, Applied(applied.base, stage, records))
     return out
 
 
@@ -174,16 +190,17 @@ def plan_stage(
     name: str,
     schema: StructType,
     columns: tuple[str, ...],
-    record: object,
+    records: tuple[object, ...],
+    *,
     moving_boundaries: bool = False,
-) -> DataFrame:
+) -> tuple[DataFrame, lineage.Node]:
     """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
-    tag = lineage.new_tag()
-    lineage.register(kind, name, record, tag=tag, moving_boundaries=moving_boundaries)
-    function = task_function(stage)
-    function.__name__ = lineage.function_name(kind, name, tag)
+    node = lineage.register(kind, name, *records, moving_boundaries=moving_boundaries)
+    pen = notebook_of(base.sparkSession.sparkContext).pen
+    function = task_function(replace(stage, tag=node.tag, pen=pen))
+    function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
-    return base.mapInArrow(function, StructType(fields))
+    return base.mapInArrow(function, StructType(fields)), node
 
 
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
@@ -218,6 +235,11 @@ def applied_to(df: DataFrame) -> Applied | None:
     return None if level.useMemory or level.useDisk else applied
 
 
+def copy_of(df: DataFrame) -> DataFrame:
+    """Another object for the same frame."""
+    return DataFrame(df._jdf, df.sparkSession)
+
+
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
     """The tracking columns of what is made of a frame with these: thin, or else packed."""
     if columns == THIN:
@@ -245,11 +267,11 @@ class Sender:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def __call__(self, report: Report) -> None:
+    def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
         from acker_client.client import of_process
 
-        of_process(self._settings).report(report.identity, report.entries, report.inits)
+        return of_process(self._settings).report(report.identity, report.entries, report.inits)
 
 
 def _through(run: Run, flow: Iterator[Rows]) -> Iterator[Rows]:

@@ -115,24 +115,26 @@ def explode(
     return multiply
 
 
-def branch(df: DataFrame, copies: int, *, name: str = "branch") -> tuple[DataFrame, ...]:
+def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:
     """``copies`` frames with the same rows, for as many consumers; a row is done when all its copies are.
 
-    What is below is evaluated once for each copy that is used; ``.cache()`` it where that is dear. Where the boundaries
-    of its tasks may move between evaluations (orderBy, repartition without a number), this caches it until the batch is
-    settled.
+    What is below is evaluated once for each copy that is used, unless it is cached for the batch: ``cache=True`` does
+    that, ``False`` never does; unless given, it is done from the batch on after one in which several copies were used,
+    and where the boundaries of its tasks may move between evaluations (orderBy, repartition without a number).
     """
     refuse_untracked(df, "branch")
     if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
         raise ValueError(f"branch: copies={copies!r}; give how many frames you need, as branch(df, 2)")
     check_name("branch", name)
     upstream = plan.guard(df, name)
-    if upstream.moving_boundaries:
-        record: Any = upstream.record
+    record: Any = upstream.record
+    if cache is None:
+        cache = upstream.moving_boundaries or record.once.wants("branch", name)
+    if cache:
         df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False)
     schema = stage.user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
-    return tuple(stage.apply_known(df, upstream, step, "operator", schema) for step in steps)
+    return tuple(stage.apply_known(df, upstream, step, "branch", schema) for step in steps)
 
 
 def join(
@@ -165,7 +167,7 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         given = stage.user_schema(df)
         _refuse_unfit(name, given, keys, added)
-        right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(upstream.record))
+        right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.records))
         joined = df.join(right, keys, "left")
         # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
         digests_values = not spark_checks_reruns(df.sparkSession)
@@ -232,13 +234,10 @@ class Group:
         task = self._task(schema, df.sparkSession, names)
         fields = [*schema.fields, *stage.tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
         grouped = base.groupBy(*keys).applyInArrow(_table_function(task), StructType([_nullable(f) for f in fields]))
-        record: Any = upstream.record
         # How many groups a task gets is for adaptive execution to decide, anew in each evaluation.
         after = replace(upstream, columns=PACKED, moving_boundaries=True)
         step = AccountStep(self.name)
-        through, names = stage.into_python(grouped)
-        applied = stage.Applied(through, stage.Stage(record.settings, stage.Arriving(names)), record)
-        return stage.extend(applied, after, step, "operator", schema)
+        return stage.extend(stage.arriving(grouped, upstream), after, step, "operator", schema)
 
     def test(self, rows: pa.Table) -> pa.Table:
         """What the function makes of the ``rows`` of one group, without Spark or a server: the declared columns.

@@ -1,0 +1,30 @@
+"""Blame: whether an error that broke a batch is the program's, so that trying again cannot help.
+
+Decides by the kind of the error: what the guard refused, what an operator returned against its own schema, what Spark
+could not analyse. Anything else may be of a record, of Spark or of what is written to.
+"""
+
+from __future__ import annotations
+
+from pyspark.errors import AnalysisException
+
+from acker_client.spark.evidence import Undelivered
+from acker_client.spark.operators import OperatorError
+from acker_client.spark.refusals import Refused
+from acker_client.spark.tally import MultipliedEdges
+
+# In a task they are raised in another process, and only their names come back.
+_RAISED_IN_TASKS = tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (OperatorError, MultipliedEdges))
+
+
+def is_of_the_program(error: BaseException) -> bool:
+    """Whether no record and no other try can make ``error`` go away."""
+    if isinstance(error, (Refused, OperatorError, AnalysisException)) or getattr(error, "is_of_the_program", False):
+        return True
+    text = str(error)
+    return any(name in text for name in _RAISED_IN_TASKS)
+
+
+def is_without_evidence(error: BaseException) -> bool:
+    """Whether a batch just was not written by anybody, and no write of it failed."""
+    return isinstance(error, Undelivered) and not error.is_transient

@@ -1,0 +1,111 @@
+"""Notes: what tasks tell the driver about themselves, beside what they report to the acker.
+
+Decides that a note travels in an accumulator of Spark's, which adds only what a task says that succeeds, and is there
+by the time its job has ended. Notes say where rows were read to their end, where they were not, and which reports were
+in CONFLICT; they never carry rows or ids.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark import Accumulator, SparkContext, TaskContext
+from pyspark.accumulators import AccumulatorParam
+
+# end: a tracked stage has read its input to the end, and its reports are answered; cut: a function of the user's ended
+# before its input did; part: one partition of an RDD was read to its end; conflict: a report was counted before with
+# other content.
+Kind = Literal["end", "cut", "part", "conflict"]
+
+EXECUTION = "spark.sql.execution.id"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """``tag`` names the tracked stage that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
+    ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none; ``function``: that was cut."""
+
+    kind: Kind
+    tag: str
+    execution: int
+    stage: int
+    rdd: int = -1
+    index: int = -1
+    function: str = ""
+
+
+class _Appending(AccumulatorParam[list[Note]]):
+    def zero(self, value: list[Note]) -> list[Note]:
+        return []
+
+    def addInPlace(self, value1: list[Note], value2: list[Note]) -> list[Note]:
+        value1.extend(value2)
+        return value1
+
+
+class Pen:
+    """What a task writes notes with. Picklable."""
+
+    def __init__(self, accumulator: Accumulator[list[Note]]) -> None:
+        self._accumulator = accumulator
+
+    def write(self, kind: Kind, tag: str, *, rdd: int = -1, index: int = -1, function: str = "") -> None:
+        """Write a note; it arrives if this task succeeds."""
+        context: Any = TaskContext.get()
+        execution = context.getLocalProperty(EXECUTION)
+        stage = int(context.stageId())
+        self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, function)])
+
+
+class Notebook:
+    """The notes of one SparkContext, in the driver. Keeps those of the tags that somebody asked for. Thread-safe."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._accumulator: Accumulator[list[Note]] = context.accumulator([], _Appending())
+        self.pen = Pen(self._accumulator)
+        self._lock = threading.Lock()
+        self._kept: dict[str, list[Note]] = {}
+
+    def keep(self, tag: str) -> None:
+        """Keep the notes of ``tag`` until :meth:`forget`."""
+        with self._lock:
+            self._kept.setdefault(tag, [])
+
+    def forget(self, tags: Collection[str]) -> None:
+        """Drop the notes of ``tags``, and what comes later."""
+        with self._lock:
+            for tag in tags:
+                self._kept.pop(tag, None)
+
+    def of(self, tags: Collection[str]) -> list[Note]:
+        """All notes of ``tags`` so far."""
+        with self._lock:
+            for note in self._taken():
+                if note.tag in self._kept:
+                    self._kept[note.tag].append(note)
+            return [note for tag in tags for note in self._kept.get(tag, ())]
+
+    def _taken(self) -> Iterator[Note]:
+        # The list stays the same one, as PySpark's own thread appends to it at any time.
+        notes = self._accumulator.value
+        count = len(notes)
+        taken = notes[:count]
+        del notes[:count]
+        return iter(taken)
+
+
+_lock = threading.Lock()
+_notebooks: dict[str, Notebook] = {}
+
+
+def notebook_of(context: SparkContext) -> Notebook:
+    """The one notebook of a context."""
+    with _lock:
+        application = str(context.applicationId)
+        if application not in _notebooks:
+            _notebooks.clear()
+            _notebooks[application] = Notebook(context)
+        return _notebooks[application]

@@ -1,0 +1,224 @@
+"""Record: the driver's record of a batch: who took its rows, and whether that is known to have been done.
+
+Decides whether a batch may be settled as *done*: every sink that took its rows returned, and there is evidence that it
+delivered them (``evidence``); rows that no sink took went through ``functions.ack`` in an action that delivers, or
+through a ``Collector``. And it remembers, for the batches after it, whose rows were evaluated more than once. What
+Spark ran is ``executions``'s to find.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+
+from acker_client.errors import AckerError
+from acker_client.gist import gist
+from acker_client.settings import Settings
+from acker_client.spark import lineage
+from acker_client.spark.blame import is_of_the_program
+from acker_client.spark.evidence import Undelivered, judge
+from acker_client.spark.executions import Executions, Look, Places
+from acker_client.spark.following import AGAIN, Witness
+from acker_client.spark.notes import Notebook, notebook_of
+
+ACK = "acker_ack_"
+
+_logger = logging.getLogger("acker.spark")
+
+
+class Once:
+    """Whose rows are to be evaluated once, in all batches of a run: those of which it was seen that they were evaluated
+    more than once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: set[tuple[str, str]] = set()
+
+    def learn(self, kind: str, name: str) -> None:
+        """The rows that ``kind`` ``name`` (a sink, a branch) takes were evaluated more than once."""
+        with self._lock:
+            is_new = (kind, name) not in self._names
+            self._names.add((kind, name))
+        if is_new:
+            _logger.warning(
+                "the rows of %s %r were evaluated more than once; from the next batch on they are cached for the batch,"
+                " so that they are computed once (cache=False refuses that)",
+                kind,
+                name,
+            )
+
+    def wants(self, kind: str, name: str) -> bool:
+        """Whether its rows are to be cached."""
+        with self._lock:
+            return (kind, name) in self._names
+
+
+class SinkFailed(AckerError):
+    """A sink raised, and has not succeeded since. ``is_of_the_program``: another try cannot help."""
+
+    def __init__(self, sink: str, error: BaseException) -> None:
+        super().__init__(f"sink {sink!r} raised {gist(error)}")
+        self.is_of_the_program = is_of_the_program(error)
+
+
+class Evidence:
+    """What is known of one sink over one frame, in all its calls. Thread-safe."""
+
+    def __init__(self, name: str, notebook: Notebook) -> None:
+        self.name = name
+        self.error: AckerError | None = None
+        self._notebook = notebook
+        self._lock = threading.Lock()
+        self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
+
+    def begin(self, node: lineage.Node, rows: DataFrame) -> Witness:
+        """The sink is called; ``node`` is its stage, ``rows`` what it makes of the frame."""
+        self._notebook.keep(node.tag)
+        witness = Witness(node.tag, self._notebook.pen)
+        with self._lock:
+            self._calls.append((node, witness, rows))
+            # Until it has returned it has failed: a batch that is settled beside it (from another thread) is abandoned.
+            self.error = Undelivered(f"sink {self.name!r} has not returned", is_transient=True)
+        return witness
+
+    def end(self, error: BaseException | None) -> None:
+        """The sink has returned, or raised ``error``."""
+        # Not the exception itself: its traceback holds the user's loop, which would then not end with the loop.
+        failure = None if error is None else SinkFailed(self.name, error)
+        with self._lock:
+            self.error = failure
+
+    def judge(self, look: Look) -> Undelivered | None:
+        """Why its rows are not known to be delivered; None when they are."""
+        places, witnesses = self._places(), [witness for _, witness, _ in self._calls]
+        actions = [*look.actions(places), *(action for witness in witnesses for action in witness.actions())]
+        actions.sort(key=lambda action: action.began_ms)
+        return judge(f"{self.name}()", actions, forgotten=look.is_forgetful)
+
+    def evaluations(self, look: Look) -> int:
+        """How many actions have read the rows to the end of a task."""
+        return look.evaluations(self._places())
+
+    def read_what_was_pruned(self, look: Look) -> None:
+        """Where Spark found that it need not read the rows for what it wrote, they are read here, so that they are
+        acked: that a sink needs none of them is its own decision."""
+        if look.is_pruned(self._places()):
+            self._calls[-1][2].write.format("noop").mode("append").save()
+
+    def forget(self) -> None:
+        """Drop its notes."""
+        self._notebook.forget([node.tag for node, _, _ in self._calls])
+
+    def _places(self) -> Places:
+        tags = [node.tag for node, _, _ in self._calls]
+        functions = [node.function for node, _, _ in self._calls] + [AGAIN + tag for tag in tags]
+        notes = self._notebook.of(tags)
+        cut = Places((), notes).cut
+        partitions = {rdd: count for _, witness, _ in self._calls for rdd, count in witness.partitions(cut).items()}
+        return Places(tuple(functions), notes, partitions)
+
+
+class BatchRecord:
+    """One batch, as the driver side of Spark knows it. Thread-safe.
+
+    ``once``: shared by the batches of a run.
+    """
+
+    def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None) -> None:
+        self.settings = settings
+        self.once = once or Once()
+        self._notebook = notebook_of(spark.sparkContext)
+        self._executions = Executions(spark)
+        self._lock = threading.Lock()
+        self._evidence: dict[object, Evidence] = {}
+        self._cached: list[DataFrame] = []
+        self.was_evaluated_again = False
+
+    def evidence_of(self, key: object, name: str) -> Evidence:
+        """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
+        with self._lock:
+            return self._evidence.setdefault(key, Evidence(name, self._notebook))
+
+    def share(self, key: object, evidence: Evidence) -> None:
+        """Go by ``evidence``, which another batch's record made, as rows of both batches reach that sink."""
+        with self._lock:
+            self._evidence[key] = evidence
+
+    def judge(self) -> BaseException | None:
+        """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
+        not need to read."""
+        evidence = list(self._evidence.values())
+        error = next((each.error for each in evidence if each.error is not None), None)
+        look = self._executions.look()
+        self._learn(evidence, look)
+        if error is not None:
+            return error
+        found = [each.judge(look) for each in evidence] + self._judge_untaken(look)
+        finding = next(filter(None, found), None)
+        if finding is None:
+            for each in evidence:
+                each.read_what_was_pruned(look)
+        return finding
+
+    def keep_cached(self, df: DataFrame) -> DataFrame:
+        """Cache a frame until :meth:`release`, unless it is cached; returns it."""
+        with self._lock:
+            if not df.is_cached:
+                self._cached.append(df.cache())
+        return df
+
+    def release(self) -> None:
+        """Give back what the batch has cached and noted; to be called when it is settled."""
+        with self._lock:
+            cached, self._cached = self._cached, []
+        for df in cached:
+            df.unpersist()
+        for evidence in self._evidence.values():
+            evidence.forget()
+        self._notebook.forget([node.tag for node in lineage.of(self)])
+
+    def _learn(self, evidence: Sequence[Evidence], look: Look) -> None:
+        """Whose rows were evaluated more than once, for the batches to come."""
+        nodes = lineage.of(self)
+        again = [("sink", each.name) for each in evidence if each.evaluations(look) > 1]
+        again += [("branch", name) for name in _branched(nodes)]
+        has_conflict = any(note.kind == "conflict" for note in self._notebook.of([node.tag for node in nodes]))
+        if has_conflict:
+            again += [("sink", each.name) for each in evidence]
+        self.was_evaluated_again = bool(again)
+        for kind, name in again:
+            self.once.learn(kind, name)
+
+    def _judge_untaken(self, look: Look) -> list[Undelivered | None]:
+        """Of each stage whose rows no sink and no other stage took: how they were acked, if at all."""
+        nodes = lineage.of(self)
+        untaken = [node for node in nodes if node.consumer is None and node.kind != "sink"]
+        return [self._judge_body(node, nodes, look) for node in untaken]
+
+    def _judge_body(self, node: lineage.Node, nodes: Sequence[lineage.Node], look: Look) -> Undelivered | None:
+        acks = Places((ACK,), below=node.function)
+        actions = look.actions(acks) if look.names(ACK) else []
+        if actions:
+            return judge("ack()", actions, forgotten=look.is_forgetful)
+        if look.has_user_code(node.function):
+            # Nothing but a Collector can have acked these rows, one by one; what failed after it still has failed.
+            failed = judge(str(node), look.actions(Places((node.function,))), forgotten=look.is_forgetful)
+            return failed if failed is not None and failed.is_transient else None
+        if node.kind == "source":
+            return Undelivered("no sink took this batch's rows; use @sink or functions.ack()")
+        return Undelivered(f"no sink took the rows of {_called(node, nodes)}; use @sink or functions.ack()")
+
+
+def _branched(nodes: Sequence[lineage.Node]) -> set[str]:
+    """The branches of which more than one copy was taken."""
+    taken = [node.name for node in nodes if node.kind == "branch" and node.consumer is not None]
+    return {name for name in taken if taken.count(name) > 1}
+
+
+def _called(node: lineage.Node, nodes: Sequence[lineage.Node]) -> str:
+    alike = [other.tag for other in nodes if (other.kind, other.name) == (node.kind, node.name)]
+    which = f"copy {alike.index(node.tag) + 1} of " if len(alike) > 1 else ""
+    return which + str(node)

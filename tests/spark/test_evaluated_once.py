@@ -1,0 +1,104 @@
+"""Rows that are evaluated more than once, by code that is not the same each time: whose problem that becomes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
+from acker_client.spark import Operator, branch, operator, sink
+
+RECORDS = 300
+FLAKY = frozenset(range(0, RECORDS, 50))
+
+
+def flaky(folder: Path) -> Operator:
+    """An operator that raises once for each record of FLAKY, and counts its evaluations of record 7."""
+
+    @operator("number long")
+    def words(row: Row) -> Iterator[tuple[int]]:
+        number = int(row.value)
+        if number == 7:
+            with (folder / "evaluations").open("a") as log:
+                log.write("x")
+        if number in FLAKY and not (folder / f"raised.{number}").exists():
+            (folder / f"raised.{number}").touch()
+            raise ConnectionError("once")
+        yield (number,)
+
+    return words
+
+
+class Tries(Listener):
+    """How often each record was tried again."""
+
+    def __init__(self) -> None:
+        self.again: Counter[int] = Counter()
+
+    def on_retry(self, retried: Seen) -> None:
+        self.again.update(retried.records.tolist())
+
+    def on_fail(self, failed: Seen, why: Fallen) -> None:
+        """Nothing: what was not tried again is in the dead letters."""
+
+
+def noop(rows: DataFrame) -> None:
+    rows.write.format("noop").mode("append").save()
+
+
+@sink
+def counted(rows: DataFrame) -> None:
+    rows.count()
+    noop(rows)
+
+
+@sink
+def left(rows: DataFrame) -> None:
+    noop(rows)
+
+
+@sink
+def right(rows: DataFrame) -> None:
+    noop(rows)
+
+
+def count_before(rows: DataFrame) -> None:
+    counted(rows)
+
+
+def two_sinks(rows: DataFrame) -> None:
+    one, other = branch(rows, 2)
+    left(one)
+    right(other)
+
+
+@pytest.mark.parametrize("job", [count_before, two_sinks])
+def test_a_transient_error_in_rows_that_are_evaluated_twice_costs_no_innocent_more_than_one_replay(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path, job: Callable[[DataFrame], None]
+) -> None:
+    conf("spark.acker.servers", server.address)
+    (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(RECORDS)))
+    words, tries, evaluations = flaky(tmp_path), Tries(), []
+
+    def process(batch: Batch) -> None:
+        before = _size(tmp_path / "evaluations")
+        job(batch.df.transform(words))
+        evaluations.append(_size(tmp_path / "evaluations") - before)
+
+    source = Files(
+        str(tmp_path / "in.txt"), name="numbers", dead_letters=tmp_path / "dead", max_dead_share=1.0,
+        retry=Retry(max_retries=3, max_interruptions=1, initial_s=0, cap_s=0), listener=tries,
+    )  # fmt: skip
+    summary: Summary = source.run(spark, process)
+    assert (summary.acked, summary.dead_lettered) == (RECORDS, 0)
+    assert max(tries.again[number] for number in range(RECORDS) if number not in FLAKY) <= 1
+    assert evaluations[:2] == [2, 1]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
