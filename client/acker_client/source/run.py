@@ -257,10 +257,10 @@ class Run:
         # A record that breaks its batch alone is on its way to the dead letters; what those may be is limited, too.
         self._broken_in_a_row += batch.records > 1
         if self._broken_in_a_row >= BROKEN_MAX:
+            last = gist(batch.error) if batch.error else ""
             raise Broken(
-                f"{self._broken_in_a_row} batches in a row failed as a whole, the last with"
-                f" {gist(batch.error)!r}: see"
-                " to what they compute or write to, and start again; nothing is lost, what is not done is read again"
+                f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: see to what they"
+                " compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:
             self._rim.sleep(self.options.retry.delay_s(self._broken_in_a_row - PIECES, self._rim.draw))
