@@ -3,9 +3,7 @@
     from acker_client.source import Files, Retry
 
     source = Files("orders/*.jsonl", name="orders", checkpoint="orders.ckpt", dead_letters="dead.jsonl")
-    for batch in source.batches(spark):
-        save(batch.df.transform(items))
-    print(source.summary())
+    print(source.run(spark, lambda batch: save(batch.df.transform(items))))
 
 Needs the extra `spark` where it runs (pyarrow and PySpark); importing it needs pyarrow only.
 """
