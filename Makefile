@@ -2,6 +2,7 @@
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test         all tests (ARGS="tests/service -k settle")
+#   make test-long    the tests that take minutes, which `make test` leaves out
 #   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 VENV := .venv
@@ -50,6 +51,9 @@ demo: $(READY)
 
 test: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest $(ARGS)
+
+test-long: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -m long $(ARGS)
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

@@ -130,6 +130,14 @@ class Config:
     memory_s: float = _option(
         600.0, float, "seconds", "How long identities of reports and settled batches are remembered.", low=1, high=1e6
     )
+    max_identity_bytes: int = _option(
+        512 << 20,
+        _size,
+        "a size such as 512MiB",
+        "Memory for those identities, some 525 bytes each; beyond it the oldest are forgotten early.",
+        low=1 << 20,
+        high=1 << 40,
+    )
     max_lease_s: float = _option(3600.0, float, "seconds", "Longest lease that a source may ask for.", low=1, high=1e6)
     state_dir: str | None = _option(
         None, _path, "a directory", "Where the state is kept over a planned restart; without it a restart starts empty."
@@ -141,9 +149,33 @@ class Config:
         2,
         _whole,
         "a whole number",
-        "Threads that take reports, off the wire too; raise it where senders sit behind slow links.",
+        "Threads that take reports.",
         low=1,
         high=1024,
+    )
+    receive_s: float = _option(
+        10.0,
+        float,
+        "seconds",
+        "How long the request of a call may take to arrive; then the call is cancelled.",
+        low=0.1,
+        high=3600,
+    )
+    max_calls_per_connection: int = _option(
+        128,
+        _whole,
+        "a whole number",
+        "Most calls under way at once on one connection; gRPC clients keep further ones to themselves.",
+        low=1,
+        high=65536,
+    )
+    max_connections: int = _option(
+        10_000,
+        _whole,
+        "a whole number",
+        "Most connections for calls; further ones are closed at once (from grpcio 1.68 or so on).",
+        low=1,
+        high=1_000_000,
     )
     max_watches: int = _option(
         256,

@@ -10,8 +10,10 @@ undoes itself, so that its tree stalls and is replayed; it never makes a tree lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,10 @@ from acker_protocol.messages import Identity, Status
 Array = npt.NDArray[Any]
 
 MAP_BYTES = SLOTS // 8
+# What one identity takes in memory, measured: two ids, a digest, the map, and their objects. A sequence takes less.
+IDENTITY_BYTES = 525
+# Records that a dump copies out at once.
+PART_RECORDS = 1 << 14
 
 
 @dataclass(slots=True)
@@ -44,12 +50,13 @@ class Session:
 
 
 class Dedupe:
-    """``window``: how many sequences of a session are remembered. ``identities_max``: content identities, and
-    sequences in all sessions, that are remembered at most; the oldest are forgotten first, and counted."""
+    """``window``: how many sequences of a session are remembered. ``identities_max``: content identities and sequences
+    of all sessions that are remembered at most, together; whoever was silent for longest is forgotten first, and
+    counted."""
 
     def __init__(self, window: int, identities_max: int) -> None:
         self.window, self.identities_max = window, identities_max
-        self.dropped = 0
+        self.dropped = self.sequences = 0
         # Both in the order in which they were last touched.
         self._contents: dict[tuple[int, int], Record] = {}
         self._sessions: dict[int, Session] = {}
@@ -60,6 +67,11 @@ class Dedupe:
     @property
     def sessions(self) -> int:
         return len(self._sessions)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all of it takes, about."""
+        return IDENTITY_BYTES * (len(self._contents) + self.sequences)
 
     def look(self, identity: Identity, digest: int) -> Status | int:
         """The slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
@@ -77,13 +89,29 @@ class Dedupe:
         record = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
         record.applied |= applied
         record.touched = now
+        while (
+            len(self._contents) + self.sequences > self.identities_max and len(self._contents) + len(self._sessions) > 1
+        ):
+            self._drop_oldest()
 
     def forget(self, contents_before: float, sessions_before: float) -> None:
         """Forget the content identities and the idle sessions that were last touched before these times."""
         while self._contents and next(iter(self._contents.values())).touched < contents_before:
             del self._contents[next(iter(self._contents))]
         while self._sessions and next(iter(self._sessions.values())).touched < sessions_before:
-            del self._sessions[next(iter(self._sessions))]
+            self._drop_session()
+
+    def _drop_oldest(self) -> None:
+        content = next(iter(self._contents.values())).touched if self._contents else math.inf
+        session = next(iter(self._sessions.values())).touched if self._sessions else math.inf
+        if content <= session:
+            del self._contents[next(iter(self._contents))]
+        else:
+            self._drop_session()
+        self.dropped += 1
+
+    def _drop_session(self) -> None:
+        self.sequences -= len(self._sessions.pop(next(iter(self._sessions))).records)
 
     def _record(self, identity: Identity) -> Record | None:
         if not identity.sequenced:
@@ -95,9 +123,6 @@ class Dedupe:
         key = (identity.high, identity.low)
         record = self._contents.pop(key, None) or Record(digest)
         self._contents[key] = record
-        if len(self._contents) > self.identities_max:
-            del self._contents[next(iter(self._contents))]
-            self.dropped += 1
         return record
 
     def _touch_sequence(self, identity: Identity, digest: int, now: float) -> Record:
@@ -106,51 +131,81 @@ class Dedupe:
         session.touched = now
         if identity.low > session.highest:
             self._advance(session, identity.low)
-        if len(self._sessions) * self.window > self.identities_max and len(self._sessions) > 1:
-            del self._sessions[next(iter(self._sessions))]
-            self.dropped += 1
-        return session.records.setdefault(identity.low, Record(digest))
+        if identity.low not in session.records:
+            session.records[identity.low] = Record(digest)
+            self.sequences += 1
+        return session.records[identity.low]
 
     def _advance(self, session: Session, highest: int) -> None:
+        before = len(session.records)
         if highest - session.highest >= self.window:
             session.records.clear()
         for sequence in range(
             session.highest - self.window + 1, min(highest, session.highest + self.window) - self.window + 1
         ):
             session.records.pop(sequence, None)
+        self.sequences -= before - len(session.records)
         session.highest = highest
 
     # -- state
 
-    def dump(self, now: float) -> dict[str, Array]:
-        """Columns: ``contents`` uint64[n, 3] (high, low, digest), ``sessions`` uint64[m, 2] (session, highest),
-        ``sequences`` uint64[k, 3] (session, sequence, digest), each with ``*_ages`` (s) and, where records,
-        ``*_maps``."""
-        contents = list(self._contents.items())
-        sequences = [(s, n, r) for s, session in self._sessions.items() for n, r in session.records.items()]
-        return {
-            "contents": _table([(*key, record.digest) for key, record in contents], 3),
-            "contents_ages": np.array([now - record.touched for _, record in contents], np.float64),
-            "contents_maps": _maps([record for _, record in contents]),
-            "sessions": _table([(key, session.highest) for key, session in self._sessions.items()], 2),
-            "sessions_ages": np.array([now - session.touched for session in self._sessions.values()], np.float64),
-            "sequences": _table([(s, n, record.digest) for s, n, record in sequences], 3),
-            "sequences_maps": _maps([record for _, _, record in sequences]),
-        }
+    def dump_contents(self, now: float) -> Iterator[dict[str, Array]]:
+        """Content identities, some at a time: ``keys`` uint64[n, 3] (high, low, digest), ``ages`` (s), ``maps``."""
+        for some in _pieces(self._contents.items()):
+            yield {
+                "keys": _table([(*key, record.digest) for key, record in some], 3),
+                "ages": np.array([now - record.touched for _, record in some], np.float64),
+                "maps": _maps([record for _, record in some]),
+            }
 
-    def load(self, state: Mapping[str, Array], now: float) -> None:
-        """Take what `dump` gave. Raises ValueError if it is not whole."""
-        contents, contents_maps = state["contents"].tolist(), _ints(state["contents_maps"])
-        ages = state["contents_ages"].tolist()
-        for (high, low, digest), age, applied in zip(contents, ages, contents_maps, strict=True):
+    def dump_sessions(self, now: float) -> Iterator[dict[str, Array]]:
+        """Sessions, some at a time: ``keys`` uint64[n, 2] (session, highest), ``ages`` (s)."""
+        for some in _pieces(self._sessions.items()):
+            yield {
+                "keys": _table([(key, session.highest) for key, session in some], 2),
+                "ages": np.array([now - session.touched for _, session in some], np.float64),
+            }
+
+    def dump_sequences(self) -> Iterator[dict[str, Array]]:
+        """Sequences of the sessions, some at a time: ``keys`` uint64[n, 3] (session, sequence, digest), ``maps``."""
+        rows = ((s, n, record) for s, session in self._sessions.items() for n, record in session.records.items())
+        for some in _pieces(rows):
+            yield {
+                "keys": _table([(s, n, record.digest) for s, n, record in some], 3),
+                "maps": _maps([record for _, _, record in some]),
+            }
+
+    def load_contents(self, part: Mapping[str, Array], now: float) -> None:
+        """Take one of what `dump_contents` gave, in its order. All of these raise ValueError if it is not whole."""
+        rows = zip(part["keys"].tolist(), part["ages"].tolist(), _ints(part["maps"]), strict=True)
+        for (high, low, digest), age, applied in rows:
+            if (high, low) in self._contents:
+                raise ValueError("it remembers an identity twice")
             self._contents[high, low] = Record(digest, applied, now - age)
-        for (key, highest), age in zip(state["sessions"].tolist(), state["sessions_ages"].tolist(), strict=True):
+
+    def load_sessions(self, part: Mapping[str, Array], now: float) -> None:
+        """Take one of what `dump_sessions` gave."""
+        for (key, highest), age in zip(part["keys"].tolist(), part["ages"].tolist(), strict=True):
+            if key in self._sessions:
+                raise ValueError("it remembers a session twice")
             self._sessions[key] = Session(highest, touched=now - age)
-        maps = _ints(state["sequences_maps"])
-        for (key, sequence, digest), applied in zip(state["sequences"].tolist(), maps, strict=True):
+
+    def load_sequences(self, part: Mapping[str, Array], now: float) -> None:
+        """Take one of what `dump_sequences` gave, after all sessions."""
+        for (key, sequence, digest), applied in zip(part["keys"].tolist(), _ints(part["maps"]), strict=True):
             if key not in self._sessions:
                 raise ValueError("it remembers a sequence of no session")
             self._sessions[key].records[sequence] = Record(digest, applied, now)
+            self.sequences += 1
+
+
+def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    """``rows``, PART_RECORDS at a time; at least one piece."""
+    left = iter(rows)
+    some = list(islice(left, PART_RECORDS))
+    yield some
+    while some := list(islice(left, PART_RECORDS)):
+        yield some
 
 
 def _table(rows: list[tuple[int, ...]], columns: int) -> Array:

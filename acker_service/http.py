@@ -1,22 +1,37 @@
 """HTTP: /metrics, /livez and /readyz for machines that watch over this one.
 
-Decides paths and status codes; what they say comes in as functions. Answers GET and HEAD only;
-nothing here changes anything.
+Decides paths, status codes and limits; what the pages say comes in as functions. Answers GET and HEAD only; nothing
+here changes anything. One thread serves all connections and each page has one that makes it, so no number of
+connections takes more of either, and a page that takes long holds up no other. A connection serves one request, which
+has REQUEST_S from the first byte to the last; at CONNECTIONS_MAX the oldest makes room for the new one.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from acker_service import http2
 from acker_service.logs import Log
 
-# A client that sends nothing for so long is dropped.
-IDLE_S = 10
-# How soon it notices that it should stop.
-POLL_S = 0.1
+CONNECTIONS_MAX = 128
+BACKLOG = 128
+# From the first byte of a request to the last one of its answer.
+REQUEST_S = 10.0
+# Request line and headers.
+HEAD_BYTES = 8192
+# What a client still sends while it is answered is read for so long: a connection closed over unread bytes is reset,
+# and with it the answer.
+LINGER_S = 1.0
+LINGER_BYTES = 1 << 16
+# Pause after an accept that failed, for want of descriptors most likely.
+ACCEPT_PAUSE_S = 0.5
+
+METHODS = ("GET", "HEAD")
 
 log = Log("acker.http")
 
@@ -25,27 +40,124 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class HttpDoor:
-    """Serves pages by path from a thread of its own."""
+    """Serves pages by path from a thread of its own. ``calls_at``: where gRPC is served, for who mistakes the port."""
 
-    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]]) -> None:
+    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]], calls_at: str) -> None:
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
-        self._server = _Server((host, port), _Handler)
-        self._server.pages = pages
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(POLL_S,), name="acker-http", daemon=True
-        )
+        self._socket = _bound(host, port)
+        self._makers = {
+            path: (page, ThreadPoolExecutor(1, thread_name_prefix=f"acker-http{path}")) for path, page in pages.items()
+        }
+        self._calls_at = calls_at
+        self._open: dict[asyncio.Task[None], None] = {}
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_pass_over)
+        self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
+        self._accepting: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
-        return int(self._server.server_address[1])
+        return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        """Close all connections. Does nothing but let the port go where it was never started."""
+        if self._thread.ident is not None:
+            self._loop.call_soon_threadsafe(self._stop_accepting)
+            self._thread.join()
+        self._loop.close()
+        self._socket.close()
+        for _, maker in self._makers.values():
+            maker.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    def _stop_accepting(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+
+    async def _serve(self) -> None:
+        self._accepting = asyncio.create_task(self._accept())
+        await asyncio.wait([self._accepting])
+        for task in [*self._open]:
+            task.cancel()
+        if self._open:
+            await asyncio.wait([*self._open])
+
+    async def _accept(self) -> None:
+        has_failed = False
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._socket)
+            except OSError as error:
+                if not has_failed:
+                    log.warning("http_accept_failed", error=error.strerror or str(error), connections=len(self._open))
+                has_failed = True
+                self._make_room()
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            has_failed = False
+            if len(self._open) >= CONNECTIONS_MAX:
+                self._make_room()
+            task = asyncio.create_task(self._attend(connection))
+            self._open[task] = None
+            task.add_done_callback(self._open.pop)
+
+    def _make_room(self) -> None:
+        for task in self._open:
+            if not task.cancelling():
+                task.cancel()
+                return
+
+    async def _attend(self, connection: socket.socket) -> None:
+        """Serve one connection to its end, whatever becomes of it."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                reader = asyncio.StreamReader(HEAD_BYTES)
+                protocol = asyncio.StreamReaderProtocol(reader)
+                transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection)
+                transport.set_write_buffer_limits(0)
+                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
+                await self._answer(reader, writer)
+        except (OSError, TimeoutError, EOFError):
+            # The other side has gone, or is too slow; it is told by the connection's end.
+            pass
+        except Exception:
+            log.exception("http_failed")
+        finally:
+            if writer is None:
+                connection.close()
+            else:
+                writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            await _send(reader, writer, text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long"))
+            return
+        if head == http2.PREFACE_HEAD:
+            sentence = f"this is the acker's port for /metrics, /livez and /readyz; calls are taken at {self._calls_at}"
+            await http2.refuse(reader, writer, sentence)
+            return
+        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/"):
+            await _send(reader, writer, text(HTTPStatus.BAD_REQUEST, "this is no HTTP request"))
+            return
+        await _send(reader, writer, await self._page(words[0], words[1]), has_body=words[0] != "HEAD")
+
+    async def _page(self, method: str, target: str) -> Page:
+        if method not in METHODS:
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{method}: this port answers GET and HEAD only")
+        found = self._makers.get(target.partition("?")[0])
+        if found is None:
+            return text(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(self._makers)}")
+        page, maker = found
+        return await self._loop.run_in_executor(maker, _rendered, target, page)
 
 
 def text(status: HTTPStatus, body: str) -> Page:
@@ -53,38 +165,40 @@ def text(status: HTTPStatus, body: str) -> Page:
     return status, "text/plain; charset=utf-8", f"{body}\n".encode()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    pages: dict[str, Callable[[], Page]]
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+        0
+    ]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(place)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except BaseException:
+        bound.close()
+        raise
+    return bound
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = IDLE_S
-    server_version = "acker"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        page = self.server.pages.get(self.path.partition("?")[0])
-        if page is None:
-            paths = ", ".join(self.server.pages)
-            self._send(text(HTTPStatus.NOT_FOUND, f"no such page; there are {paths}"))
-        else:
-            self._send(_rendered(self.path, page))
-
-    do_HEAD = do_GET
-
-    def _send(self, page: Page) -> None:
-        status, content_type, body = page
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Probes and scrapes come every few seconds; they are not events."""
+async def _send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Page, has_body: bool = True) -> None:
+    status, content_type, body = page
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "Server: acker",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    ]
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        lines.append(f"Allow: {', '.join(METHODS)}")
+    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (body if has_body else b""))
+    await writer.drain()
+    writer.write_eof()
+    async with asyncio.timeout(LINGER_S):
+        left = LINGER_BYTES
+        while left > 0 and (some := await reader.read(left)):
+            left -= len(some)
 
 
 def _rendered(path: str, page: Callable[[], Page]) -> Page:
@@ -93,3 +207,7 @@ def _rendered(path: str, page: Callable[[], Page]) -> Page:
     except Exception:
         log.exception("page_failed", path=path)
         return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the server; its log has the rest")
+
+
+def _pass_over(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """What the event loop complains of, resets most of all, is no event of ours."""

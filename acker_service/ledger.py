@@ -30,11 +30,13 @@ LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
 PEAK_TICKS = 32
 # Cells that growth moves at once when it need not yet: some 5 to 10 ms.
 MOVED_MAX = 250_000
+# Entries that a dump copies out at once: 10 MB.
+PART_ENTRIES = 1 << 18
 # Outcomes that a sweep hands on at once.
 TOLD_MIN = 1 << 16
 
 TROUBLES = {
-    kernels.UNSORTED: "root_ids: must ascend strictly by mix64(root id), each root once",
+    kernels.UNSORTED: "root_ids: must ascend strictly by mix64(root id), compared unsigned (uint64), each root once",
     kernels.ZERO: "root_ids: 0 is not a root id",
     kernels.BEYOND: "root_ids: a root is not a number below up_to of its batch",
 }
@@ -298,23 +300,27 @@ class Ledger:
 
     # -- state
 
-    def dump(self, tick: int) -> dict[str, Array]:
-        """All entries as columns: keys, vals, flags (uint64[n]) and ages (int64[n, 2], ticks since start and
-        progress)."""
-        count = self.entries
-        keys, vals, flags = (np.empty(count, np.uint64) for _ in range(3))
-        ages = np.empty(2 * count, np.int64)
-        kernels.copy_out(self._directory, tick, keys, vals, flags, ages)
-        return {"keys": keys, "vals": vals, "flags": flags, "ages": ages.reshape(count, 2)}
+    def dump(self, tick: int) -> Iterator[dict[str, Array]]:
+        """All entries, some whole sub-tables at a time, as columns: keys, vals, flags (uint64[n]) and ages
+        (int64[n, 2], ticks since start and progress)."""
+        for slots in _parts(self._directory[:, COUNT]):
+            count = int(self._directory[slots, COUNT].sum())
+            keys, vals, flags = (np.empty(count, np.uint64) for _ in range(3))
+            ages = np.empty(2 * count, np.int64)
+            kernels.copy_out(self._directory[slots], tick, keys, vals, flags, ages)
+            yield {"keys": keys, "vals": vals, "flags": flags, "ages": ages.reshape(count, 2)}
 
-    def load(self, state: Mapping[str, Array], tick: int) -> None:
-        """Take what `dump` gave into this empty ledger. Raises ValueError if it is not whole."""
-        keys, vals, flags = (np.ascontiguousarray(state[name], np.uint64) for name in ("keys", "vals", "flags"))
-        ages = np.ascontiguousarray(state["ages"], np.int64)
+    def load(self, part: Mapping[str, Array], tick: int) -> None:
+        """Take one of what `dump` gave, into sub-tables that are empty. Raises ValueError if it is not whole."""
+        keys, vals, flags = (np.ascontiguousarray(part[name], np.uint64) for name in ("keys", "vals", "flags"))
+        ages = np.ascontiguousarray(part["ages"], np.int64)
         if not len(keys) == len(vals) == len(flags) == len(ages) or ages.shape != (len(keys), 2):
             raise ValueError("the columns of its ledger differ in length")
         counts = np.bincount((keys >> np.uint64(54)).astype(np.int64), minlength=SLOTS)
-        for slot in range(SLOTS):
+        slots = np.flatnonzero(counts)
+        if self._directory[slots, COUNT].any():
+            raise ValueError("its ledger holds a sub-table twice")
+        for slot in slots.tolist():
             self._move(slot, int(counts[slot]))
         if not np.all(keys) or not kernels.copy_in(self._directory, tick, keys, vals, flags, ages.reshape(-1)):
             raise ValueError("its ledger holds a root twice, or root id 0")
@@ -324,8 +330,20 @@ class Ledger:
     def _recount(self, flags: Column) -> None:
         inits = (flags & np.uint64(kernels.INIT_FLAG)) != 0
         indexes = (flags[inits] & np.uint64(kernels.INDEXES - 1)).astype(np.int64)
-        self.pending[:] = np.bincount(indexes, minlength=kernels.INDEXES)
-        self.orphans = int(len(flags) - inits.sum())
+        self.pending += np.bincount(indexes, minlength=kernels.INDEXES)
+        self.orphans += int(len(flags) - inits.sum())
+
+
+def _parts(counts: Array) -> Iterator[slice]:
+    """Stretches of sub-tables that hold some PART_ENTRIES entries; at least one."""
+    start = entries = 0
+    for slot, count in enumerate(counts.tolist()):
+        entries += count
+        if entries >= PART_ENTRIES:
+            yield slice(start, slot + 1)
+            start, entries = slot + 1, 0
+    if entries or not start:
+        yield slice(start, len(counts))
 
 
 _NOTHING_SEEN = np.empty(0, np.uint64)

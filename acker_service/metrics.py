@@ -7,7 +7,7 @@ only ones that come from outside, and they are bounded.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,9 +29,9 @@ from prometheus_client.registry import Collector
 
 from acker_protocol.messages import Status
 from acker_protocol.version import VERSION
-from acker_service.pool import Pool
 from acker_service.shared import SharedShard
 from acker_service.stats import ShardStats, SourceStats
+from acker_service.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # How many names of sources are told apart: the first that are there; the rest are one, called OTHER.
@@ -49,6 +49,7 @@ GAUGES = {
     "sources": ("acker_sources", "Sources whose lease runs."),
     "open_batches": ("acker_open_batches", "Batches that wait to be settled."),
     "identities": ("acker_identities", "Identities of reports that are remembered."),
+    "identity_bytes": ("acker_identity_bytes", "Memory of identities and of plain clients' sequences, about."),
     "sequence_sessions": ("acker_sequence_sessions", "Plain clients whose sequences are remembered."),
     "ledger_bytes": ("acker_ledger_bytes", "Memory of the ledger's tables."),
 }
@@ -97,11 +98,12 @@ REFUSALS = (
 class Metrics:
     """The metrics of one server, on a registry of its own."""
 
-    def __init__(self, shared: SharedShard) -> None:
+    def __init__(self, shared: SharedShard, overdue: Callable[[], int] = lambda: 0) -> None:
+        """``overdue``: how many calls were cancelled as their requests did not arrive."""
         # Of the whole process: a series *_created for each series there is says only when that began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._registry.register(_ShardCollector(shared))
+        self._registry.register(_ShardCollector(shared, overdue))
         ProcessCollector(registry=self._registry)
         self._calls = Histogram(
             "acker_call_duration_seconds",
@@ -137,7 +139,7 @@ class Metrics:
         if answered not in DONE:
             self._refused.labels(method, answered.lower()).inc()
 
-    def watch_pool(self, pool: Pool) -> None:
+    def watch_pool(self, pool: Workers) -> None:
         """Measure how calls wait for the threads of a pool."""
         self._queued.labels(pool.name).set_function(lambda: pool.queued)
         pool.observe = self._waits.labels(pool.name).observe
@@ -161,8 +163,8 @@ class Metrics:
 
 
 class _ShardCollector(Collector):
-    def __init__(self, shared: SharedShard) -> None:
-        self._shared = shared
+    def __init__(self, shared: SharedShard, overdue: Callable[[], int]) -> None:
+        self._shared, self._overdue = shared, overdue
         self._started = time.time()
 
     def collect(self) -> Iterator[Metric]:
@@ -173,6 +175,12 @@ class _ShardCollector(Collector):
         yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._shared.watches)
         yield GaugeMetricFamily(
             "acker_waiting_settlements", "Settlements that wait for a sweep.", self._shared.settlements
+        )
+        yield CounterMetricFamily(
+            "acker_calls_overdue", "Calls cancelled as their requests did not arrive in time.", self._overdue()
+        )
+        yield CounterMetricFamily(
+            "acker_pauses", "How often this process stood still for a second or more.", self._shared.pauses
         )
         taken, waited_s = self._shared.lock_waits
         yield SummaryMetricFamily(

@@ -7,7 +7,7 @@ outcome number c stands at cursor c, the first one at 1. Never decides a verdict
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -163,22 +163,27 @@ class Outbox:
 
     # -- state
 
-    def dump(self) -> tuple[list[list[Any]], Outcomes]:
-        """(Per stretch: number of outcomes and their reasons; the columns of all, reason ids per stretch)."""
-        parts = [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
-        stretches = [[some.stop - some.start, chunk.reasons] for chunk, some in parts]
-        return stretches, _columns(parts)
+    def stretches(self) -> list[list[Any]]:
+        """Of what `dump` gives, one by one: the number of outcomes, and their reasons."""
+        return [[some.stop - some.start, chunk.reasons] for chunk, some in self._stretches()]
 
-    def load(self, stretches: Sequence[Sequence[Any]], columns: Mapping[str, Array]) -> None:
-        """Append what `dump` gave. Raises ValueError if a reason is missing."""
-        start = 0
-        for count, reasons in stretches:
-            some = slice(start, start + count)
-            codes = columns["reason_ids"][some]
-            if len(codes) != count or codes.max(initial=0) > len(reasons):
-                raise ValueError("outcomes in it lack their reasons")
-            self.append(columns["roots"][some], columns["verdicts"][some], codes, reasons)
-            start += count
+    def dump(self) -> Iterator[dict[str, Array]]:
+        """All outcomes, a stretch at a time, as columns: roots, verdicts and reason_ids."""
+        for stretch in self._stretches():
+            columns = _columns([stretch])
+            yield {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids}
+
+    def load(self, count: int, reasons: Sequence[str], columns: Mapping[str, Array]) -> None:
+        """Append a stretch that `dump` gave. Raises ValueError if a reason is missing."""
+        codes = columns["reason_ids"]
+        if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
+            raise ValueError("a stretch of outcomes in it is shorter than its header says")
+        if codes.max(initial=0) > len(reasons):
+            raise ValueError("outcomes in it lack their reasons")
+        self.append(columns["roots"], columns["verdicts"], codes, reasons)
+
+    def _stretches(self) -> list[tuple[Chunk, slice]]:
+        return [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
 
 
 def cut(reason: str) -> str:

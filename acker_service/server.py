@@ -6,38 +6,46 @@ before anything else; the state is written when no call can change it any more),
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
+import resource
 import secrets
-import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as grpc_health
 from grpc_reflection.v1alpha import reflection
 
 from acker_protocol.version import VERSION
 from acker_service import config, logs
 from acker_service.config import Config
+from acker_service.health_service import Health
+from acker_service.heap import Heap
 from acker_service.http import HttpDoor, Page, text
 from acker_service.logs import Log
 from acker_service.membership import Member, StaticMembership
 from acker_service.metrics import CONTENT_TYPE, Metrics
-from acker_service.pool import Pool
+from acker_service.outbox import OUTCOME_BYTES
 from acker_service.servicer import SERVICE, Servicer
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
+from acker_service.signals import Signals
 from acker_service.state_file import StateDir, StateError
+from acker_service.workers import Workers
 
 TICK_S = 0.05
+# How often freed memory is looked for.
+TRIM_S = 5.0
 # A ticker that has not ticked for so long is stuck, and the server with it.
 STUCK_S = 10.0
 DRAIN_POLL_S = 0.02
@@ -51,8 +59,15 @@ PING_INTERVAL_MIN_MS = 10_000
 # How soon a thread that waits for the interpreter gets it: the answer to a watch must not stand behind a decoding.
 SWITCH_INTERVAL_S = 0.001
 
-# Threads for calls that are neither reports nor watches: health, settlements, the figures.
+# Threads for calls that are neither reports nor watches: settlements, the figures.
 OTHER_CALLS = 8
+HEALTH_CALLS = 2
+
+# A server that has not got at its shard by then, or lets a call wait for longer, is not ready. Probes give it a second.
+ANSWER_S = 0.75
+WAITED_S = 5.0
+# A connection that has not said which protocol it speaks by then is closed.
+HANDSHAKE_MS = 10_000
 
 log = Log("acker.server")
 
@@ -67,52 +82,71 @@ class Server:
     def __init__(self, options: Config) -> None:
         """Take the state and the ports; answers nothing yet. Raises :class:`StartError`, :class:`StateError`."""
         self._options = options
+        _check_host(options.host)
+        self._is_serving = False
+        self._hurried = threading.Event()
+        self._workers: dict[str, Workers] = {}
+        self._http: HttpDoor | None = None
         self._state_dir = _claim(options)
         try:
-            self.shard = self._open_shard()
+            opened = time.monotonic()
+            self.shard = self._open_shard(opened)
             self._shared = SharedShard(
-                self.shard, clock=time.monotonic, max_watches=options.max_watches, linger_s=options.linger_s
+                self.shard,
+                clock=time.monotonic,
+                max_watches=options.max_watches,
+                linger_s=options.linger_s,
+                since=opened,
             )
-            self._metrics = Metrics(self._shared)
-            self._health = health.HealthServicer()
+            self._ticker = _Ticker("acker-tick", self._tick)
+            # Apart: a tick waits for the shard's lock.
+            self._relief = _Ticker("acker-relief", self._relieve)
+            self._heap = Heap()
+            self._giving_back = _Ticker("acker-heap", self._give_back, TRIM_S)
+            self._metrics = Metrics(self._shared, self._overdue)
+            self._workers = {
+                "apply": self._make_workers("apply", options.workers),
+                "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
+                "health": self._make_workers("health", HEALTH_CALLS),
+            }
+            self._health = Health(self._workers["health"], self._trouble)
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
             self._http = self._bind_http()
+            self._ready_file = _ReadyFile(options.ready_file)
+            self._ready_file.write(self._places | {"pid": os.getpid()})
             # Last, when nothing can fail any more: a start that fails leaves the state to the next one.
             self._consume_state()
         except BaseException:
             self._release()
             raise
-        self._ticker = _Ticker(self._shared)
-        self._is_serving = False
         self._is_stopped = False
 
     @property
     def http_address(self) -> str | None:
         return None if self._http is None else _address(self._options.host, self._http.port)
 
+    @property
+    def _places(self) -> dict[str, Any]:
+        return {"address": self.address, "http_address": self.http_address, "version": VERSION}
+
     def start(self) -> None:
         """Serve."""
         self._ticker.start()
+        self._relief.start()
+        self._giving_back.start()
         if self._http is not None:
             self._http.start()
         self._grpc.start()
-        self._set_health(health_pb2.HealthCheckResponse.SERVING)
         self._is_serving = True
+        self._health.set(True)
         stats = self._shared.stats
-        fields = {"address": self.address, "http_address": self.http_address, "version": VERSION}
-        log.info("ready", **fields, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
-        if self._options.ready_file is not None:
-            self._tell_ready(Path(self._options.ready_file), {**fields, "pid": os.getpid()})
-
-    def _tell_ready(self, path: Path, fields: dict[str, Any]) -> None:
+        log.info("ready", **self._places, pid=os.getpid(), pending=stats.pending, sources=stats.sources)
         try:
-            _write_ready_file(path, fields)
-        except OSError as error:
+            self._ready_file.publish()
+        except StartError:
             self.stop(0.0)
-            raise StartError(
-                f"--ready-file {path}: cannot be written ({error.strerror}); name a file in a directory that can be"
-            ) from error
+            raise
 
     def stop(self, grace_s: float | None = None) -> None:
         """Stop: health first, calls under way may finish, then the state is written. Raises :class:`StateError`.
@@ -130,19 +164,23 @@ class Server:
             self._release()
         log.info("stopped")
 
+    def hurry(self) -> None:
+        """Cut the grace of a stop short: calls under way are cancelled. The state is written all the same."""
+        self._hurried.set()
+
     def _drain(self, grace_s: float) -> None:
         self._is_serving = False
-        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(False)
         log.info("stopping", grace_s=grace_s, watches=self._shared.watches)
         self._shared.stop_waiting()
         stopped = self._grpc.stop(grace_s)
         # Streams of health checks never end by themselves: they do not hold up a stop once the calls are answered.
-        while not stopped.wait(DRAIN_POLL_S) and self.servicer.calls_under_way:
+        while not stopped.wait(DRAIN_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
             pass
         self._grpc.stop(None).wait()
         self._ticker.stop()
-        if self._http is not None:
-            self._http.stop()
+        self._relief.stop()
+        self._giving_back.stop()
 
     def _write_state(self) -> None:
         stats = self._shared.stats
@@ -153,21 +191,19 @@ class Server:
                 log.warning("state_lost", reason=reason, **had)
             return
         started = time.monotonic()
-        try:
-            size = self._state_dir.write(self._shared.dump())
-        except OSError as error:
-            raise StateError(
-                f"--state-dir {self._options.state_dir}: the state could not be written ({error.strerror}); "
-                "after the next start sources replay what was pending"
-            ) from error
+        size = self._state_dir.write(self._shared.dump())
         duration_s = round(time.monotonic() - started, 3)
         log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 
     def _release(self) -> None:
+        if self._http is not None:
+            self._http.stop()
+        for workers in self._workers.values():
+            workers.shutdown()
         if self._state_dir is not None:
             self._state_dir.close()
 
-    def _open_shard(self) -> Shard:
+    def _open_shard(self, now: float) -> Shard:
         options = self._options
         me = Member(id=0, incarnation=secrets.randbits(64) or 1, address=f"{options.host}:{options.port}")
         self.membership = StaticMembership(me)
@@ -177,6 +213,7 @@ class Server:
             "sequence_window": options.sequence_window,
             "orphan_timeout_s": options.orphan_timeout_s,
             "memory_s": options.memory_s,
+            "max_identity_bytes": options.max_identity_bytes,
             "max_lease_s": options.max_lease_s,
         }
         state = None if self._state_dir is None else self._state_dir.read()
@@ -184,7 +221,7 @@ class Server:
         if self._state_dir is None or state is None:
             return Shard(incarnation=me.incarnation, generation=secrets.randbits(64) or 1, version=VERSION, **limits)
         try:
-            shard = Shard.restore(state, incarnation=me.incarnation, now=time.monotonic(), **limits)
+            shard = Shard.restore(state, incarnation=me.incarnation, now=now, **limits)
         except ValueError as error:
             raise self._state_dir.refusal(f"is not a state of this version ({error})") from None
         return shard
@@ -209,22 +246,22 @@ class Server:
             sequence_window=self._options.sequence_window,
             values=self._metrics.values,
             observe=self._metrics.observe,
-            workers=self._pool("apply", self._options.workers),
+            reporters=self._workers["apply"],
+            others=self._workers["call"],
         )
 
-    def _pool(self, name: str, threads: int) -> Pool:
-        pool = Pool(name, threads)
-        self._metrics.watch_pool(pool)
-        return pool
+    def _make_workers(self, name: str, size: int) -> Workers:
+        workers = Workers(name, size, receive_s=self._options.receive_s, clock=time.monotonic)
+        self._metrics.watch_pool(workers)
+        return workers
 
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
-        pool = self._pool("call", OTHER_CALLS + options.max_watches)
-        server = grpc.server(pool, options=_grpc_options(options))
-        server.add_generic_rpc_handlers((self.servicer.handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        # Every call has workers of its own; these threads are left with reflection.
+        server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="acker-grpc"), options=_grpc_options(options))
+        server.add_generic_rpc_handlers((self.servicer.handler(), self._health.handler()))
         if options.reflection:
-            names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            names = (SERVICE, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
         try:
             port = server.add_insecure_port(_address(options.host, options.port))
@@ -238,13 +275,35 @@ class Server:
             return None
         pages = {"/metrics": self._metrics_page, "/livez": self._livez, "/readyz": self._readyz}
         try:
-            return HttpDoor(self._options.host, port, pages)
+            return HttpDoor(self._options.host, port, pages, calls_at=self.address)
         except OSError:
             raise _port_error("http_port", self._options.host, port) from None
 
-    def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in ("", SERVICE):
-            self._health.set(name, status)
+    def _tick(self) -> None:
+        pauses = self._shared.pauses
+        self._shared.tick()
+        if self._shared.pauses > pauses:
+            log.warning("paused", pauses=self._shared.pauses, paused_s=round(self._shared.paused_s, 3))
+
+    def _overdue(self) -> int:
+        return sum(workers.cancelled for workers in self._workers.values())
+
+    def _relieve(self) -> None:
+        for workers in self._workers.values():
+            workers.relieve()
+
+    def _give_back(self) -> None:
+        stats = self._shared.stats
+        self._heap.note(stats.ledger_bytes + stats.identity_bytes + OUTCOME_BYTES * stats.unconfirmed)
+
+    def _trouble(self) -> str:
+        """Why no call should be sent here now, or nothing. Asks the shard, and waits for it for a moment."""
+        if not self._is_serving:
+            return "stopping"
+        if not self._shared.answers(ANSWER_S):
+            return f"the shard did not answer within {ANSWER_S} s"
+        waited_s = max(workers.waited_s for workers in self._workers.values())
+        return f"a call has waited for a thread for {waited_s:.1f} s" if waited_s > WAITED_S else ""
 
     def _metrics_page(self) -> Page:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()
@@ -256,19 +315,18 @@ class Server:
         return text(HTTPStatus.OK, "ok")
 
     def _readyz(self) -> Page:
-        if self._is_serving:
-            return text(HTTPStatus.OK, "ok")
-        return text(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")
+        trouble = self._trouble()
+        return text(HTTPStatus.SERVICE_UNAVAILABLE, trouble) if trouble else text(HTTPStatus.OK, "ok")
 
 
 class _Ticker:
-    """Lets time pass for the shard, every TICK_S by the clock whatever a tick takes."""
+    """Calls ``tick`` every so many seconds by the clock, whatever a tick takes."""
 
-    def __init__(self, shared: SharedShard) -> None:
-        self._shared = shared
+    def __init__(self, name: str, tick: Callable[[], None], every_s: float = TICK_S) -> None:
+        self._tick, self._every_s = tick, every_s
         self._stop = threading.Event()
         self._ticked = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="acker-tick", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def silent_s(self) -> float:
@@ -286,41 +344,50 @@ class _Ticker:
         due = time.monotonic()
         while not self._stop.wait(max(0.0, due - time.monotonic())):
             try:
-                self._shared.tick()
+                self._tick()
                 self._ticked = time.monotonic()
             except Exception:
                 log.exception("tick_failed")
-            due = max(due + TICK_S, time.monotonic())
+            due = max(due + self._every_s, time.monotonic())
 
 
 def run(options: Config) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status: 0, or 1 when the state could not be written.
 
-    Raises :class:`StartError` or :class:`StateError` when it cannot start. A second signal cuts the grace short.
+    Raises :class:`StartError` or :class:`StateError` when it cannot start. A second signal cuts the grace short, and
+    nothing else: the state is written all the same.
     """
     logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    asked = threading.Event()
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        log.info("signal", name=signal.Signals(number).name)
-        if asked.is_set():
-            raise SystemExit(1)
-        asked.set()
-
-    signal.signal(signal.SIGTERM, ask)
-    signal.signal(signal.SIGINT, ask)
+    _raise_descriptors()
+    signals = Signals()
     server = Server(options)
     # What has been loaded stays; the collector need not look at it again and again while calls wait.
     gc.freeze()
     server.start()
-    asked.wait()
+    log.info("signal", name=signals.wait().name)
+    threading.Thread(target=_hurry, args=(signals, server), name="acker-signals", daemon=True).start()
     try:
         server.stop()
     except StateError as error:
         log.error("state_lost", error=str(error))
         return 1
+    finally:
+        signals.ignore()
     return 0
+
+
+def _hurry(signals: Signals, server: Server) -> None:
+    while True:
+        log.info("signal", name=signals.wait().name)
+        server.hurry()
+
+
+def _raise_descriptors() -> None:
+    """As many descriptors as this process may have: a connection takes one, and systems begin with 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _claim(options: Config) -> StateDir | None:
@@ -338,6 +405,10 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),
         # Two servers on one port would each see half of the calls: a port in use has to be an error.
         ("grpc.so_reuseport", 0),
+        # What one connection may take of the threads and of the memory for requests, and how many there may be.
+        ("grpc.max_concurrent_streams", options.max_calls_per_connection),
+        ("grpc.max_allowed_incoming_connections", options.max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -346,20 +417,36 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
     ]
 
 
+def _check_host(host: str) -> None:
+    """Raise :class:`StartError` where nothing can listen on ``host``, whatever the port."""
+    try:
+        _listen(host, 0)
+    except OSError as error:
+        raise StartError(
+            f"{config.label('host')}: {host}: {(error.strerror or str(error)).lower()}. "
+            "Give an address or a name of this machine; 0.0.0.0 listens on all of its addresses"
+        ) from None
+
+
+def _listen(host: str, port: int) -> None:
+    """Try it. Raises :class:`OSError`."""
+    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
+        probe.listen()
+
+
 def _port_error(name: str, host: str, port: int) -> StartError:
     """Why a port cannot be had: gRPC does not say, so ask the system."""
     reason = "it cannot be bound"
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            probe.listen()
+        _listen(host, port)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     return StartError(
         f"{config.label(name)}: {_address(host, port)}: {reason}. "
-        f"Stop whoever has the port, choose another with {config.flag(name)} (0 takes a free one), or correct --host"
+        f"Stop whoever has the port, or choose another with {config.flag(name)} (0 takes a free one)"
     )
 
 
@@ -367,7 +454,35 @@ def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
-def _write_ready_file(path: Path, fields: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(fields) + "\n")
-    temporary.replace(path)
+class _ReadyFile:
+    """The file that says where this server serves: written before the state is consumed, in its place once it does."""
+
+    def __init__(self, name: str | None) -> None:
+        self._path = None if name is None else Path(name)
+
+    def write(self, fields: dict[str, Any]) -> None:
+        """Beside its place. Raises :class:`StartError`."""
+        if self._path is not None:
+            with self._complaining(self._path):
+                self._beside(self._path).write_text(json.dumps(fields) + "\n")
+
+    def publish(self) -> None:
+        """Into its place. Raises :class:`StartError`."""
+        if self._path is not None:
+            with self._complaining(self._path):
+                self._beside(self._path).replace(self._path)
+
+    @staticmethod
+    def _beside(path: Path) -> Path:
+        return path.with_name(path.name + ".tmp")
+
+    @contextlib.contextmanager
+    def _complaining(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._beside(path).unlink()
+            raise StartError(
+                f"--ready-file {path}: cannot be written ({error.strerror}); name a file in a directory that can be"
+            ) from None

@@ -3,12 +3,16 @@
 Decides how a call that cannot be served is answered: malformed -> INVALID_ARGUMENT, another protocol version ->
 FAILED_PRECONDITION, a bug of ours -> INTERNAL, logged. Everything else is one decoding, one call of the shard, one
 encoding. Requests arrive as bytes and are parsed here, so that a malformed one gets an answer of ours.
+
+To gRPC every call here takes a stream of requests, of which the first one counts; on the wire that is the same. It
+hands such a call over before its request has arrived, so that one which never does can be cancelled (see ``workers``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
+from typing import Any
 
 import grpc
 
@@ -16,8 +20,8 @@ from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply, Status
 from acker_protocol.version import VERSION
 from acker_service.logs import Log, RateLimit
-from acker_service.pool import Pool
 from acker_service.shared import OnEnd, SharedShard
+from acker_service.workers import Workers
 
 SERVICE = "acker.v1.Acker"
 
@@ -38,10 +42,7 @@ class Refused(Exception):
 
 
 class Servicer:
-    """Serves a shard. Each call of the .proto is a method: bytes in, status and bytes out; raises Refused or Malformed.
-
-    ``workers``: the threads that take reports.
-    """
+    """Serves a shard. Each call of the .proto is a method: bytes in, status and bytes out, or Refused, Malformed."""
 
     def __init__(
         self,
@@ -52,15 +53,17 @@ class Servicer:
         sequence_window: int,
         values: Callable[[], dict[str, float]],
         observe: Observe,
-        workers: Pool,
+        reporters: Workers,
+        others: Workers,
     ) -> None:
+        """``reporters`` answer Apply, ``others`` all other calls."""
         self._shared = shared
         self._incarnation = incarnation
         self._hello = HelloReply(PROTOCOL_VERSION, VERSION, incarnation, max_message_bytes, sequence_window)
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
-        self._workers = workers
+        self._reporters, self._others = reporters, others
         self._greetings = RateLimit(monotonic)
 
     @property
@@ -113,10 +116,12 @@ class Servicer:
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
         """What a gRPC server takes."""
-        answers = {name: self._answering(name, call) for name, call in self.calls.items()}
         # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
-        answers["Apply"].experimental_thread_pool = self._workers  # type: ignore[attr-defined]
-        handlers = {name: grpc.unary_unary_rpc_method_handler(answer) for name, answer in answers.items()}
+        workers = {name: self._reporters if name == "Apply" else self._others for name in self.calls}
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(received(workers[name], self._answering(name, call)))
+            for name, call in self.calls.items()
+        }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answering(self, name: str, call: _Call) -> Callable[[bytes, grpc.ServicerContext], bytes]:
@@ -146,6 +151,20 @@ class Servicer:
         left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))
         if left_out is not None:
             log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
+
+
+def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """``answer(request, context, ...)`` as a handler of a stream of requests, in a thread of ``workers``."""
+
+    def handle(requests: Iterator[bytes], context: grpc.ServicerContext, *others: object) -> Any:
+        try:
+            request = workers.receive(context.cancel, lambda: next(requests))
+        except StopIteration:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request; it takes one message")
+        return answer(request, context, *others)
+
+    handle.experimental_thread_pool = workers  # type: ignore[attr-defined]
+    return handle
 
 
 def _refusal(name: str, error: Exception) -> Refused:

@@ -15,7 +15,7 @@ Not thread-safe: the caller holds one lock. ``now`` is in seconds of a clock tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ from acker_protocol.messages import (
 )
 from acker_service import kernels, state
 from acker_service.batches import Batch, Indexes, are_too_long, limit_ticks
-from acker_service.dedupe import Dedupe
+from acker_service.dedupe import IDENTITY_BYTES, Dedupe
 from acker_service.ledger import Effect, Ledger, Report, Told
 from acker_service.outbox import cut
 from acker_service.reasons import Reasons
@@ -57,7 +57,6 @@ RETRY_DELAY_MS = 200
 EXPIRE_CELLS = 1_800_000
 # A share of the bound on orphans, and by how much they live shorter above it.
 ORPHAN_PRESSURE = ((0.9, 64), (0.75, 16), (0.5, 4))
-IDENTITIES_MAX = 1 << 20
 # Changes of sources that wait to be taken; where nobody takes them the oldest go.
 CHANGES_MAX = 4096
 
@@ -70,7 +69,8 @@ class Shard:
     ``incarnation`` names this process and ``generation`` this state (it travels with it; ``registrations`` counts the
     sources it ever had, and both together make the token that a watch is told). ``max_pending`` bounds
     pending roots, roots reserved by open batches and outcomes not confirmed, together; ``max_pending_per_source`` the
-    same of one source. Orphans are bounded by half of it. Times are in seconds.
+    same of one source. Orphans are bounded by half of it. ``max_identity_bytes`` bounds what identities of reports and
+    sequences take. Times are in seconds.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Shard:
         sequence_window: int = 64,
         orphan_timeout_s: float = 600.0,
         memory_s: float = 600.0,
+        max_identity_bytes: int = 512 << 20,
         max_lease_s: float = 3600.0,
     ) -> None:
         self.incarnation, self.generation, self.version = incarnation, generation, version
@@ -91,7 +92,7 @@ class Shard:
         self._max_per_source = max_pending if max_pending_per_source is None else max_pending_per_source
         self._orphan_timeout_s, self._memory_s, self._max_lease_s = orphan_timeout_s, memory_s, max_lease_s
         self._ledger = Ledger(max(1024, max_pending // 2))
-        self._dedupe = Dedupe(sequence_window, IDENTITIES_MAX)
+        self._dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
         self._reasons = Reasons()
         self._indexes = Indexes()
         self._sources: dict[int, Source] = {}
@@ -440,7 +441,8 @@ class Shard:
         """Start the lease anew; gives what is granted, in ms."""
         source.watched = self._now
         lease_ms = min(request.lease_ms, int(self._max_lease_s * 1000))
-        source.expires = self._now + lease_ms / 1000
+        source.lease_s = lease_ms / 1000
+        source.expires = self._now + source.lease_s
         if source.stream.limits != request.limits:
             source.stream.limits = request.limits
             self._ledger.limits[source.stream.index] = limit_ticks(request.limits)
@@ -523,6 +525,7 @@ class Shard:
             sources=len(self._sources),
             open_batches=sum(bool(batch.number and batch.is_open) for batch in self._indexes),
             identities=len(self._dedupe),
+            identity_bytes=self._dedupe.memory_bytes,
             sequence_sessions=self._dedupe.sessions,
             ledger_bytes=self._ledger.table_bytes,
             max_pending=self.max_pending,
@@ -549,20 +552,21 @@ class Shard:
 
     # -- state
 
-    def dump(self, now: float) -> dict[str, Array]:
-        """The whole state as arrays, deadlines as time remaining: what `restore` takes."""
+    def dump(self, now: float) -> Iterator[state.Part]:
+        """The whole state, part by part, deadlines as time remaining: what `restore` takes. Nothing else may be called
+        until the last part was taken."""
         self._advance(now)
         return state.dump(self)
 
     @classmethod
-    def restore(cls, arrays: Mapping[str, Array], *, incarnation: int, now: float, **limits: Any) -> Shard:
+    def restore(cls, parts: Iterable[state.Part], *, incarnation: int, now: float, **limits: Any) -> Shard:
         """A shard that goes on where the dumped one stopped, ``limits`` as for the constructor.
 
         Raises ValueError, and says what is wrong, if the state is not whole.
         """
         shard = cls(incarnation=incarnation, generation=0, **limits)
         shard._advance(now)
-        state.load(shard, arrays)
+        state.load(shard, parts)
         return shard
 
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from acker_protocol.messages import (
     Apply,
@@ -28,8 +25,10 @@ from acker_protocol.messages import (
     WatchReply,
 )
 from acker_service.logs import Log, RateLimit
+from acker_service.running_time import RunningTime
 from acker_service.shard import Shard
 from acker_service.sources import NAME_CHARACTERS, Change, SourceChange
+from acker_service.state import Part
 from acker_service.stats import ShardStats, SourceStats
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
@@ -56,9 +55,21 @@ class Figures:
 class SharedShard:
     """The calls of :class:`~acker_service.shard.Shard` for any number of threads; watches wait here."""
 
-    def __init__(self, shard: Shard, *, clock: Callable[[], float], max_watches: int, linger_s: float) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        clock: Callable[[], float],
+        max_watches: int,
+        linger_s: float,
+        since: float | None = None,
+    ) -> None:
+        """``clock``: seconds; the shard is given them without the pauses of this process, see ``running_time``.
+
+        ``since``: what the clock showed when the shard was restored, if it was; what has passed since is a pause.
+        """
         self.shard = shard
-        self._clock = clock
+        self._clock, self._running = clock, RunningTime(clock() if since is None else since)
         self._max_watches = max_watches
         self._linger_s = linger_s
         self._lock = _MeasuredLock(clock)
@@ -69,13 +80,13 @@ class SharedShard:
 
     def apply(self, message: Apply) -> ApplyReply:
         with self._lock:
-            reply = self.shard.apply(message, self._clock())
+            reply = self.shard.apply(message, self._now())
             self._wake()
         return reply
 
     def open_batch(self, request: OpenBatch) -> OpenBatchReply:
         with self._lock:
-            reply = self.shard.open_batch(request, self._clock())
+            reply = self.shard.open_batch(request, self._now())
         if reply.status != Status.APPLIED:
             self._log_refusal("batch_refused", request.session, reply, batch=request.number)
         return reply
@@ -102,7 +113,7 @@ class SharedShard:
         with self._lock:
             if request.close:
                 self._dismiss(request.session)
-            reply = self.shard.watch(request, self._clock())
+            reply = self.shard.watch(request, self._now())
             waiting = self._begin_waiting(request, reply)
             changes = self.shard.take_changes()
         _log_changes(changes)
@@ -121,14 +132,28 @@ class SharedShard:
             with self._lock:
                 self._waiting.remove(waiting)
         with self._lock:
-            return reply if waiting.is_dismissed else self.shard.watch(request, self._clock())
+            return reply if waiting.is_dismissed else self.shard.watch(request, self._now())
 
     def tick(self) -> None:
         with self._lock:
-            self.shard.tick(self._clock())
+            self.shard.tick(self._now())
             self._wake()
             changes = self.shard.take_changes()
         _log_changes(changes)
+
+    @property
+    def pauses(self) -> int:
+        """How often this process has stood still."""
+        return self._running.pauses
+
+    @property
+    def paused_s(self) -> float:
+        """For how long in all."""
+        return self._running.paused
+
+    def answers(self, within_s: float) -> bool:
+        """Can a call get at the shard within this time?"""
+        return self._lock.is_free_within(within_s)
 
     @property
     def stats(self) -> ShardStats:
@@ -139,7 +164,7 @@ class SharedShard:
     def figures(self) -> Figures:
         """Cheap: nothing is swept."""
         with self._lock:
-            shard, now = self.shard, self._clock()
+            shard, now = self.shard, self._now()
             return Figures(shard.stats, shard.oldest_pending_age_s(now), shard.source_stats(now))
 
     @property
@@ -157,10 +182,10 @@ class SharedShard:
         """How many settlements wait for their sweep now."""
         return len(self._settling)
 
-    def dump(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The whole state, as :meth:`Shard.dump` gives it."""
+    def dump(self) -> Iterator[Part]:
+        """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part."""
         with self._lock:
-            return self.shard.dump(self._clock())
+            yield from self.shard.dump(self._now())
 
     def stop_waiting(self) -> None:
         """Answer every watch now, and from now on every watch at once."""
@@ -169,10 +194,14 @@ class SharedShard:
             for waiting in self._waiting:
                 waiting.woken.set()
 
+    def _now(self) -> float:
+        """Under the lock: running time must not go back."""
+        return self._running.at(self._clock())
+
     def _settle_together(self) -> None:
         together = [self._settling.popleft() for _ in range(len(self._settling))]
         try:
-            replies = self.shard.settle([request for request, _ in together], self._clock())
+            replies = self.shard.settle([request for request, _ in together], self._now())
         except Exception as error:
             for _, future in together:
                 future.set_exception(error)
@@ -252,6 +281,12 @@ class _MeasuredLock:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def is_free_within(self, within_s: float) -> bool:
+        if not self._lock.acquire(timeout=within_s):
+            return False
+        self._lock.release()
+        return True
 
 
 class _Waiting:

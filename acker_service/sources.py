@@ -51,14 +51,15 @@ class SourceChange:
 
 @dataclass(eq=False, slots=True)
 class Source:
-    """One session of a source. ``batches``: by number, 0 included; closed ones stay while roots of theirs are
-    pending. ``generation``: token of this registration; a session that is registered anew has another. ``watched``:
-    when its last Watch came."""
+    """One session of a source. ``lease_s``: as granted last. ``batches``: by number, 0 included; closed ones stay while
+    roots of theirs are pending. ``generation``: token of this registration; a session that is registered anew has
+    another. ``watched``: when its last Watch came."""
 
     name: str
     session: int
     expires: float
     generation: int
+    lease_s: float = 0.0
     outbox: Outbox = field(default_factory=Outbox)
     batches: dict[int, Batch] = field(default_factory=dict)
     settled: OrderedDict[int, Settled] = field(default_factory=OrderedDict)

@@ -1,15 +1,16 @@
 """State: a shard as arrays and back.
 
-Decides the layout of a dumped state: columns of numbers, and one column of bytes with a JSON header for what is small
-and has structure (sources, batches, answers). Times are stored as time remaining or as age, so that a state may travel
-to a process with another clock. Reading and writing files is not done here.
+Decides the layout of a dumped state: parts in a fixed order, each some columns of numbers, and first of all one column
+of bytes with a JSON header for what is small and has structure (sources, batches, answers). What is large comes in many
+parts, so that neither a stop nor a start needs room for it twice. Times are stored as time remaining or as age, so that
+a state may travel to a process with another clock. Reading and writing files is not done here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,83 +25,115 @@ if TYPE_CHECKING:
     from acker_service.shard import Shard
 
 Array = npt.NDArray[Any]
+# A name of PARTS, and columns.
+Part = tuple[str, dict[str, Array]]
 
-FORMAT = 1
-COLUMNS = {
-    "header": "u1",
-    "ledger.keys": "u8",
-    "ledger.vals": "u8",
-    "ledger.flags": "u8",
-    "ledger.ages": "i8",
-    "dedupe.contents": "u8",
-    "dedupe.contents_ages": "f8",
-    "dedupe.contents_maps": "u1",
-    "dedupe.sessions": "u8",
-    "dedupe.sessions_ages": "f8",
-    "dedupe.sequences": "u8",
-    "dedupe.sequences_maps": "u1",
-    "batches.seen": "u8",
-    "batches.covered": "u8",
-    "outbox.roots": "u8",
-    "outbox.verdicts": "u1",
-    "outbox.reason_ids": "u4",
+FORMAT = 2
+# Every part of a state and its columns.
+PARTS = {
+    "header": {"json": "u1"},
+    "batches": {"seen": "u8", "covered": "u8"},
+    "outbox": {"roots": "u8", "verdicts": "u1", "reason_ids": "u4"},
+    "ledger": {"keys": "u8", "vals": "u8", "flags": "u8", "ages": "i8"},
+    "contents": {"keys": "u8", "ages": "f8", "maps": "u1"},
+    "sessions": {"keys": "u8", "ages": "f8"},
+    "sequences": {"keys": "u8", "maps": "u1"},
 }
 
 
-def dump(shard: Shard) -> dict[str, Array]:
-    """All of a shard at its present time; the arrays are its own no longer."""
-    boxes = [source.outbox.dump() for source in shard._sources.values()]
-    sources = [
-        _dump_source(source, stretches, shard._now)
-        for source, (stretches, _) in zip(shard._sources.values(), boxes, strict=True)
-    ]
+def dump(shard: Shard) -> Iterator[Part]:
+    """All of a shard at its present time, part by part; it must not change until the last one was taken."""
+    now, sources = shard._now, list(shard._sources.values())
     header = {
         "format": FORMAT,
         "generation": shard.generation,
         "registrations": shard.registrations,
         "counters": dataclasses.asdict(shard._counters),
         "reasons": shard._reasons.dump(),
-        "sources": sources,
+        "sources": [_dump_source(source, now) for source in sources],
+        "totals": _totals(shard),
     }
-    batches = [batch for source in shard._sources.values() for batch in source.batches.values()]
-    outcomes = [columns for _, columns in boxes]
-    return {
-        "header": np.frombuffer(json.dumps(header).encode(), np.uint8),
-        **_prefixed("ledger", shard._ledger.dump(shard._tick)),
-        **_prefixed("dedupe", shard._dedupe.dump(shard._now)),
-        "batches.seen": _joined([batch.seen for batch in batches], np.uint64),
-        "batches.covered": _joined([batch.covered for batch in batches], np.uint64),
-        "outbox.roots": _joined([columns.root_ids for columns in outcomes], np.uint64),
-        "outbox.verdicts": _joined([columns.verdicts for columns in outcomes], np.uint8),
-        "outbox.reason_ids": _joined([columns.reason_ids for columns in outcomes], np.uint32),
-    }
+    batches = [batch for source in sources for batch in source.batches.values()]
+    yield "header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+    yield (
+        "batches",
+        {
+            "seen": _joined([batch.seen for batch in batches], np.uint64),
+            "covered": _joined([batch.covered for batch in batches], np.uint64),
+        },
+    )
+    yield from (("outbox", columns) for source in sources for columns in source.outbox.dump())
+    yield from (("ledger", columns) for columns in shard._ledger.dump(shard._tick))
+    yield from (("contents", columns) for columns in shard._dedupe.dump_contents(now))
+    yield from (("sessions", columns) for columns in shard._dedupe.dump_sessions(now))
+    yield from (("sequences", columns) for columns in shard._dedupe.dump_sequences())
 
 
-def load(shard: Shard, arrays: Mapping[str, Array]) -> None:
+def load(shard: Shard, parts: Iterable[Part]) -> None:
     """Fill an empty shard, at its present time. Raises ValueError if the state is not whole."""
-    _check_columns(arrays)
     try:
-        header = json.loads(arrays["header"].tobytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
-        shard.generation, shard.registrations = header["generation"], header["registrations"]
-        _load_counters(shard, header["counters"])
-        shard._reasons.load(header["reasons"])
-        shard._ledger.load(_section("ledger", arrays), shard._tick)
-        shard._dedupe.load(_section("dedupe", arrays), shard._now)
-        _load_sources(shard, header["sources"], arrays)
+        _load(shard, parts)
     except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"the state is not whole: {type(error).__name__}: {error}") from error
     except ValueError as error:
         raise ValueError(f"the state is not whole: {error}") from error
 
 
-def _check_columns(arrays: Mapping[str, Array]) -> None:
-    for name, kind in COLUMNS.items():
-        if name not in arrays:
-            raise ValueError(f"the state is not whole: {name} is missing")
-        if arrays[name].dtype != np.dtype(kind):
-            raise ValueError(f"the state is not whole: {name} is {arrays[name].dtype}, not {np.dtype(kind)}")
+def _load(shard: Shard, parts: Iterable[Part]) -> None:
+    left = iter(parts)
+    header = json.loads(_take("header", left)["json"].tobytes())
+    if header["format"] != FORMAT:
+        raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
+    shard.generation, shard.registrations = header["generation"], header["registrations"]
+    _load_counters(shard, header["counters"])
+    shard._reasons.load(header["reasons"])
+    _load_sources(shard, header["sources"], _take("batches", left))
+    for content in header["sources"]:
+        outbox = shard._sources[content["session"]].outbox
+        for count, reasons in content["outbox"]:
+            outbox.load(count, reasons, _take("outbox", left))
+        shard._unconfirmed += len(outbox)
+    for name, columns in left:
+        _check(name, columns)
+        if name == "ledger":
+            shard._ledger.load(columns, shard._tick)
+        elif name == "contents":
+            shard._dedupe.load_contents(columns, shard._now)
+        elif name == "sessions":
+            shard._dedupe.load_sessions(columns, shard._now)
+        elif name == "sequences":
+            shard._dedupe.load_sequences(columns, shard._now)
+        else:
+            raise ValueError(f"a second {name} in it")
+    if _totals(shard) != header["totals"]:
+        raise ValueError(f"there should be {header['totals']} in it, and there are {_totals(shard)}")
+    _check_owners(shard)
+
+
+def _take(name: str, parts: Iterator[Part]) -> dict[str, Array]:
+    found, columns = next(parts, ("nothing", {}))
+    if found != name:
+        raise ValueError(f"{name} is missing, and {found} in its place")
+    _check(name, columns)
+    return columns
+
+
+def _check(name: str, columns: Mapping[str, Array]) -> None:
+    for column, kind in PARTS[name].items():
+        if column not in columns:
+            raise ValueError(f"{name}.{column} is missing")
+        if columns[column].dtype != np.dtype(kind):
+            raise ValueError(f"{name}.{column} is {columns[column].dtype}, not {np.dtype(kind)}")
+
+
+def _totals(shard: Shard) -> dict[str, int]:
+    dedupe = shard._dedupe
+    return {
+        "ledger": shard._ledger.entries,
+        "contents": len(dedupe),
+        "sessions": dedupe.sessions,
+        "sequences": dedupe.sequences,
+    }
 
 
 def _load_counters(shard: Shard, counters: Mapping[str, int]) -> None:
@@ -109,15 +142,15 @@ def _load_counters(shard: Shard, counters: Mapping[str, int]) -> None:
     shard._dedupe.dropped = shard._counters.identities_dropped
 
 
-def _dump_source(source: Source, stretches: list[list[Any]], now: float) -> dict[str, Any]:
+def _dump_source(source: Source, now: float) -> dict[str, Any]:
     return {
         "name": source.name,
         "session": source.session,
         "generation": source.generation,
-        "lease_left_s": source.expires - now,
+        "lease_s": source.lease_s,
         "silent_s": now - source.watched,
         "freed": source.outbox.freed,
-        "outbox": stretches,
+        "outbox": source.outbox.stretches(),
         "last_settled": source.last_settled,
         "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in source.settled.items()],
         "batches": [_dump_batch(batch, now) for batch in source.batches.values()],
@@ -135,25 +168,21 @@ def _dump_batch(batch: Batch, now: float) -> dict[str, Any]:
     }
 
 
-def _load_sources(shard: Shard, sources: list[dict[str, Any]], arrays: Mapping[str, Array]) -> None:
-    seen, covered = _taker(arrays["batches.seen"]), _taker(arrays["batches.covered"])
-    outcomes = {name: _taker(arrays[f"outbox.{name}"]) for name in ("roots", "verdicts", "reason_ids")}
+def _load_sources(shard: Shard, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
+    seen, covered = _taker(batches["seen"]), _taker(batches["covered"])
     for content in sources:
-        expires = shard._now + content["lease_left_s"]
-        source = Source(content["name"], content["session"], expires, content["generation"])
-        count = sum(stretch[0] for stretch in content["outbox"])
+        # Anew: for as long as nobody served, nobody could renew it.
+        lease_s = content["lease_s"]
+        source = Source(content["name"], content["session"], shard._now + lease_s, content["generation"], lease_s)
         source.outbox = Outbox(content["freed"])
-        source.outbox.load(content["outbox"], {name: take(count) for name, take in outcomes.items()})
         source.last_settled = content["last_settled"]
         source.watched = shard._now - content.get("silent_s", 0.0)
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = Settled(Settlement(settlement), cursor, roots)
         shard._sources[source.session] = source
-        shard._unconfirmed += len(source.outbox)
         for each in content["batches"]:
             _load_batch(shard, source, each, seen(each["words"]), covered(each["words"]))
     shard._indexes.settle_free()
-    _check_owners(shard)
 
 
 def _load_batch(shard: Shard, source: Source, content: dict[str, Any], seen: Array, covered: Array) -> None:
@@ -188,15 +217,6 @@ def _check_owners(shard: Shard) -> None:
         raise ValueError("roots in it belong to no batch")
     if any(0 not in source.batches for source in shard._sources.values()):
         raise ValueError("a source in it has no open stream")
-
-
-def _prefixed(name: str, columns: Mapping[str, Array]) -> dict[str, Array]:
-    return {f"{name}.{column}": values for column, values in columns.items()}
-
-
-def _section(name: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    start = len(name) + 1
-    return {column[start:]: values for column, values in arrays.items() if column.startswith(f"{name}.")}
 
 
 def _joined(parts: list[Array], dtype: type[Any]) -> Array:

@@ -1,19 +1,23 @@
 """State file: the whole state of a shard, on disk between two runs of a server.
 
 Decides the file's format, that it is written whole or not at all, and that it is served once: whoever reads it consumes
-it, so that a crash later cannot bring old state back. Knows nothing about what the arrays mean.
+it, so that a crash later cannot bring old state back. Knows nothing about what the arrays mean, and holds no more than
+one part of them at a time.
 
-    acker-state 1\\n | u32 length of header | header, JSON | arrays, one after another | 32 bytes BLAKE2b of all before
+    acker-state 2\\n | parts | u32 0 | 32 bytes BLAKE2b of all before
+    part: u32 length of header | header, JSON | arrays, one after another; the first part names the state
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,11 +26,13 @@ import numpy.typing as npt
 
 from acker_service.logs import Log
 
-Arrays = dict[str, npt.NDArray[Any]]
+# A name, and arrays by theirs.
+Part = tuple[str, dict[str, npt.NDArray[Any]]]
 
-FORMAT = 1
+FORMAT = 2
 MAGIC = b"acker-state "
 DIGEST_BYTES = 32
+BLOCK_BYTES = 1 << 20
 # Numbers, flags and raw bytes; nothing that would have to be unpickled.
 DTYPE_KINDS = "biufSU"
 # How many consumed states a directory remembers: more than restarts that anyone would undo.
@@ -69,25 +75,34 @@ class StateDir:
 
     def mark_serving(self) -> None:
         """Note that a server serves, until it writes its state. Raises :class:`StateError`."""
-        try:
+        with _naming(self._serving, "make room or name another directory"):
             self._serving.touch()
-        except OSError as error:
-            raise StateError(f"--state-dir {self._path}: {error.strerror}; make room or name another") from None
 
-    def read(self) -> Arrays | None:
-        """The arrays of the state, or None where there is none. Does not consume it. Raises :class:`StateError`."""
+    def read(self) -> Iterator[Part] | None:
+        """The parts of the state, or None where there is none. Does not consume it. Raises :class:`StateError`, as the
+        iterator does."""
         if not self._state.exists():
             return None
         try:
             with open(self._state, "rb") as file:
-                self._id, arrays = _read(file)
+                _check(file)
+                self._id = _read_id(file)
+            consumed = self._consumed_ids()
         except (_Damaged, OSError) as error:
             raise self.refusal(str(error)) from None
-        if self._id in self._consumed_ids():
+        if self._id in consumed:
             raise self.refusal(
                 "has been served before (it was consumed), and serving it twice could tell outcomes twice"
             )
-        return arrays
+        return self._parts()
+
+    def _parts(self) -> Iterator[Part]:
+        try:
+            with open(self._state, "rb") as file:
+                _read_id(file)
+                yield from _read_parts(file)
+        except (_Damaged, OSError) as error:
+            raise self.refusal(str(error)) from None
 
     def refusal(self, why: str) -> StateError:
         """The error for a state that cannot be served."""
@@ -97,26 +112,31 @@ class StateDir:
         )
 
     def consume(self) -> None:
-        """Delete the state that was read, and remember that it has been served."""
-        ids = [*self._consumed_ids(), self._id][-CONSUMED_MAX:]
-        _replace(self._consumed, lambda file: file.write("".join(f"{id}\n" for id in ids).encode()))
-        self._state.unlink()
-        _sync(self._path)
+        """Delete the state that was read, and remember that it has been served. Raises :class:`StateError`."""
+        with _naming(self._consumed, "the state in it was not used, and serves the next start"):
+            ids = [*self._consumed_ids(), self._id][-CONSUMED_MAX:]
+            _replace(self._consumed, lambda file: file.write("".join(f"{id}\n" for id in ids).encode()))
+        # From here on it is served: a state that cannot be deleted is refused as one that has been.
+        with _naming(self._state, "it has been marked as served; delete it"):
+            self._state.unlink()
+            _sync(self._path)
 
     def discard(self) -> None:
         """Put a state aside, under a name that no server reads."""
         if self._state.exists():
             aside = self._state.with_suffix(".discarded")
-            self._state.replace(aside)
-            _sync(self._path)
+            with _naming(self._state, "move it away by hand"):
+                self._state.replace(aside)
+                _sync(self._path)
             log.warning("state_discarded", moved_to=str(aside))
 
-    def write(self, arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-        """Write the state, whole or not at all, and return its size in bytes. Raises :class:`OSError`."""
+    def write(self, parts: Iterable[Part]) -> int:
+        """Write the state, whole or not at all, and return its size in bytes. Raises :class:`StateError`."""
         id = os.urandom(16).hex()
-        _replace(self._state, lambda file: _write(file, id, arrays))
-        self._serving.unlink(missing_ok=True)
-        return self._state.stat().st_size
+        with _naming(self._state, "the state is not kept: after the next start sources replay what was pending"):
+            _replace(self._state, lambda file: _write(file, id, parts))
+            self._serving.unlink(missing_ok=True)
+            return self._state.stat().st_size
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -130,68 +150,97 @@ class _Damaged(Exception):
     """What is wrong with a file, to stand after its name."""
 
 
-def _write(file: BinaryIO, id: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    table = [{"name": name, "dtype": array.dtype.str, "shape": array.shape} for name, array in arrays.items()]
-    header = json.dumps({"id": id, "arrays": table}).encode()
+def _write(file: BinaryIO, id: str, parts: Iterable[Part]) -> None:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    start = MAGIC + f"{FORMAT}\n".encode() + struct.pack("<I", len(header)) + header
-    parts: list[bytes | memoryview] = [start]
-    parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays.values()]
-    for part in parts:
-        digest.update(part)
-        file.write(part)
+
+    def put(some: bytes | memoryview) -> None:
+        digest.update(some)
+        file.write(some)
+
+    put(MAGIC + f"{FORMAT}\n".encode())
+    for name, arrays in chain([(id, {})], parts):
+        table = [{"name": key, "dtype": array.dtype.str, "shape": array.shape} for key, array in arrays.items()]
+        header = json.dumps({"name": name, "arrays": table}).encode()
+        put(struct.pack("<I", len(header)) + header)
+        for array in arrays.values():
+            put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    put(struct.pack("<I", 0))
     file.write(digest.digest())
 
 
-def _read(file: BinaryIO) -> tuple[str, Arrays]:
-    start = len(_first_line(file.readline(32)))
+def _check(file: BinaryIO) -> None:
+    """Hold the file against its checksum, so that nothing is made of one that is not whole."""
+    _first_line(file.readline(32))
+    left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
     file.seek(0)
-    content = np.fromfile(file, np.uint8)
-    vouched = content[:-DIGEST_BYTES]
-    if content[-DIGEST_BYTES:].tobytes() != hashlib.blake2b(vouched.data, digest_size=DIGEST_BYTES).digest():
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    while left > 0 and (some := file.read(min(left, BLOCK_BYTES))):
+        digest.update(some)
+        left -= len(some)
+    if left or file.read(DIGEST_BYTES + 1) != digest.digest():
         raise _Damaged("is damaged or cut short (its checksum does not match)")
-    return _arrays(vouched, start)
+    file.seek(0)
 
 
-def _first_line(line: bytes) -> bytes:
+def _first_line(line: bytes) -> None:
     if not line.startswith(MAGIC) or not line.endswith(b"\n"):
         raise _Damaged("is not a state of the acker, or cut short within its first line")
     name = line[len(MAGIC) : -1].decode("ascii", "replace")
     if name != str(FORMAT):
         raise _Damaged(f"has format {name}, and this version of the acker reads format {FORMAT} only")
-    return line
 
 
-def _arrays(content: npt.NDArray[np.uint8], offset: int) -> tuple[str, Arrays]:
-    """Cut the arrays out of what the checksum vouches for; what still does not fit was written wrongly."""
+def _read_id(file: BinaryIO) -> str:
+    file.readline(32)
+    return next(_read_parts(file))[0]
+
+
+def _read_parts(file: BinaryIO) -> Iterator[Part]:
+    """Part by part, of what the checksum vouches for; what still does not fit was written wrongly."""
     try:
-        (length,) = struct.unpack("<I", content[offset : offset + 4].tobytes())
-        header = json.loads(content[offset + 4 : offset + 4 + length].tobytes())
-        offset += 4 + length
-        arrays: Arrays = {}
-        for row in header["arrays"]:
-            dtype = np.dtype(row["dtype"])
-            if dtype.kind not in DTYPE_KINDS:
-                raise ValueError(f"array of {dtype}")
-            stop = offset + dtype.itemsize * int(np.prod(row["shape"], dtype=np.int64))
-            # A copy is aligned as its dtype wants it; the bytes of the file are not.
-            arrays[row["name"]] = content[offset:stop].copy().view(dtype).reshape(row["shape"])
-            offset = stop
-        if offset != len(content):
+        while length := struct.unpack("<I", file.read(4))[0]:
+            header = json.loads(file.read(length))
+            yield str(header["name"]), {row["name"]: _read_array(file, row) for row in header["arrays"]}
+        if len(file.read(DIGEST_BYTES + 1)) != DIGEST_BYTES:
             raise ValueError("bytes left over")
-        return str(header["id"]), arrays
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"is not whole ({error})") from None
+
+
+def _read_array(file: BinaryIO, row: dict[str, Any]) -> npt.NDArray[Any]:
+    dtype = np.dtype(row["dtype"])
+    if dtype.kind not in DTYPE_KINDS:
+        raise ValueError(f"array of {dtype}")
+    array: npt.NDArray[Any] = np.empty(row["shape"], dtype)
+    content = array.reshape(-1).view(np.uint8)
+    if file.readinto(content.data) != len(content):  # type: ignore[attr-defined]
+        raise ValueError("an array is cut short")
+    return array
+
+
+@contextlib.contextmanager
+def _naming(path: Path, consequence: str) -> Iterator[None]:
+    """What the system says of a file, with the file's name and what follows from it."""
+    try:
+        yield
+    except OSError as error:
+        raise StateError(f"--state-dir: {path}: {error.strerror or error}; {consequence}") from None
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Give ``path`` new content at one stroke, on disk before this returns."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        # A full disk is not filled further with what is of no use.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     _sync(path.parent)
 
 

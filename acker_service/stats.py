@@ -39,6 +39,7 @@ class ShardStats(Counters):
     sources: int = 0
     open_batches: int = 0
     identities: int = 0
+    identity_bytes: int = 0  # of identities and sequences
     sequence_sessions: int = 0
     ledger_bytes: int = 0
     max_pending: int = 0

@@ -214,7 +214,7 @@ def column64(name: str, values: npt.ArrayLike) -> Column:
         raise ValueError(
             f"{name}: give one column of 64-bit integers (np.uint64 or np.int64), not {array.dtype}{shape}"
         )
-    return np.ascontiguousarray(array).view(np.uint64)
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view(np.uint64)
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from acker_protocol import messages
-from acker_protocol.ids import Column
+from acker_protocol.ids import Column, check_column
 from acker_protocol.messages import (
     ACK,
     FAIL,
@@ -96,8 +96,8 @@ def encode_apply(message: Apply) -> pb.ApplyRequest:
         inits=None
         if inits is None
         else pb.Inits(session=inits.session, batch=inits.batch, covered=inits.covered.tobytes()),
-        root_ids=entries.root_ids.tobytes(),
-        ack_vals=entries.ack_vals.tobytes(),
+        root_ids=_fixed64("root_ids", entries.root_ids),
+        ack_vals=_fixed64("ack_vals", entries.ack_vals),
         kinds=entries.kinds.tobytes(),
         reason_ids=entries.reason_ids.tobytes(),
         reasons=entries.reasons,
@@ -325,15 +325,25 @@ def _decode_entries(wire: pb.ApplyRequest, are_inits: bool) -> Entries:
     return Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
 
 
+def _fixed64(name: str, column: Column) -> bytes:
+    check_column(name, column)
+    return column.tobytes()
+
+
 def _ids(name: str, content: bytes) -> Column:
     if len(content) % 8:
-        raise Malformed(f"{name}: {len(content)} bytes are not a column of fixed64")
+        raise Malformed(
+            f"{name}: {len(content)} bytes are not a column of fixed64; write 8 bytes each, little-endian: "
+            "int64 as its 64 bits stand, not as varints"
+        )
     return np.frombuffer(content, np.uint64)
 
 
 def _reason_ids(content: bytes) -> npt.NDArray[np.uint32]:
     if len(content) % 4:
-        raise Malformed(f"reason_ids: {len(content)} bytes are not a column of uint32")
+        raise Malformed(
+            f"reason_ids: {len(content)} bytes are not a column of uint32; write 4 bytes each, little-endian"
+        )
     return np.frombuffer(content, np.uint32)
 
 

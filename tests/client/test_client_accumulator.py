@@ -154,6 +154,26 @@ def test_signed_ids_are_read_bit_for_bit() -> None:
     assert rows_of(draft) == {2**64 - 1: (2**64 - 2 ^ 1, ACK)}
 
 
+@pytest.mark.parametrize(
+    "column",
+    [
+        [1, (1 << 64) - 3],
+        [1, -3],
+        (np.int64(1), np.int64(-3)),
+        np.array([1, -3]),
+        np.array([1, (1 << 64) - 3], np.uint64),
+        np.array([1, (1 << 64) - 3], ">u8"),
+        np.array([1, 0, -3, 0])[::2],
+    ],
+    ids=["ints", "signed ints", "numpy ints", "int64", "uint64", "big-endian", "strided"],
+)
+def test_a_column_of_64_bit_integers_is_the_same_ids_in_whatever_dtype(column: Any) -> None:
+    accumulator = Accumulator()
+    accumulator.init_columns(column, np.ones(2, np.int64))
+    (draft,) = accumulator.take()
+    assert set(draft.entries.root_ids.tolist()) == {1, (1 << 64) - 3}
+
+
 def test_what_the_caller_does_with_its_arrays_later_changes_nothing() -> None:
     accumulator = Accumulator()
     roots, vals = np.array([7], np.uint64), np.array([5], np.uint64)
@@ -181,6 +201,8 @@ def test_a_long_reason_is_cut() -> None:
         ("ack_columns", ([1, 2], [1]), "1 for 2 roots"),
         ("ack_columns", (np.array([1.0]), [1]), "64-bit integers"),
         ("ack_columns", (np.array([1], np.int32), [1]), "64-bit integers"),
+        ("init_columns", ([True, 2], [1, 2]), "roots=True: ids are integers"),
+        ("init_columns", ([1, 2], ["3", 4]), "vals='3': ids are integers"),
         ("fail_columns", ([1, 2], ["one"]), "one a row"),
         ("ack", (1.5, 5), "root=1.5: ids are integers"),
         ("ack", (None, 5), "root=None: ids are integers"),

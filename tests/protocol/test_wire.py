@@ -236,3 +236,10 @@ def test_columns_of_any_length_are_read_or_malformed(identity, inits, columns, r
         return
     assert len(entries.root_ids) == len(entries.ack_vals)
     assert len(as_twin(entries)) <= len(entries)
+
+
+@pytest.mark.parametrize("name", ["root_ids", "ack_vals"])
+def test_a_report_of_another_dtype_is_not_sent(name: str) -> None:
+    columns = {"root_ids": np.ones(2, np.uint64), "ack_vals": np.ones(2, np.uint64)} | {name: np.ones(2, np.int32)}
+    with pytest.raises(TypeError, match=f"{name} is int32: give an array of np.uint64"):
+        wire.encode_apply(messages.Apply(Identity(1, 2), 0, messages.Entries(**columns)))

@@ -62,6 +62,10 @@ class Caller:
     def open_batch(self, request: OpenBatch) -> OpenBatchReply:
         return wire.decode_open_batch_reply(self._stub.OpenBatch(wire.encode_open_batch(request), timeout=TIMEOUT_S))
 
+    def opening(self, request: OpenBatch) -> grpc.Future:
+        """An OpenBatch that is under way."""
+        return self._stub.OpenBatch.future(wire.encode_open_batch(request), timeout=TIMEOUT_S)
+
     def settle(self, number: int, settlement: Settlement, session: int = SESSION) -> SettleReply:
         request = wire.encode_settle(Settle(session, number, settlement))
         return wire.decode_settle_reply(self._stub.Settle(request, timeout=TIMEOUT_S))

@@ -28,11 +28,11 @@ from acker_protocol.messages import (
 )
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
-from acker_service.pool import Pool
 from acker_service.server import Server
 from acker_service.servicer import Refused, Servicer
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
+from acker_service.workers import Workers
 
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
 REQUESTS = {
@@ -271,6 +271,7 @@ def test_a_hundred_thousand_random_messages_at_a_handler_are_refused_or_answered
     draw = random.Random(seed)
     shard = Shard(incarnation=1, generation=2, max_pending=100_000)
     shared = SharedShard(shard, clock=time.monotonic, max_watches=1, linger_s=0.0)
+    workers = Workers("test", 1, receive_s=10.0, clock=time.monotonic)
     servicer = Servicer(
         shared,
         incarnation=1,
@@ -278,7 +279,8 @@ def test_a_hundred_thousand_random_messages_at_a_handler_are_refused_or_answered
         sequence_window=64,
         values=dict,
         observe=lambda *_: None,
-        workers=Pool("apply", 1),
+        reporters=workers,
+        others=workers,
     )
     for session in (1, 2):
         shared.watch(Watch("test", session, 600_000))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from acker_protocol.messages import Identity, Status
-from acker_service.dedupe import Dedupe
+from acker_service.dedupe import IDENTITY_BYTES, Dedupe
 
 CONTENT = Identity(1, 2)
 
@@ -75,9 +77,22 @@ def test_memory_is_bounded_and_what_it_costs_is_counted() -> None:
     for low in range(1000):
         dedupe.note(Identity(0, low), 9, 1, now=0.0)
         dedupe.note(Identity(low, 0, sequenced=True), 9, 1, now=0.0)
-    assert len(dedupe) == 100
-    assert dedupe.sessions == 25
-    assert dedupe.dropped == 900 + 975
+    assert len(dedupe) + dedupe.sequences == 100
+    assert dedupe.dropped == 1900
+    assert dedupe.memory_bytes == 100 * IDENTITY_BYTES
+
+
+@given(st.integers(0, 1 << 32))
+def test_sequences_are_counted_as_they_come_and_go(seed: int) -> None:
+    chance, dedupe = random.Random(seed), Dedupe(window=4, identities_max=30)
+    for now in range(200):
+        identity = Identity(chance.randrange(12), chance.randrange(1, now // 4 + 2), chance.random() < 0.7)
+        if not isinstance(dedupe.look(identity, 9), Status):
+            dedupe.note(identity, 9, 1, float(now))
+        if chance.random() < 0.02:
+            dedupe.forget(now - 20.0, now - 20.0)
+        assert dedupe.sequences == sum(len(session.records) for session in dedupe._sessions.values())
+        assert len(dedupe) + dedupe.sequences <= 30
 
 
 def test_it_goes_on_where_it_was_dumped() -> None:
@@ -85,7 +100,12 @@ def test_it_goes_on_where_it_was_dumped() -> None:
     dedupe.note(CONTENT, 9, 1 << 1023 | 5, now=3.0)
     dedupe.note(Identity(8, 40, sequenced=True), 7, 6, now=4.0)
     again = Dedupe(window=4, identities_max=100)
-    again.load(dedupe.dump(now=5.0), now=105.0)
+    for part in dedupe.dump_contents(now=5.0):
+        again.load_contents(part, now=105.0)
+    for part in dedupe.dump_sessions(now=5.0):
+        again.load_sessions(part, now=105.0)
+    for part in dedupe.dump_sequences():
+        again.load_sequences(part, now=105.0)
     assert again.look(CONTENT, 9) == 1 << 1023 | 5
     assert again.look(Identity(8, 40, sequenced=True), 7) == 6
     assert again.look(Identity(8, 36, sequenced=True), 7) == Status.STALE

@@ -57,7 +57,9 @@ def test_a_proxy_has_no_part_in_it(server_process: Callable[..., Any]) -> None:
 
 
 def test_a_server_that_is_not_ready_says_why() -> None:
-    door = HttpDoor("127.0.0.1", 0, {"/readyz": lambda: text(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")})
+    door = HttpDoor(
+        "127.0.0.1", 0, {"/readyz": lambda: text(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")}, "127.0.0.1:7070"
+    )
     door.start()
     try:
         with pytest.raises(NotReady, match="is not ready: stopping"):

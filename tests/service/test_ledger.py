@@ -37,8 +37,8 @@ def ack(ledger: Ledger, roots: Column, vals: Column, tick: int = 0) -> None:
 
 
 def entries(ledger: Ledger) -> dict[int, int]:
-    state = ledger.dump(0)
-    return dict(zip(state["keys"].tolist(), state["vals"].tolist(), strict=True))
+    parts = list(ledger.dump(0))
+    return {key: val for part in parts for key, val in zip(part["keys"].tolist(), part["vals"].tolist(), strict=True)}
 
 
 @given(st.integers(0, 1 << 32))
@@ -112,7 +112,8 @@ def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> 
     ledger, again = Ledger(1 << 30), Ledger(1 << 30)
     roots = roots_of(mix64_column(np.arange(1, 100_001, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
-    again.load(ledger.dump(0), 0)
+    for part in ledger.dump(0):
+        again.load(part, 0)
     # Asked before `fit`, which would look for an empty cell for ever in a sub-table that is too short.
     directory = again._directory
     assert np.all(directory[:, kernels.PEAK] >= directory[:, kernels.COUNT])
@@ -162,7 +163,23 @@ def test_a_root_beyond_the_numbers_of_its_batch_is_refused() -> None:
 def test_a_state_with_a_root_twice_is_refused() -> None:
     ledger = Ledger(1000)
     init(ledger, roots_of(np.array([7, 8], np.uint64)), np.ones(2, np.uint64))
-    state = ledger.dump(0)
+    (state,) = ledger.dump(0)
     state["keys"][1] = state["keys"][0]
     with pytest.raises(ValueError, match="a root twice"):
         Ledger(1000).load(state, 0)
+
+
+def test_a_dump_in_many_parts_is_loaded_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("acker_service.ledger.PART_ENTRIES", 1000)
+    ledger, again = Ledger(1 << 30), Ledger(1 << 30)
+    roots = roots_of(mix64_column(np.arange(1, 20_001, dtype=np.uint64)))
+    init(ledger, roots, roots)
+    parts = list(ledger.dump(0))
+    assert len(parts) > 10
+    assert max(len(part["keys"]) for part in parts) < 1100
+    for part in parts:
+        again.load(part, 0)
+    assert entries(again) == entries(ledger)
+    assert again.pending.tolist() == ledger.pending.tolist()
+    with pytest.raises(ValueError, match="a sub-table twice"):
+        again.load(parts[0], 0)

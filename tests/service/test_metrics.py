@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from itertools import count
@@ -15,10 +16,10 @@ from caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_o
 
 from acker_protocol.messages import OpenBatch, Settlement, Status
 from acker_service.metrics import OTHER, SOURCES_MAX
-from acker_service.pool import Pool
 from acker_service.server import Server
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
+from acker_service.workers import Workers
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_names_of_sources_are_bounded_and_the_rest_is_one(server: Server, caller
 
 def test_a_call_that_waits_for_a_thread_is_queued_and_then_measured(server: Server) -> None:
     waits: list[float] = []
-    pool, gate = Pool("test", 1), threading.Event()
+    pool, gate = Workers("test", 1, receive_s=10.0, clock=time.monotonic), threading.Event()
     pool.observe = waits.append
     first, second = pool.submit(gate.wait, 20), pool.submit(int, "7", base=8)
     eventually(lambda: pool.queued == 1 and len(waits) == 1)

@@ -54,12 +54,10 @@ def test_outcomes_arrive_in_order_and_stay_until_they_are_confirmed(seed: int, m
         freed = max(freed, confirmed)
         assert len(box) == len(twin) - freed
         if chance.random() < 0.1:
-            stretches, columns = box.dump()
+            stretches, parts = box.stretches(), list(box.dump())
             box = Outbox(box.freed)
-            box.load(
-                stretches,
-                {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids},
-            )
+            for (count, reasons), columns in zip(stretches, parts, strict=True):
+                box.load(count, reasons, columns)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])

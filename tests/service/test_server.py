@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ import pytest
 from caller import Caller, ack_a_tree, acks, eventually, inits, roots_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from pages import page
 
 from acker_protocol.messages import Identity, InitScope, Limits, OpenBatch, Settlement, Status, Verdict
 from acker_protocol.reports import fold, pack
@@ -42,17 +40,6 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
     return caught.value.code(), caught.value.details()
-
-
-def page(server: Any, path: str) -> tuple[int, str]:
-    with contextlib.suppress(urllib.error.HTTPError):
-        try:
-            with urllib.request.urlopen(f"http://{server.http_address}{path}", timeout=10) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-    raise AssertionError
 
 
 # -- calls
@@ -292,7 +279,7 @@ def test_a_port_in_use_is_an_error_that_names_port_and_option(server: Server) ->
 def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     result = start_command("--host", "192.0.2.1", "--port=0", "--http-port=off")
     assert result.returncode == 2
-    assert "192.0.2.1:0" in result.stderr
+    assert "192.0.2.1" in result.stderr
     assert "--host" in result.stderr
 
 
@@ -371,7 +358,7 @@ def test_a_crash_after_a_restart_does_not_bring_the_old_state_back(
 def test_a_damaged_state_stops_the_start_and_discarding_it_starts_empty(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "acker.state").write_bytes(b"acker-state 1\nand then nothing")
+    (tmp_path / "acker.state").write_bytes(b"acker-state 2\nand then nothing")
     result = start_command("--port=0", "--http-port=off", "--state-dir", str(tmp_path))
     assert result.returncode == 2
     assert "damaged or cut short" in result.stderr
@@ -382,7 +369,7 @@ def test_a_damaged_state_stops_the_start_and_discarding_it_starts_empty(
 
 def test_a_state_that_is_intact_but_not_a_shard_is_refused_and_kept(tmp_path: Path) -> None:
     state_dir = StateDir(str(tmp_path))
-    state_dir.write({"something": np.arange(3)})
+    state_dir.write([("something", {"numbers": np.arange(3)})])
     state_dir.close()
     result = start_command("--port=0", "--http-port=off", "--state-dir", str(tmp_path))
     assert result.returncode == 2
@@ -402,3 +389,51 @@ def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) ->
         ack_a_tree(caller, 1)
     names = [thread.name for thread in set(threading.enumerate()) - before]
     assert names.count("acker-apply_0") == 1
+
+
+@pytest.mark.parametrize("other", ["--http-port=0", "--http-port=off"])
+@pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(host: str, other: str) -> None:
+    result = start_command(f"--host={host}", "--port=0", other)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"acker serve: --host (ACKER_HOST): {host}: ")
+    assert "--port" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", ["state", "consumed", "ready"])
+def test_a_full_disk_is_one_line_that_names_the_path_and_the_state_stays(
+    what: str, server_process: Callable[..., Any], tmp_path: Path
+) -> None:
+    state, ready = tmp_path / "state", tmp_path / "ready.json"
+    process = server_process("--state-dir", str(state))
+    with Caller(process.address) as caller:
+        generation = (caller.begin(), caller.watch().generation)[1]
+    assert process.terminate() == 0
+    # Whatever is written there meets a full disk.
+    full = {
+        "state": state / "acker.state.tmp",
+        "consumed": state / "consumed.tmp",
+        "ready": tmp_path / "ready.json.tmp",
+    }
+    full[what].symlink_to("/dev/full")
+    if what == "state":
+        process.start()
+        assert process.terminate() == 1
+        last = [json.loads(line) for line in process.log.splitlines()][-1]
+        assert (last["event"], "No space left on device" in last["error"]) == ("state_lost", True)
+        assert str(state / "acker.state") in last["error"]
+        assert "traceback" not in last
+        return
+    result = start_command("--port=0", "--http-port=off", f"--state-dir={state}", f"--ready-file={ready}")
+    assert result.returncode == 2
+    complaint = result.stderr.splitlines()[-1]
+    assert complaint.startswith(f"acker serve: {'--state-dir' if what == 'consumed' else '--ready-file'}")
+    assert str(state / "consumed" if what == "consumed" else ready) in complaint
+    assert "No space left on device" in complaint
+    assert "Traceback" not in result.stderr
+    full[what].unlink(missing_ok=True)
+    process.start()
+    with Caller(process.address) as caller:
+        reply = caller.watch()
+        assert (reply.is_new, reply.generation) == (False, generation)

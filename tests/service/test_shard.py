@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -515,19 +515,15 @@ def busy_shard() -> Shard:
     return shard
 
 
-def state_of(shard: Shard) -> dict[str, bytes]:
+def state_of(shard: Shard) -> dict[tuple[int, str, str], bytes]:
     """Everything but the counters, as bytes."""
-    state = shard.dump(1.0)
-    return {name: values.tobytes() for name, values in state.items() if name != "header"} | {
-        "sources": repr(_header(state)["sources"]).encode()
-    }
-
-
-def _header(state: Mapping[str, npt.NDArray[Any]]) -> dict[str, Any]:
-    import json
-
-    header: dict[str, Any] = json.loads(state["header"].tobytes())
-    return header
+    parts = list(shard.dump(1.0))
+    return {
+        (n, name, column): values.tobytes()
+        for n, (name, columns) in enumerate(parts)
+        for column, values in columns.items()
+        if name != "header"
+    } | {(0, "header", "sources"): repr(json.loads(parts[0][1]["json"].tobytes())["sources"]).encode()}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -594,11 +590,31 @@ def test_a_restored_shard_tells_what_the_dumped_one_would_have_told() -> None:
     assert again.stats == shard.stats
 
 
-@pytest.mark.parametrize("name", sorted(busy_shard().dump(1.0)))
-def test_a_state_that_is_not_whole_is_refused(name: str) -> None:
-    state = busy_shard().dump(1.0)
-    assert len(state[name])
-    missing = {key: values for key, values in state.items() if key != name}
-    for damaged in (missing, state | {name: state[name][:-1]}, state | {name: state[name].astype(np.float32)}):
+def test_a_restored_lease_starts_anew() -> None:
+    shard = new_shard()
+    shard.watch(Watch("test", 7, 10_000), 0.0)
+    again = Shard.restore(shard.dump(9.9), incarnation=3, now=5000.0)
+    again.tick(5009.9)
+    assert again.stats.sources == 1
+    again.tick(5010.1)
+    assert again.stats.sources == 0
+
+
+COLUMNS = [(name, column) for name, columns in busy_shard().dump(1.0) for column in columns]
+
+
+@pytest.mark.parametrize(("name", "column"), COLUMNS)
+def test_a_state_that_is_not_whole_is_refused(name: str, column: str) -> None:
+    state = dict(busy_shard().dump(1.0))
+    values = state[name][column]
+    assert len(values)
+    others = {key: each for key, each in state[name].items() if key != column}
+    damaged = [
+        {key: columns for key, columns in state.items() if key != name},
+        *(state | {name: others | each} for each in ({}, {column: values[:-1]}, {column: values.astype(np.float32)})),
+    ]
+    for each in damaged:
         with pytest.raises(ValueError, match="not whole"):
-            Shard.restore(damaged, incarnation=3, now=0.0)
+            Shard.restore(each.items(), incarnation=3, now=0.0)
+    with pytest.raises(ValueError, match="not whole"):
+        Shard.restore([*state.items(), (name, state[name])], incarnation=3, now=0.0)

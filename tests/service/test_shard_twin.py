@@ -162,6 +162,7 @@ class Comparison:
         state = self.shard.dump(self.now + self.moved)
         self.moved = max(-0.5, self.moved + self.chance.randrange(-20, 5000) / 32)
         self.shard = Shard.restore(state, incarnation=1, now=self.now + self.moved, **self.options)
+        self.twin.restart(self.now)
 
     def send(self, message: Apply) -> None:
         self.sent.append(message)

@@ -70,6 +70,7 @@ class _Source:
     name: str
     session: int
     expires: float
+    lease_s: float = 0.0
     batches: dict[int, _Batch] = field(default_factory=dict)
     settled: dict[int, tuple[Settlement, SettleReply]] = field(default_factory=dict)
     last_settled: int = 0
@@ -371,7 +372,8 @@ class Twin:
             stream = OpenBatch(request.session, 0, 0, 0, False)
             source.batches[0] = _Batch(source, 0, stream, now, request.limits)
         source.batches[0].limits = request.limits
-        source.expires = now + min(request.lease_ms / 1000, self._max_lease_s)
+        source.lease_s = min(request.lease_ms / 1000, self._max_lease_s)
+        source.expires = now + source.lease_s
         confirmed = 0 if is_new else request.confirmed
         if confirmed > source.freed + len(source.outbox):
             return self._watch_reply(Status.INVALID, "confirmed: beyond the last outcome")
@@ -406,6 +408,11 @@ class Twin:
         for root in [r for r, entry in self._entries.items() if entry.batch and entry.batch.source is source]:
             del self._entries[root]
             self._count["roots_dropped"] += 1
+
+    def restart(self, now: float) -> None:
+        """Leases start anew."""
+        for source in self._sources.values():
+            source.expires = now + source.lease_s
 
     def tick(self, now: float) -> None:
         for source in [source for source in self._sources.values() if source.expires <= now]:

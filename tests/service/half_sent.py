@@ -1,0 +1,79 @@
+"""Half-sent: calls whose request never arrives whole, by HTTP/2 frames written out by hand."""
+
+from __future__ import annotations
+
+import socket
+
+DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
+ACK = 1
+END_HEADERS = 4
+
+
+class HalfSender:
+    """One connection to ``address``."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.address = address
+        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+        self._stream = -1
+
+    def __enter__(self) -> HalfSender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def begin(self, method: str, service: str = "acker.v1.Acker") -> int:
+        """A call with ten bytes of a request of a thousand; returns its stream."""
+        self._stream += 2
+        names = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/{service}/{method}",
+            ":authority": self.address,
+            "content-type": "application/grpc",
+            "te": "trailers",
+        }
+        block = b"".join(b"\0" + text(name) + text(value) for name, value in names.items())
+        half = b"\0" + (1000).to_bytes(4, "big") + bytes(10)
+        self._socket.sendall(frame(HEADERS, END_HEADERS, self._stream, block) + frame(DATA, 0, self._stream, half))
+        return self._stream
+
+    def until_ended(self, streams: set[int]) -> None:
+        """Return once the server has ended these streams, or the connection."""
+        left = set(streams)
+        while left:
+            head = self._read(9)
+            if not head:
+                return
+            length, kind, flags, stream = (
+                int.from_bytes(head[:3], "big"),
+                head[3],
+                head[4],
+                int.from_bytes(head[5:], "big"),
+            )
+            self._read(length)
+            if kind == SETTINGS and not flags & ACK:
+                self._socket.sendall(frame(SETTINGS, ACK, 0))
+            if kind == RST_STREAM or (kind == HEADERS and flags & 1):
+                left.discard(stream)
+
+    def _read(self, length: int) -> bytes:
+        content = b""
+        while len(content) < length:
+            some = self._socket.recv(length - len(content))
+            if not some:
+                return b""
+            content += some
+        return content
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def text(content: str) -> bytes:
+    """A string of HPACK as it is, shorter than 127 bytes."""
+    return bytes([len(content)]) + content.encode()

@@ -1,0 +1,169 @@
+"""Senders that stop in the middle of a message, and everybody else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from caller import Caller, ack_a_tree, eventually
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from half_sent import HalfSender
+from pages import page
+
+from acker_service.server import Server
+from acker_service.workers import STALLED_MAX, Workers
+
+StartServer = Callable[..., Server]
+SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health(caller: Caller) -> int:
+    stub = health_pb2_grpc.HealthStub(caller.channel)
+    return stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+
+
+@pytest.mark.parametrize("method", ["Apply", "Watch"])
+def test_whole_messages_pass_any_number_of_half_sent_ones(start_server: StartServer, method: str) -> None:
+    server = start_server(receive_s=3600.0, http_port=0, workers=2, max_watches=4)
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            sender = stack.enter_context(HalfSender(server.address))
+            for _ in range(75):
+                sender.begin(method)
+        with Caller(server.address) as caller:
+            for session in range(1, 4):
+                caller.hello()
+                ack_a_tree(caller, session)
+                caller.stats()
+            assert health(caller) == SERVING
+        assert page(server, "/readyz") == (200, "ok\n")
+
+
+def test_half_sent_checks_of_health_do_not_hold_up_health(start_server: StartServer) -> None:
+    server = start_server(receive_s=3600.0)
+    with HalfSender(server.address) as sender, Caller(server.address) as caller:
+        for _ in range(100):
+            sender.begin("Check", "grpc.health.v1.Health")
+        assert health(caller) == SERVING
+        ack_a_tree(caller, 1)
+
+
+def test_a_request_that_does_not_arrive_in_its_time_is_cancelled(start_server: StartServer) -> None:
+    server = start_server(receive_s=0.2)
+    with HalfSender(server.address) as sender, Caller(server.address) as caller:
+        streams = {sender.begin(method) for method in ("Apply", "Watch", "Settle", "Hello")}
+        sender.until_ended(streams)
+        ack_a_tree(caller, 1)
+
+
+def test_one_connection_has_a_bounded_number_of_calls_and_the_server_of_connections(start_server: StartServer) -> None:
+    server = start_server(max_calls_per_connection=8, max_connections=2, receive_s=3600.0)
+    with Caller(server.address) as caller, HalfSender(server.address) as sender:
+        caller.hello()
+        streams = {sender.begin("Watch") for _ in range(50)}
+        sender.until_ended(set(sorted(streams)[8:]))
+        with HalfSender(server.address) as third:
+            third.until_ended({1})
+        ack_a_tree(caller, 1)
+
+
+def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(start_server: StartServer) -> None:
+    server = start_server(http_port=0)
+    with Caller(server.address) as caller:
+        with server._shared._lock:
+            status, why = page(server, "/readyz")
+            assert (status, "the shard did not answer" in why) == (503, True)
+            assert health(caller) == NOT_SERVING
+            assert page(server, "/livez")[0] == 200
+        assert page(server, "/readyz")[0] == 200
+        assert health(caller) == SERVING
+
+
+def test_a_call_without_a_request_is_told_that_it_takes_one(start_server: StartServer) -> None:
+    with Caller(start_server().address) as caller:
+        call = caller.channel.stream_unary("/acker.v1.Acker/Apply", _registered_method=False)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(iter(()), timeout=20)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "without a request" in caught.value.details()
+
+
+# -- the threads alone
+
+
+class Stall:
+    """Tasks that receive until they are cancelled."""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers = workers
+        self.cancelled: list[int] = []
+        self.begun = 0
+
+    def submit(self, number: int) -> Any:
+        gone = threading.Event()
+
+        def cancel() -> None:
+            self.cancelled.append(number)
+            gone.set()
+
+        def receive() -> bytes:
+            self.begun += 1
+            assert gone.wait(20)
+            raise EOFError
+
+        return self.workers.submit(self.workers.receive, cancel, receive)
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    return [0.0]
+
+
+@pytest.fixture
+def workers(clock: list[float]) -> Iterator[Workers]:
+    workers = Workers("test", 2, receive_s=10.0, clock=lambda: clock[0])
+    yield workers
+    workers.shutdown()
+
+
+def test_no_thread_is_added_before_a_request_stalls_and_a_call_waits(workers: Workers, clock: list[float]) -> None:
+    stall = Stall(workers)
+    for number in range(2):
+        stall.submit(number)
+    eventually(lambda: stall.begun == 2)
+    done = workers.submit(lambda: "done")
+    workers.relieve()
+    assert not done.done()
+    clock[0] = 1.0
+    assert workers.waited_s == 1.0
+    workers.relieve()
+    assert done.result(20) == "done"
+    assert stall.cancelled == []
+    clock[0] = 11.0
+    eventually(lambda: (workers.relieve(), stall.cancelled == [0, 1])[1])
+
+
+def test_at_the_bound_the_request_that_has_been_arriving_for_longest_makes_room(
+    workers: Workers, clock: list[float]
+) -> None:
+    stall = Stall(workers)
+    most = 2 + STALLED_MAX
+    for number in range(most):
+        stall.submit(number)
+        clock[0] += 0.1
+        eventually(lambda number=number: (workers.relieve(), stall.begun == number + 1)[1])
+    done = workers.submit(lambda: "done")
+    workers.relieve()
+    assert stall.cancelled == []
+    clock[0] += 0.1
+    workers.relieve()
+    assert done.result(20) == "done"
+    assert stall.cancelled == [0]
+    assert workers.cancelled == 1
+    clock[0] += 100.0
+    eventually(lambda: (workers.relieve(), len(stall.cancelled) == most)[1])
+    eventually(lambda: sum(thread.name.startswith("acker-test_") for thread in threading.enumerate()) == 2)

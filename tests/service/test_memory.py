@@ -1,0 +1,83 @@
+"""Memory: bounded where clients decide how much, and given back after a peak."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from caller import acks, roots_of
+
+from acker_protocol.messages import Status
+from acker_service import heap
+from acker_service.dedupe import IDENTITY_BYTES
+from acker_service.heap import FREED_MIN_BYTES, Heap
+from acker_service.shard import Shard
+
+PEAK = """
+import json, sys
+from caller import acks, inits, roots_of
+from acker_protocol.messages import Watch
+from acker_service import heap
+from acker_service.shard import Shard
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+shard, now, step, cursor = Shard(incarnation=1, generation=2), 0.0, 20_000, 0
+shard.watch(Watch("test", 7, 600_000_000), now)
+sizes = [resident()]
+for number in range(50):
+    shard.apply(inits(roots_of(range(number * step, (number + 1) * step)), number), now)
+    shard.tick(now := now + 0.05)
+sizes.append(resident())
+for number in range(50):
+    shard.apply(acks(roots_of(range(number * step, (number + 1) * step)), 1000 + number), now)
+    shard.tick(now := now + 0.05)
+    cursor = shard.watch(Watch("test", 7, 600_000_000, confirmed=cursor), now).cursor
+for _ in range(400):
+    shard.tick(now := now + 0.05)
+    cursor = shard.watch(Watch("test", 7, 600_000_000, confirmed=cursor), now).cursor
+assert shard.stats.pending == 0
+sizes.append(resident())
+assert heap.trim()
+sizes.append(resident())
+json.dump(sizes, sys.stdout)
+"""
+
+
+def test_after_a_peak_of_a_million_roots_trimming_gives_the_memory_back() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", PEAK],
+        capture_output=True,
+        check=True,
+        timeout=120,
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    start, full, empty, trimmed = json.loads(ran.stdout)
+    assert trimmed - start < (full - start) / 2, (start, full, empty, trimmed)
+
+
+def test_the_heap_is_trimmed_when_enough_was_let_go_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[int] = []
+    monkeypatch.setattr(heap, "trim", lambda: trimmed.append(1))
+    watched, peak = Heap(), 8 * FREED_MIN_BYTES
+    for held in (0, peak, peak - 1, peak - peak // 4 + 1):
+        watched.note(held)
+    assert not trimmed
+    for held in (peak // 2, peak // 2, peak // 2 - FREED_MIN_BYTES // 2):
+        watched.note(held)
+    assert len(trimmed) == watched.trims == 1
+    watched.note(0)
+    assert len(trimmed) == 2
+
+
+def test_identities_are_bounded_in_bytes_and_say_how_many_they_take() -> None:
+    shard = Shard(incarnation=1, generation=2, max_identity_bytes=100 * IDENTITY_BYTES)
+    for sequence in range(300):
+        assert shard.apply(acks(roots_of([sequence]), sequence, sender=sequence), 0.0).status == Status.APPLIED
+    assert shard.stats.identity_bytes == 100 * IDENTITY_BYTES
+    assert shard.stats.identities_dropped == 0
+    shard.tick(0.1)
+    assert shard.stats.identities_dropped == 200

@@ -1,0 +1,100 @@
+"""Signals: a server that is told to stop stops, and keeps its state."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from caller import Caller, eventually, inits, roots_of
+from load import Load
+
+from acker_protocol.messages import OpenBatch
+from acker_service.server import Server
+
+SYS_TGKILL = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
+
+
+def events(process: Any) -> list[str]:
+    return [json.loads(line)["event"] for line in process.log.splitlines()]
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_the_system_gives_to_another_thread_stops_the_server_too(
+    server_process: Callable[..., Any], which: signal.Signals
+) -> None:
+    process = server_process()
+    threads = sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
+    others = [thread for thread in threads if thread != process.pid]
+    assert others
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.syscall(SYS_TGKILL, process.pid, others[-1], int(which)) == 0
+    assert process.wait() == 0
+    assert events(process) == ["ready", "signal", "stopping", "stopped"]
+
+
+def test_a_second_signal_does_not_throw_the_state_away(server_process: Callable[..., Any], tmp_path: Path) -> None:
+    process = server_process("--state-dir", str(tmp_path / "state"))
+    with Caller(process.address) as caller:
+        caller.begin()
+        caller.apply(inits(roots_of(range(1000)), 0))
+        generation = caller.watch().generation
+    for which in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        os.kill(process.pid, which)
+    assert process.wait() == 0
+    process.start()
+    with Caller(process.address) as caller:
+        reply = caller.watch()
+        assert (reply.is_new, reply.generation) == (False, generation)
+        assert caller.stats().values["acker_pending_roots"] == 1000
+
+
+def test_a_hurried_stop_waits_for_no_call_and_writes_the_state(
+    start_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(state_dir=str(tmp_path), grace_s=3600.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        entered.set()
+        leave.wait()
+
+    monkeypatch.setattr(server._shared, "open_batch", slow)
+    with Caller(server.address) as caller:
+        caller.begin()
+        calling = caller.opening(OpenBatch(7, 1, 100, 5))
+        assert entered.wait(20)
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        eventually(lambda: not server._is_serving)
+        server.hurry()
+        stopping.join(20)
+        assert not stopping.is_alive()
+        assert (tmp_path / "acker.state").exists()
+        leave.set()
+        assert calling.exception() is not None
+
+
+@pytest.mark.parametrize("stops", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1500)])])
+def test_every_sigterm_under_load_is_a_clean_stop_that_costs_no_replay(
+    server_process: Callable[..., Any], tmp_path: Path, stops: int
+) -> None:
+    process = server_process("--state-dir", str(tmp_path / "state"))
+    load = Load(process.address, lambda: process.http_address)
+    statuses = []
+    for _ in range(stops):
+        reports, probes = load.reports, load.probes
+        eventually(lambda reports=reports, probes=probes: load.reports > reports + 20 and load.probes > probes + 20, 60)
+        statuses.append(process.terminate())
+        process.start()
+    load.stop()
+    print(f"{stops} stops, {load.reports} reports, {load.probes} probes")
+    assert statuses == [0] * stops
+    assert events(process).count("state_restored") == stops
+    assert (load.registrations, len(load.generations)) == (1, 1)
