@@ -120,7 +120,7 @@ class Metrics:
         )
         self._waits = Histogram(
             "acker_call_queue_seconds",
-            "How long calls waited for a thread: reports in the pool apply, all others in the pool call.",
+            "How long calls waited for a thread: reports in the pool apply, health checks in health, others in call.",
             ["pool"],
             buckets=BUCKETS_S,
             registry=self._registry,

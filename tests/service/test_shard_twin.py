@@ -34,7 +34,7 @@ SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.
 LIMITS = (Limits(), Limits(1000), Limits(0, 500), Limits(2000, 1000))
 MAX_PENDING = 90
-UNCOMPARED = {"ledger_bytes", "max_pending"}
+UNCOMPARED = {"identity_bytes", "ledger_bytes", "max_pending"}
 
 
 def first_of(session: int, number: int) -> int:
