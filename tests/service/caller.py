@@ -39,7 +39,14 @@ class Caller:
 
     def __init__(self, address: str) -> None:
         self.channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+            address,
+            options=[
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.use_local_subchannel_pool", 1),
+                # A server that is back is found at once.
+                ("grpc.initial_reconnect_backoff_ms", 100),
+                ("grpc.max_reconnect_backoff_ms", 300),
+            ],
         )
         self._stub = AckerStub(self.channel)
 

@@ -16,6 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from acker_protocol.messages import Status, Verdict, WatchReply
 
 ROOTS_A_REPORT = 50
+# A server that is away is not asked without a pause: it needs the processor to come back.
+PAUSE_S = 0.02
 
 
 class Load:
@@ -87,6 +89,8 @@ class Load:
             while not self._stopping.is_set():
                 with contextlib.suppress(grpc.RpcError):
                     stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+                    continue
+                self._stopping.wait(PAUSE_S)
 
     def _probe(self) -> None:
         while not self._stopping.is_set():
@@ -94,6 +98,8 @@ class Load:
                 with contextlib.suppress(OSError, urllib.error.URLError):
                     urllib.request.urlopen(f"http://{self._http_address()}{path}", timeout=5).read()
                     self.probes += 1
+                    continue
+                self._stopping.wait(PAUSE_S)
 
     def _until_answered(self, call: Callable[[], Any]) -> Any:
         while True:
@@ -102,3 +108,4 @@ class Load:
             except grpc.RpcError as error:
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                     raise
+                self._stopping.wait(PAUSE_S)

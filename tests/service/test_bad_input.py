@@ -67,7 +67,9 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 IDENTITY = pb.Identity(high=1, low=1)
 MALFORMED = {
     "identity: missing": pb.ApplyRequest(root_ids=bytes(8), ack_vals=bytes(8)),
-    "root_ids: 7 bytes are not a column of fixed64": pb.ApplyRequest(identity=IDENTITY, root_ids=bytes(7)),
+    "root_ids: 7 bytes are not a column of fixed64; write 8 bytes each, little-endian": pb.ApplyRequest(
+        identity=IDENTITY, root_ids=bytes(7)
+    ),
     "ack_vals: 9 bytes are not a column of fixed64": pb.ApplyRequest(identity=IDENTITY, ack_vals=bytes(9)),
     "ack_vals: 1 for 2 root ids": pb.ApplyRequest(identity=IDENTITY, root_ids=bytes(16), ack_vals=bytes(8)),
     "kinds: 1 for 2 root ids": pb.ApplyRequest(identity=IDENTITY, root_ids=bytes(16), ack_vals=bytes(16), kinds=b"\1"),
