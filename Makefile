@@ -50,10 +50,10 @@ demo: $(READY)
 	@$(WITH_SPARK) $(BIN)/acker demo $(ARGS)
 
 test: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-long: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -m long $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .
