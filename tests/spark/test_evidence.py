@@ -33,6 +33,8 @@ def _actions(text: str) -> tuple[list[Action], bool]:
 
 def _action(words: str, began_ms: float, ended_ms: float) -> Action:
     what = words.removeprefix("failed ").removeprefix("running ")
+    if words == "look that finds no rows":
+        return Action("found none", True, True, began_ms, ended_ms)
     did = {"count": "counted them", "take": "read 10", "write": "wrote them", "write of a part": "wrote 10"}[what]
     ended_ms = NEVER_MS if words.startswith("running ") else ended_ms
     failure = "Full" if words.startswith("failed ") else ""

@@ -265,6 +265,23 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
     assert run(lambda rows, _: (failing(rows.where("true")), noop(rows)), [""] * 8) == ({Verdict.ACKED}, "")
 
 
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda rows: rows.isEmpty(),
+        lambda rows: rows.count(),
+        lambda rows: rows.take(1),
+        lambda rows: rows.rdd.isEmpty(),
+        lambda rows: rows.cache().isEmpty(),
+    ],
+    ids=["isEmpty", "count", "take", "RDD isEmpty", "cached"],
+)
+@pytest.mark.parametrize("texts", [[""] * 8, [*[""] * 7, "word"]], ids=["none", "one"])
+def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
+    verdicts, error = run(lambda rows, _: look(rows), texts)
+    assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
 def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any, spark: SparkSession) -> None:
     kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
     batch = trial(TEXTS, slices=4)

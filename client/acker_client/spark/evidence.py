@@ -59,6 +59,7 @@ def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Un
     | actions                             | done | because                                          |
     |-------------------------------------|------|--------------------------------------------------|
     | write                               | yes  |                                                  |
+    | look that finds no rows             | yes  |                                                  |
     | count, write                        | yes  |                                                  |
     | write, count                        | yes  |                                                  |
     | failed count, write                 | yes  |                                                  |

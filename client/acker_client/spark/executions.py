@@ -182,7 +182,7 @@ class Look:
         """What was done with the rows at ``places``, in the order in which it began."""
         found = [action for execution in self.executions if (action := self._of_execution(execution, places))]
         found += [action for job in self.jobs if (action := self._of_job(job, places))]
-        found += self._iterated(places)
+        found += self._in_several_jobs(places)
         return sorted(found, key=lambda action: action.began_ms)
 
     def is_pruned(self, places: Places) -> bool:
@@ -232,6 +232,8 @@ class Look:
         delivers = delivers or (execution.collects and not all(way.aggregates for way in above))
         failure = execution.failure or (parent.failure if parent else "")
         is_whole = is_proven and any(not way.is_cut(places.cut) for way in above)
+        if not failure and execution.found_none(places):
+            return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         did = _did(execution, above, delivers, is_whole)
         ended_ms = max(execution.ended_ms, parent.ended_ms if parent else 0)
         return Action(did, delivers, is_whole, execution.began_ms, ended_ms, failure)
@@ -277,15 +279,19 @@ class Look:
         )
         return Action(did, delivers, is_whole, job.began_ms, job.ended_ms, job.failure)
 
-    def _iterated(self, places: Places) -> list[Action]:
-        """An iterator over an RDD runs a job for each partition; together they may be the whole."""
-        jobs = [job for job in self.jobs if job.action == "toLocalIterator" and not job.failure]
-        stages = {stage for job in jobs for stage in job.stages}
-        noted = [note for note in places.notes if note.stage in stages]
-        if len(jobs) < 2 or not self._has_all(noted, places):
-            return []
-        jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
-        return [Action("iterated over them", True, True, jobs[0].began_ms, max(job.ended_ms for job in jobs))]
+    def _in_several_jobs(self, places: Places) -> list[Action]:
+        """An iterator over an RDD, and a look at it, run a job for some partitions after the other; together they may
+        be the whole: read to the end, or found to be empty."""
+        iterators = [job for job in self.jobs if job.action == "toLocalIterator" and not job.failure]
+        looks = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
+        found = []
+        for jobs, did in ((iterators, "iterated over them"), (looks, "found none")):
+            noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
+            jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
+            if self._has_all(noted, places) and (jobs[0].action == "toLocalIterator" or _are_empty(noted)):
+                ended_ms = max(job.ended_ms for job in jobs)
+                found.append(Action(did, True, True, jobs[0].began_ms, ended_ms))
+        return found
 
     def _has_all(self, noted: Iterable[Note], places: Places) -> bool:
         read: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -331,8 +337,12 @@ class Graph:
     """The physical plan of an execution, as Spark keeps it."""
 
     def __init__(self, graph: Any) -> None:
-        nodes = [(int(node.id()), str(node.name()), str(node.desc())) for node in _each(graph.allNodes())]
-        self._nodes = {number: (name, text) for number, name, text in nodes}
+        self._nodes: dict[int, tuple[str, str]] = {}
+        self._metrics: dict[int, Any] = {}
+        for node in _each(graph.allNodes()):
+            number = int(node.id())
+            self._nodes[number] = str(node.name()), str(node.desc())
+            self._metrics[number] = node.metrics()
         self._above = {int(edge.fromId()): int(edge.toId()) for edge in _each(graph.edges())}
 
     @property
@@ -356,6 +366,15 @@ class Graph:
         """The way up from each node that is called ``name``."""
         return [self._way(number) for number, (called, _) in self._nodes.items() if called == name]
 
+    def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
+        """Whether nothing came out of any of the places. ``values``: of metrics; ``has_ended``: the execution itself
+        has read rows there to the end of a task, and not only what another one has cached."""
+        found = [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
+        cached = any(self._nodes[up][0] == "InMemoryTableScan" for number in found for up in self._ups(number))
+        if not found or (cached and not has_ended):
+            return False
+        return all(_is_zero(self._metrics[number], values) for number in found)
+
     def _ups(self, number: int) -> Iterator[int]:
         while number in self._above:
             number = self._above[number]
@@ -370,6 +389,17 @@ class Graph:
         iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
         reads = tuple(text for text in iterating if READS in text)
         return Way(names, cut, not AGGREGATES.isdisjoint(names), reads, len(reads) < len(iterating))
+
+
+def _is_zero(metrics: Any, values: Any) -> bool:
+    """Whether a node has put out no rows, as far as its metrics say so at all."""
+    rows = [metric for metric in _each(metrics) if metric.name() == "number of output rows"]
+    counts = [values.get(metric.accumulatorId()) for metric in rows]
+    return bool(counts) and all(count.isDefined() and str(count.get()) == "0" for count in counts)
+
+
+def _are_empty(noted: Sequence[Note]) -> bool:
+    return all(note.is_empty for note in noted if note.kind == "part")
 
 
 def _groups(aggregate: str) -> bool:
@@ -427,6 +457,11 @@ class Execution:
         # Success is no message, or an empty one.
         message = str(error.get()).strip() if error.isDefined() else ""
         return message and (gist(message) or "no reason given")
+
+    def found_none(self, places: Places) -> bool:
+        """Whether it has looked everywhere and found no rows: then there was nothing to hand on."""
+        has_ended = any(note.kind == "end" and note.execution == self.number for note in places.notes)
+        return self.graph.found_none(places, self._store.executionMetrics(self.number), has_ended)
 
     def encloses(self, other: Execution) -> bool:
         """Whether ``other`` ran within this one."""

@@ -193,7 +193,7 @@ def _to_its_end(tag: str, number: int, pen: Pen) -> Callable[[int, Iterable[Any]
         first = next(rows, _END)
         if first is _END:
             # Whoever takes an empty partition need not even look.
-            pen.write("part", tag, rdd=number, index=index)
+            pen.write("part", tag, rdd=number, index=index, is_empty=True)
             return iter(())
         return rest(index, first, rows)
 

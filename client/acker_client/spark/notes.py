@@ -26,7 +26,8 @@ EXECUTION = "spark.sql.execution.id"
 @dataclass(frozen=True, slots=True)
 class Note:
     """``tag`` names the tracked stage that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
-    ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none; ``function``: that was cut."""
+    ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether it ``is_empty``;
+    ``function``: that was cut."""
 
     kind: Kind
     tag: str
@@ -34,6 +35,7 @@ class Note:
     stage: int
     rdd: int = -1
     index: int = -1
+    is_empty: bool = False
     function: str = ""
 
 
@@ -52,12 +54,14 @@ class Pen:
     def __init__(self, accumulator: Accumulator[list[Note]]) -> None:
         self._accumulator = accumulator
 
-    def write(self, kind: Kind, tag: str, *, rdd: int = -1, index: int = -1, function: str = "") -> None:
+    def write(
+        self, kind: Kind, tag: str, *, rdd: int = -1, index: int = -1, is_empty: bool = False, function: str = ""
+    ) -> None:
         """Write a note; it arrives if this task succeeds."""
         context: Any = TaskContext.get()
         execution = context.getLocalProperty(EXECUTION)
         stage = int(context.stageId())
-        self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, function)])
+        self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, is_empty, function)])
 
 
 class Notebook:
