@@ -27,7 +27,7 @@ class Record:
     """What the driver notes of a batch."""
 
     error: BaseException | None = None
-    was_evaluated_again: bool = False
+    unfinished_because: str = ""
     released: bool = False
 
     def judge(self) -> BaseException | None:

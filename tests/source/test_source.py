@@ -470,7 +470,7 @@ def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_no
     def process(batch: Batch) -> None:
         rows = batch.df.rows()
         batch.df.fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
-        batch.frame.record.was_evaluated_again = batch.number == 1
+        batch.frame.record.unfinished_because = "its rows were evaluated more than once" if batch.number == 1 else ""
         batch.df.ack(rows[4:] if batch.number == 1 else rows)
 
     summary = source.run(None, process)

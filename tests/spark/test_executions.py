@@ -45,6 +45,15 @@ def read(rows: Any) -> None:
         pass
 
 
+def nothing(rows: Any) -> None:
+    """Reads nothing."""
+
+
+def _counted_and_sent(rows: Any) -> None:
+    rows.count()
+    rows.foreachPartition(read)
+
+
 def raising(rows: Any) -> None:
     for _ in rows:
         raise Full
@@ -172,15 +181,15 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a lazy checkpoint": (lambda rows, _: rows.localCheckpoint(eager=False), "checkpointed them"),
     "RDD take": (lambda rows, _: rows.rdd.take(5), "read a part"),
     "RDD count": (lambda rows, _: rows.rdd.count(), "counted them"),
-    "RDD iterator that is left": (lambda rows, _: next(rows.rdd.toLocalIterator()), "toLocalIterator"),
+    "RDD iterator that is left": (lambda rows, _: next(rows.rdd.toLocalIterator()), "it "),
     "foreachPartition behind a limit": (lambda rows, _: rows.limit(5).foreachPartition(read), "it "),
     "foreachPartition that reads one row": (
         lambda rows, _: rows.foreachPartition(lambda part: next(part, None) and None),
-        "foreachPartition",
+        "read a part",
     ),
     "foreachPartition that reads nothing": (
-        lambda rows, _: rows.select("word").foreachPartition(lambda part: None),
-        "foreachPartition",
+        lambda rows, _: rows.select("word").foreachPartition(nothing),
+        "read a part",
     ),
     "mapInArrow of one batch": (
         lambda rows, _: noop(rows.mapInArrow(one_batch, rows.schema)),
@@ -191,6 +200,60 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "need not have read them all",
     ),
     "mapInArrow of one batch, cached": (lambda rows, _: _partly_cached(rows), "need not have read them all"),
+    "count, then a part as a table": (
+        lambda rows, _: (rows.count(), rows.limit(5).write.mode("overwrite").saveAsTable("part")),
+        "wrote 5",
+    ),
+    "a part, created as a table": (
+        lambda rows, _: (
+            rows.sparkSession.sql("drop table if exists v3"),
+            rows.limit(5).writeTo("v3").using("parquet").create(),
+        ),
+        "wrote 5",
+    ),
+    "an RDD in other partitions that are not read": (
+        lambda rows, _: rows.rdd.repartition(4).foreachPartition(lambda part: next(part, None) and None),
+        "read a part",
+    ),
+    "an RDD, coalesced and not read": (lambda rows, _: rows.rdd.coalesce(2).foreachPartition(nothing), "read a part"),
+    "an RDD, cached and not read": (
+        lambda rows, _: rows.rdd.map(tuple).cache().foreachPartition(nothing),
+        "read a part",
+    ),
+    "an RDD of groups that are not read": (
+        lambda rows, _: rows.rdd.groupBy(len).foreachPartition(nothing),
+        "read a part",
+    ),
+    "an iterator over other partitions that is left": (
+        lambda rows, _: next(rows.rdd.repartition(4).toLocalIterator()),
+        "it ",
+    ),
+    "an RDD of parts, collected": (lambda rows, _: rows.rdd.mapPartitions(one_batch).collect(), "read a part"),
+    "toDF of an RDD that is not read": (lambda rows, _: rows.rdd.toDF().foreachPartition(nothing), "read a part"),
+    "a part behind a checkpoint": (
+        lambda rows, _: (rows.count(), rows.limit(5).localCheckpoint().foreachPartition(read)),
+        "counted them",
+    ),
+    "an iterator over a part behind a checkpoint": (
+        lambda rows, _: list(rows.limit(5).localCheckpoint().toLocalIterator()),
+        "it ",
+    ),
+    "a part in mapInArrow behind a checkpoint": (
+        lambda rows, _: rows.mapInArrow(one_batch, rows.schema).localCheckpoint().foreachPartition(read),
+        "read a part",
+    ),
+    "a part beside an aggregate": (
+        lambda rows, _: noop(rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n")))),
+        "it ",
+    ),
+    "a view of them in the cache": (
+        lambda rows, _: (
+            rows.createOrReplaceTempView("v"),
+            rows.sparkSession.sql("cache table cached_words as select * from v"),
+            rows.sparkSession.catalog.uncacheTable("cached_words"),
+        ),
+        "it ",
+    ),
     "a failed write": (lambda rows, _: failing(rows), "failed"),
     "a failed write, then count": (lambda rows, _: (failing(rows), rows.count()), "failed"),
     "a count, then a failed write": (lambda rows, _: (rows.count(), failing(rows)), "failed"),
@@ -288,6 +351,7 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any
     record = batch.frame.record
     # As if so many executions had come before the first that is still kept.
     record._executions._before -= kept + 5
+    record._executions._settings = {"spark.sql.ui.retainedExecutions": "1"}
     sink(noop)(batch.df.transform(split))
     assert "forgotten" in str(batch.error)
 
@@ -371,6 +435,37 @@ def test_an_ack_column_does_not_count_without_one(trial: Any, conf: Any, body: A
     body(batch.df.transform(split).select("word", AF.ack()))
     assert because in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+@pytest.mark.parametrize(
+    "body", [lambda rdd: rdd.count(), lambda rdd: rdd.take(5), lambda rdd: rdd.foreachPartition(nothing)]
+)
+def test_an_ack_column_in_a_job_of_rdds_does_not_count(trial: Any, body: Any) -> None:
+    batch = trial(TEXTS, slices=4)
+    body(batch.df.select("text", AF.ack()).rdd)
+    assert "job of RDDs" in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(trial: Any) -> None:
+    batch = trial(TEXTS, slices=4)
+    batch.df.foreachPartition(read)
+    assert batch.error is None
+    assert "use @sink" in batch.frame.record.unfinished_because
+
+
+def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(trial: Any) -> None:
+    batch = trial(TEXTS, slices=4)
+    one, other = branch(batch.df, 2)
+    sink(noop, name="one")(one)
+
+    @sink
+    def retries(rows: DataFrame) -> None:
+        suppressing(lambda: rows.foreachPartition(raising))
+        rows.foreachPartition(read)
+
+    retries(other)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
 def test_an_ack_column_inside_an_expression_is_refused(trial: Any) -> None:

@@ -41,8 +41,8 @@ class Batch:
     is_done: bool = False
     # What went through a sink of it, or was raised by its job.
     error: BaseException | None = None
-    # Its rows were evaluated more than once, and not with the same result: what is unfinished may be due to that.
-    was_evaluated_again: bool = False
+    # Why its records may be unfinished through no fault of their own; nothing (""): there is no such reason.
+    unfinished_because: str = ""
     # Records that are LOST because it broke, to be replayed apart from others.
     broken: list[Fallen] = field(default_factory=list)
 

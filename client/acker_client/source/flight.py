@@ -83,23 +83,16 @@ class Landed:
 
 
 UNFINISHED = "unfinished"
-EVALUATED_AGAIN = (
-    "unfinished: its rows were evaluated more than once, and not with the same result; from the next batch on they are"
-    " cached"
-)
 
 
-def blaming_evaluation(outcomes: Outcomes) -> Outcomes:
-    """``outcomes`` of a batch whose rows were evaluated more than once: what is unfinished there says nothing of the
-    record, so it was interrupted, and did not fail."""
+def excusing(outcomes: Outcomes, because: str) -> Outcomes:
+    """``outcomes`` in which what is unfinished says nothing of the record: it was interrupted, and did not fail."""
     if UNFINISHED not in outcomes.reasons:
         return outcomes
-    reason_id = outcomes.reasons.index(UNFINISHED) + 1
-    verdicts = np.where(
-        (outcomes.reason_ids == reason_id) & (outcomes.verdicts == Verdict.FAILED), Verdict.LOST, outcomes.verdicts
-    ).astype(np.uint8)
-    reasons = tuple(EVALUATED_AGAIN if reason == UNFINISHED else reason for reason in outcomes.reasons)
-    return Outcomes(outcomes.root_ids, verdicts, outcomes.reason_ids, reasons)
+    is_unfinished = outcomes.reason_ids == outcomes.reasons.index(UNFINISHED) + 1
+    verdicts = np.where(is_unfinished & (outcomes.verdicts == Verdict.FAILED), Verdict.LOST, outcomes.verdicts)
+    reasons = tuple(f"{UNFINISHED}: {because}" if reason == UNFINISHED else reason for reason in outcomes.reasons)
+    return Outcomes(outcomes.root_ids, verdicts.astype(np.uint8), outcomes.reason_ids, reasons)
 
 
 class Flight:

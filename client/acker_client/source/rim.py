@@ -35,8 +35,9 @@ class Record(Protocol):
     """What the driver side of Spark noted of a batch."""
 
     @property
-    def was_evaluated_again(self) -> bool:
-        """Whether rows of the batch were evaluated more than once, as far as :meth:`judge` has seen."""
+    def unfinished_because(self) -> str:
+        """Why records of the batch may be unfinished through no fault of their own, as far as :meth:`judge` has seen;
+        nothing ("") where there is no such reason."""
         ...
 
     def judge(self) -> BaseException | None:

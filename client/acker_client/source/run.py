@@ -21,7 +21,7 @@ from acker_client.source.booking import Booking
 from acker_client.source.burial import Burial
 from acker_client.source.checkpoint import Checkpoint, Progress
 from acker_client.source.errors import Broken, SourceError
-from acker_client.source.flight import Fallen, Flight, Landed, blaming_evaluation
+from acker_client.source.flight import Fallen, Flight, Landed, excusing
 from acker_client.source.input import Input
 from acker_client.source.listener import Seen
 from acker_client.source.options import Options
@@ -206,7 +206,7 @@ class Run:
     def _judge(self, batch: Batch, error: BaseException | None) -> None:
         record = batch.frame.record
         batch.error = error or batch.error or record.judge()
-        batch.was_evaluated_again = record.was_evaluated_again
+        batch.unfinished_because = record.unfinished_because
 
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Stop where the program is at fault: its records are not, and trying again costs them their retries."""
@@ -284,8 +284,8 @@ class Run:
         if len(watched.outcomes):
             is_broken = batch is not None and batch.is_broken
             outcomes = watched.outcomes
-            if batch is not None and batch.was_evaluated_again:
-                outcomes = blaming_evaluation(outcomes)
+            if batch is not None and batch.unfinished_because:
+                outcomes = excusing(outcomes, batch.unfinished_because)
             self._land(batch, self._flight.apply(outcomes, now, is_broken=is_broken))
 
     def _lose(self, generation: int | None, batch: Batch | None, now: float) -> None:

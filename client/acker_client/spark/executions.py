@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.gist import gist
 from acker_client.spark.evidence import NEVER_MS, Action
-from acker_client.spark.following import READS
+from acker_client.spark.following import JOB_TAG, READS
 from acker_client.spark.notes import Note
 
 # What ends before it has read its input, or hands on a part of it.
@@ -33,7 +33,8 @@ PYTHON = ITERATING | {"ArrowEvalPython"}
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
 
 _WRITES = re.compile(
-    r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|\w*AsSelect|"
+    r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
+    r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
 # The method of Spark's that an action begins in: what it does then.
@@ -46,21 +47,14 @@ _DID = {
     "Dataset.localCheckpoint": "checkpointed them",
     "Dataset.checkpoint": "checkpointed them",
 }
-# Jobs of RDDs by the name of their action: what looks, and what hands rows on.
-_LOOKS = {
-    "runJob at PythonRDD": "read a part", "take": "read a part", "first": "read a part",
-    "isEmpty": "asked whether there are any", "count": "counted them",
-    "sum": "summed them up", "mean": "summed them up", "stats": "summed them up",
-    "max": "summed them up", "min": "summed them up", "takeSample": "read a part", "takeOrdered": "read a part",
-    "top": "read a part", "localCheckpoint": "checkpointed them",
-}  # fmt: skip
-_HANDS_ON = {
-    "foreach", "foreachPartition", "collect", "collectAsMap", "toLocalIterator", "reduceByKeyLocally",
-    "runJob at SparkHadoopWriter",
-}  # fmt: skip
+# Jobs of RDDs that only look, by what began them.
+_LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
 # How many executions a look back for an earlier evaluation of the same frame takes in.
 LOOK_BACK = 50
+
+# How many are kept; then the oldest are forgotten without a trace.
+EXECUTIONS, JOBS = "spark.sql.ui.retainedExecutions", "spark.ui.retainedJobs"
 
 # Spark's own patience with its listeners is 10 s; a driver that writes a large event log can be further behind.
 BUS_WAIT_MS = 300_000
@@ -71,6 +65,8 @@ END_LOOK_S = 0.01
 
 # "CollectLimit 5", "TakeOrderedAndProject(limit=5, orderBy=..."
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
+# "HashAggregate(keys=[], functions=...", "SortAggregate(key=[], ..."
+_KEYLESS = re.compile(r"\bkeys?=\[\]")
 _ROOT_TAG = "execution-root-id-"
 
 
@@ -104,6 +100,7 @@ class Executions:
         session: Any = spark._jsparkSession
         context: Any = session.sparkContext()
         self._jvm: Any = spark._jvm
+        self._settings: Any = context.conf()
         self._store: Any = session.sharedState().statusStore()
         self._core: Any = context.statusStore()
         self._bus: Any = context.listenerBus()
@@ -125,10 +122,19 @@ class Executions:
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         began, newest = self._began()
         jobs, newest_job, kept_jobs = self._jobs()
-        # Numbers are dense, so one that is missing is one that was forgotten.
-        is_forgetful = len(began) < newest - self._before or kept_jobs < newest_job - self._job_before
+        # Numbers are nearly dense (one may be drawn and never used), so where some are missing, and the store is so
+        # full that it forgets, some were forgotten.
+        lacks_executions = len(began) < newest - self._before
+        lacks_jobs = kept_jobs < newest_job - self._job_before
+        is_forgetful = (lacks_executions and self._is_full(self._store.executionsCount(), EXECUTIONS)) or (
+            lacks_jobs and self._is_full(self._core.jobsList(None).size(), JOBS)
+        )
         executions = [Execution(self._store, execution) for execution in began]
         return Look(executions, jobs, is_forgetful, self._core, self._jvm)
+
+    def _is_full(self, kept: int, setting: str) -> bool:
+        """Whether a store may have forgotten: above its bound it drops down to nine tenths of it."""
+        return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
         last = self._listed(1)
@@ -164,7 +170,7 @@ class Executions:
                 break
             newest, kept = max(newest, number), kept + 1
             if _ROOT_TAG not in str(data.jobTags()):
-                found.append(Job(self._core, number))
+                found.append(Job(self._core, number, JOB_TAG in str(data.jobTags())))
         return found[::-1], newest, kept
 
 
@@ -181,17 +187,13 @@ class Look:
     def actions(self, places: Places) -> list[Action]:
         """What was done with the rows at ``places``, in the order in which it began."""
         found = [action for execution in self.executions if (action := self._of_execution(execution, places))]
-        found += [action for job in self.jobs if (action := self._of_job(job, places))]
-        found += self._in_several_jobs(places)
+        found += [action for job in self.jobs if (action := self._of_job(job))]
+        found += self._found_none(places)
         return sorted(found, key=lambda action: action.began_ms)
 
     def is_pruned(self, places: Places) -> bool:
         """Whether Spark planned to read the rows for an action that delivers, and then found that it need not."""
-        return any(
-            places.are_in(execution.plan) and not execution.graph.places(places)
-            for execution in self.executions
-            if execution.is_adaptive
-        )
+        return any(self._needs_none(execution, places) for execution in self.executions)
 
     def evaluations(self, places: Places) -> int:
         """How many actions have read the rows to the end of a task. Jobs of an iterator are one."""
@@ -218,6 +220,10 @@ class Look:
             if function in execution.plan
         )
 
+    def has_arrow_code(self) -> bool:
+        """Whether a job of RDDs ran a function over Arrow columns, as ``ack()`` is."""
+        return any("ArrowEvalPython" in self._dot(stage) for job in self.jobs for stage in job.stages)
+
     def _of_execution(self, execution: Execution, places: Places) -> Action | None:
         if places.are_in(execution.plan):
             above, is_proven = execution.graph.places(places), True
@@ -229,9 +235,11 @@ class Look:
             return None
         parent = self._writing_parent(execution)
         delivers = parent is not None or any(way.writes for way in above)
-        delivers = delivers or (execution.collects and not all(way.aggregates for way in above))
+        delivers = delivers or (execution.collects and not all(way.aggregates or way.cut for way in above))
         failure = execution.failure or (parent.failure if parent else "")
-        is_whole = is_proven and any(not way.is_cut(places.cut) for way in above)
+        # An aggregate takes in all rows and hands none on; beside a way that does it says nothing.
+        ways = [way for way in above if not way.aggregates] or above
+        is_whole = is_proven and any(not way.is_cut(places.cut) for way in ways)
         if not failure and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         did = _did(execution, above, delivers, is_whole)
@@ -240,9 +248,24 @@ class Look:
 
     def _pruned(self, execution: Execution, places: Places) -> Action | None:
         """An execution that needed no rows in the end: what it wrote, it wrote without them."""
-        if places.below or not (execution.graph.writes or execution.collects or self._writing_parent(execution)):
+        if not self._needs_none(execution, places):
             return None
         return Action("wrote them", True, True, execution.began_ms, execution.ended_ms, execution.failure)
+
+    def _needs_none(self, execution: Execution, places: Places) -> bool:
+        """Whether an execution was planned over the rows, hands on what it made, and was then adapted to do without.
+
+        A command names the plan of what it runs in an execution of its own; that one is the evidence, then.
+        """
+        has_child = any(
+            other.number > execution.number and other.root == execution.root and execution.encloses(other)
+            for other in self.executions
+        )
+        is_planned = execution.is_adaptive and places.are_in(execution.plan) and not has_child and not places.below
+        if not is_planned or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
+            return False
+        hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution) is not None
+        return hands_on and not execution.graph.places(places)
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
         """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
@@ -252,7 +275,7 @@ class Look:
         # Of one that failed nothing is noted; it may have been over these rows.
         if not noted and not (execution.failure and execution.graph.has(ITERATING)):
             return [], False
-        return execution.graph.over("Scan ExistingRDD"), self._has_all(noted, places)
+        return execution.graph.over("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
     def _writing_parent(self, execution: Execution) -> Execution | None:
         """The command that ran this execution as a part of its own, as a write over JDBC does."""
@@ -262,36 +285,21 @@ class Look:
                 return other
         return None
 
-    def _of_job(self, job: Job, places: Places) -> Action | None:
-        noted = [note for note in places.notes if note.stage in job.stages]
-        # Of one that failed nothing is noted; it may have been over these rows.
-        if not noted and not (job.failure and self._is_over_tracked_rows(job)):
+    def _of_job(self, job: Job) -> Action | None:
+        """A job of RDDs that failed, and that nobody has seen fail: it may have been over these rows. What succeeds is
+        seen by who called it, or proves nothing."""
+        if job.is_seen or not job.failure or job.action in _LOOKS or not self._is_over_tracked_rows(job):
             return None
-        looks = _LOOKS.get(job.action)
-        if looks is not None:
-            return Action(looks, False, False, job.began_ms, job.ended_ms, job.failure)
-        delivers = bool(job.failure) or job.action in _HANDS_ON
-        is_whole = self._has_all(noted, places)
-        did = (
-            f"ran {job.action} over them"
-            if is_whole
-            else f"ran {job.action}, which did not read all of them to the end"
-        )
-        return Action(did, delivers, is_whole, job.began_ms, job.ended_ms, job.failure)
+        return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure)
 
-    def _in_several_jobs(self, places: Places) -> list[Action]:
-        """An iterator over an RDD, and a look at it, run a job for some partitions after the other; together they may
-        be the whole: read to the end, or found to be empty."""
-        iterators = [job for job in self.jobs if job.action == "toLocalIterator" and not job.failure]
-        looks = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
-        found = []
-        for jobs, did in ((iterators, "iterated over them"), (looks, "found none")):
-            noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
-            jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
-            if self._has_all(noted, places) and (jobs[0].action == "toLocalIterator" or _are_empty(noted)):
-                ended_ms = max(job.ended_ms for job in jobs)
-                found.append(Action(did, True, True, jobs[0].began_ms, ended_ms))
-        return found
+    def _found_none(self, places: Places) -> list[Action]:
+        """A look at an RDD runs a job for some partitions after the other; together they may have found no row."""
+        jobs = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
+        noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
+        if not self._has_all(noted, places) or not _are_empty(noted):
+            return []
+        jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
+        return [Action("found none", True, True, jobs[0].began_ms, max(job.ended_ms for job in jobs))]
 
     def _has_all(self, noted: Iterable[Note], places: Places) -> bool:
         read: dict[tuple[str, int], set[int]] = defaultdict(set)
@@ -315,8 +323,8 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Way:
     """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
-    whether rows are aggregated; the functions of the user's over batches that ``reads`` them; whether one of these is
-    not watched."""
+    whether rows become one row (an aggregate without keys); the functions of the user's over batches that ``reads``
+    them; whether one of these is not watched."""
 
     names: tuple[str, ...]
     cut: str
@@ -388,7 +396,8 @@ class Graph:
         cut = next((text for name, text in above[:groups_at] if name in CUTS), "")
         iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
         reads = tuple(text for text in iterating if READS in text)
-        return Way(names, cut, not AGGREGATES.isdisjoint(names), reads, len(reads) < len(iterating))
+        aggregates = any(name in AGGREGATES and _KEYLESS.search(text) for name, text in above)
+        return Way(names, cut, aggregates, reads, len(reads) < len(iterating))
 
 
 def _is_zero(metrics: Any, values: Any) -> bool:
@@ -477,10 +486,11 @@ class Execution:
 
 
 class Job:
-    """One job of RDDs in Spark's store."""
+    """One job of RDDs in Spark's store. ``is_seen``: whoever called it sees what becomes of it (``following``)."""
 
-    def __init__(self, core: Any, number: int) -> None:
+    def __init__(self, core: Any, number: int, is_seen: bool) -> None:
         self.number = number
+        self.is_seen = is_seen
         self._core = core
 
     @cached_property
@@ -531,7 +541,10 @@ def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bo
         number = _LIMIT.search(cut)
         return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
     if delivers and not is_whole:
-        return "handed them to a function of its own (mapInArrow, mapInPandas) that need not have read them all"
+        return (
+            "handed them to a function (mapInArrow, mapInPandas) that need not have read them all: one that stops"
+            " early, or over a frame that does not begin with the sink's own (not other.join(rows): rows.join(other))"
+        )
     if delivers:
         return "wrote them"
     return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"

@@ -1,10 +1,10 @@
-"""Following: the frame that a sink is given, and every frame the user derives from it.
+"""Following: the frame that a sink is given, and every frame and RDD the user derives from it.
 
-Decides what Spark's own stores cannot tell: whether a function of the user's has read its rows to the end. The ends of
-a frame that lead into Python (``rdd``, ``foreach``, ``foreachPartition``, ``mapInArrow``, ``mapInPandas``,
-``toLocalIterator``) are watched from inside, and the writes that raise from outside. A followed frame is a DataFrame
-like any other, and what it computes is what it would compute unfollowed. Spark gives rows to an operator below such a
-function whether they are asked for or not, so the end of input there proves nothing.
+Decides what Spark's own stores cannot tell: whether a function of the user's has read its rows to the end, and what an
+action of an RDD did. Functions over partitions and batches are watched from inside: one that ends before its input does
+leaves a note. Actions of RDDs, iterators and writes that raise are watched from outside. What is followed is a frame,
+an RDD, a writer like any other, and computes what it would compute unfollowed. Spark gives rows to an operator below a
+function of the user's whether they are asked for or not, so the end of input there proves nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from types import MethodType
 from typing import Any
 
-from pyspark import RDD, StorageLevel
+from pyspark import RDD, SparkContext, StorageLevel
+from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
@@ -30,10 +33,26 @@ from acker_client.spark.stage import into_python, renamed
 # By these the functions of the user's that are watched are known in a plan, and what was checkpointed.
 READS = "acker_reads_"
 AGAIN = "acker_again_"
+# By this the jobs of a followed RDD are known: what became of them is seen by who called them.
+JOB_TAG = "acker-"
 
 _CUTS = re.compile(r"^[\s:+|-]*(GlobalLimit|LocalLimit|Limit|Tail|Offset|CollectLimit)\b", re.MULTILINE)
 _UNWATCHED = re.compile(r"^[\s:+|-]*MapIn(?:Arrow|Pandas) (?!acker_)", re.MULTILINE)
+_READS = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
 _END = object()
+
+# Actions of RDDs that hand all rows on; what they run reads its input to the end, or leaves a note.
+_HANDS_ON = frozenset({
+    "collect", "collectAsMap", "collectWithJobGroup", "foreach", "foreachPartition", "saveAsTextFile",
+    "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset", "saveAsNewAPIHadoopFile",
+    "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
+})  # fmt: skip
+_LOOKS = {
+    "count": "counted them", "isEmpty": "asked whether there are any", "take": "read a part", "first": "read a part",
+    "takeSample": "read a part", "takeOrdered": "read a part", "top": "read a part", "sum": "summed them up",
+    "countByKey": "counted them", "countByValue": "counted them", "reduce": "summed them up", "fold": "summed them up",
+    "aggregate": "summed them up",
+}  # fmt: skip
 
 
 class Witness:
@@ -43,58 +62,103 @@ class Witness:
         self.tag = tag
         self.pen = pen
         self._lock = threading.Lock()
-        self._rdds: list[tuple[RDD[Any], str]] = []
-        self._actions: list[Action] = []
+        self._inside = threading.local()
+        self._rdds: list[RDD[Any]] = []
+        self._seen: list[tuple[Action, Trail]] = []
 
-    def actions(self) -> list[Action]:
-        """What the client's own calls have shown: iterators, and writes that raised."""
+    def actions(self, cut: Collection[str]) -> list[Action]:
+        """What the client's own calls have shown. ``cut``: the functions that have left rows unread."""
         with self._lock:
-            return list(self._actions)
+            seen = list(self._seen)
+        return [action if not trail.is_cut(cut) else _partial(action) for action, trail in seen]
 
-    def partitions(self, cut: Collection[str]) -> dict[tuple[str, int], int]:
-        """How many partitions each watched RDD has, by (tag, number in notes); without those that stand behind one of
-        the functions ``cut``, which have left rows unread."""
+    def partitions(self) -> dict[tuple[str, int], int]:
+        """How many partitions each RDD of all rows has, by (tag, number in notes)."""
         with self._lock:
             rdds = list(enumerate(self._rdds))
-        whole = [(number, rdd) for number, (rdd, plan) in rdds if not any(function in plan for function in cut)]
-        return {(self.tag, number): rdd.getNumPartitions() for number, rdd in whole}
+        return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
 
-    def watch(self, rdd: RDD[Any], plan: str) -> RDD[Any]:
-        """The same RDD, with a note for each of its partitions that is read to its end. ``plan``: it comes from."""
+    def watch(self, rdd: RDD[Any]) -> RDD[Any]:
+        """The same RDD, with a note for each of its partitions that is read to its end."""
         with self._lock:
             number = len(self._rdds)
-            self._rdds.append((rdd, plan))
+            self._rdds.append(rdd)
         return rdd.mapPartitionsWithIndex(_to_its_end(self.tag, number, self.pen), preservesPartitioning=True)
 
-    def iterate(self, rows: Iterator[Any], is_whole: bool) -> Iterator[Any]:
+    def iterate(self, rows: Iterator[Any], trail: Trail) -> Iterator[Any]:
         """The same rows; that they were read to the end, or raised, is seen."""
         began_ms = _now_ms()
         try:
             yield from rows
         except Exception as error:
-            self.raised("iterated over them", began_ms, error)
+            self.see(Action("iterated over them", True, False, began_ms, _now_ms(), gist(error)), trail)
             raise
-        self._note(Action("iterated over them" if is_whole else "read a part", True, is_whole, began_ms, _now_ms()))
+        self.see(Action("iterated over them", True, True, began_ms, _now_ms()), trail)
 
-    def raised(self, did: str, began_ms: float, error: Exception) -> None:
-        """Something that delivers has raised."""
-        self._note(Action(did, True, False, began_ms, _now_ms(), gist(error)))
-
-    def _note(self, action: Action) -> None:
+    def see(self, action: Action, trail: Trail) -> None:
+        """Something was done with what ``trail`` leads to."""
         with self._lock:
-            self._actions.append(action)
+            self._seen.append((action, trail))
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether this thread is within a call that only looks: what it leaves unread says nothing."""
+        return getattr(self._inside, "call", "") in _LOOKS
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[bool]:
+        """Whether a call is the user's own, and not one that PySpark makes within it."""
+        outer = getattr(self._inside, "call", "")
+        self._inside.call = outer or name
+        try:
+            yield not outer
+        finally:
+            self._inside.call = outer
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """How a frame or an RDD has come from a sink's rows. ``is_partial``: a limit stood in the way, or a function that
+    nobody watches; ``functions``: those that are watched."""
+
+    witness: Witness
+    is_partial: bool = False
+    functions: frozenset[str] = frozenset()
+
+    def through(self, plan: str) -> Trail:
+        """The trail of a frame with this analysed plan."""
+        is_partial = bool(_CUTS.search(plan) or _UNWATCHED.search(plan))
+        return Trail(self.witness, self.is_partial or is_partial, self.functions | set(_READS.findall(plan)))
+
+    def behind(self, function: str) -> Trail:
+        """The trail of what ``function`` makes."""
+        return replace(self, functions=self.functions | {function})
+
+    def is_cut(self, cut: Collection[str]) -> bool:
+        """Whether not all rows have come so far."""
+        return self.is_partial or not self.functions.isdisjoint(cut)
 
 
 class _Followed:
     """Whatever this gives is followed too."""
 
-    _witness: Witness
+    _trail: Trail
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if name.startswith("_"):
             return value
-        return _following(value, self._witness) if isinstance(value, MethodType) else follow(value, self._witness)
+        trail = self._trail
+        return self._called(value, name) if isinstance(value, MethodType) else follow(value, trail)
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        trail = self._trail
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return follow(method(*args, **kwargs), trail)
+
+        return call
 
 
 class FollowedFrame(_Followed, ClassicFrame):
@@ -102,19 +166,21 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        rdd, plan = super().rdd, self._plan()
-        # What stands behind a limit is not all rows, however far it is read.
-        return rdd if _is_cut(plan) else self._witness.watch(rdd, plan)
+        rdd, trail = super().rdd, self._trail.through(self._plan())
+        if not trail.is_partial and not trail.functions:
+            rdd = trail.witness.watch(rdd)
+        followed: RDD[Any] = follow(rdd, trail)
+        return followed
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
-        is_whole = not _is_cut(self._plan())
-        return self._witness.iterate(super().toLocalIterator(prefetchPartitions), is_whole)
+        trail = self._trail.through(self._plan())
+        return trail.witness.iterate(super().toLocalIterator(prefetchPartitions), trail)
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
-        return super().mapInArrow(_reading(func, self._witness), *args, **kwargs)
+        return super().mapInArrow(_over_batches(func, self._trail.witness), *args, **kwargs)
 
     def mapInPandas(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
-        return super().mapInPandas(_reading(func, self._witness), *args, **kwargs)
+        return super().mapInPandas(_over_batches(func, self._trail.witness), *args, **kwargs)
 
     def checkpoint(self, eager: bool = True) -> DataFrame:
         return self._again(super().checkpoint(eager))
@@ -124,16 +190,16 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     def _again(self, df: DataFrame) -> DataFrame:
         """``df``, whose plan has lost where its rows come from, under a name by which its executions are known."""
-        plan = self._plan()
-        if READS in plan or _is_cut(plan):
-            return df
-
+        trail = self._trail.through(self._plan())
+        if trail.is_partial or trail.functions:
+            partial: DataFrame = follow(df, trail)
+            return partial
         base, names = into_python(df)
 
         def through(batches: Iterable[Any]) -> Iterator[Any]:
             return (renamed(batch, names) for batch in batches)
 
-        through.__name__ = AGAIN + self._witness.tag
+        through.__name__ = AGAIN + trail.witness.tag
         return base.mapInArrow(through, df.schema)
 
     def _plan(self) -> str:
@@ -144,12 +210,113 @@ class FollowedGroups(_Followed, GroupedData):
     """Groups of a sink's rows."""
 
 
-class FollowedWriter(_Followed, DataFrameWriter):
-    """A writer of a sink's rows."""
+class _FollowedCalls(_Followed):
+    """What is called on it is seen where it hands rows on, or fails to."""
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        trail = self._trail
+        call = super()._called(method, name)
+
+        @wraps(method)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            began_ms = _now_ms()
+            with trail.witness.calling(name) as is_users:
+                try:
+                    value = call(*args, **kwargs)
+                except Exception as error:
+                    if is_users:
+                        self._see(name, began_ms, gist(error))
+                    raise
+            if is_users:
+                self._see(name, began_ms, "")
+            return value
+
+        return seen
+
+    def _see(self, name: str, began_ms: float, failure: str) -> None:
+        raise NotImplementedError
 
 
-class FollowedWriterV2(_Followed, DataFrameWriterV2):
+class FollowedWriter(_FollowedCalls, DataFrameWriter):
+    """A writer of a sink's rows. What went well is in Spark's stores, and not all that raised."""
+
+    def _see(self, name: str, began_ms: float, failure: str) -> None:
+        if failure:
+            action = Action("tried to write them", True, False, began_ms, _now_ms(), failure)
+            self._trail.witness.see(action, self._trail)
+
+
+class FollowedWriterV2(_FollowedCalls, DataFrameWriterV2):
     """A writer of a sink's rows into a table of a catalog."""
+
+    _see = FollowedWriter._see
+
+
+class _FollowedRows(_FollowedCalls):
+    """An RDD of a sink's rows. Spark's stores say little of it, so what its caller sees is what counts."""
+
+    def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
+        """As the RDD's own, which stands behind all others that take a function."""
+        trail = self._trail
+        if trail.witness.is_looking:
+            plain: RDD[Any] = super().mapPartitionsWithIndex(f, preservesPartitioning)  # type: ignore[misc]
+            return plain
+        reading, name = _over_partitions(f, trail.witness)
+        mapped: Any = super().mapPartitionsWithIndex(reading, preservesPartitioning)  # type: ignore[misc]
+        followed: RDD[Any] = follow(mapped, trail.behind(name))
+        return followed
+
+    def foreachPartition(self, f: Any) -> None:
+        """As the RDD's own; what the function leaves unread is noted for this one action."""
+        trail = self._trail
+        reading, name = _over_partitions(lambda _, rows: _none(f(rows)), trail.witness)
+        began_ms, failure = _now_ms(), ""
+        mapped: Any = super().mapPartitionsWithIndex(reading)  # type: ignore[misc]
+        try:
+            mapped.count()
+        except Exception as error:
+            failure = gist(error)
+            raise
+        finally:
+            action = Action("ran foreachPartition over them", True, not failure, began_ms, _now_ms(), failure)
+            trail.witness.see(action, trail.behind(name))
+
+    def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
+        rows: Any = super().toLocalIterator(prefetchPartitions)  # type: ignore[misc]
+        return self._trail.witness.iterate(rows, self._trail)
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        call, tag = super()._called(method, name), JOB_TAG + self._trail.witness.tag
+
+        @wraps(method)
+        def tagged(*args: Any, **kwargs: Any) -> Any:
+            context: SparkContext = self.ctx
+            had_it = tag in context.getJobTags()
+            context.addJobTag(tag)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if not had_it:
+                    context.removeJobTag(tag)
+
+        return tagged if name in _HANDS_ON or name in _LOOKS else call
+
+    def _see(self, name: str, began_ms: float, failure: str) -> None:
+        if name in _LOOKS:
+            action = Action(_LOOKS[name], False, False, began_ms, _now_ms(), failure)
+        elif name in _HANDS_ON and name != "foreachPartition":
+            action = Action(f"ran {name} over them", True, not failure, began_ms, _now_ms(), failure)
+        else:
+            return
+        self._trail.witness.see(action, self._trail)
+
+
+class FollowedRDD(_FollowedRows, RDD[Any]):
+    """See :class:`_FollowedRows`."""
+
+
+class FollowedPipelinedRDD(_FollowedRows, PipelinedRDD[Any, Any]):
+    """See :class:`_FollowedRows`."""
 
 
 _FOLLOWED: dict[type, type] = {
@@ -157,32 +324,24 @@ _FOLLOWED: dict[type, type] = {
     GroupedData: FollowedGroups,
     DataFrameWriter: FollowedWriter,
     DataFrameWriterV2: FollowedWriterV2,
+    RDD: FollowedRDD,
+    PipelinedRDD: FollowedPipelinedRDD,
 }
 
 
-def follow(value: Any, witness: Witness) -> Any:
-    """``value`` itself, followed when it is a frame, groups or a writer of PySpark's."""
-    followed = _FOLLOWED.get(type(value))
-    if followed is not None:
-        # PySpark makes these in a hundred places, each by its own constructor.
-        value._witness = witness
-        value.__class__ = followed
-    return value
+def follow(value: Any, trail: Trail) -> Any:
+    """``value``, followed when it is a frame, groups, a writer or an RDD of PySpark's: another object, alike."""
+    kind = _FOLLOWED.get(type(value))
+    if kind is None:
+        return value
+    # PySpark makes these in a hundred places, each by its own constructor.
+    followed: Any = object.__new__(kind)
+    vars(followed).update(vars(value), _trail=trail)
+    return followed
 
 
-def _following(method: MethodType, witness: Witness) -> Callable[..., Any]:
-    @wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        began_ms = _now_ms()
-        try:
-            value = method(*args, **kwargs)
-        except Exception as error:
-            if isinstance(method.__self__, (DataFrameWriter, DataFrameWriterV2)):
-                witness.raised("tried to write them", began_ms, error)
-            raise
-        return follow(value, witness)
-
-    return call
+def _partial(action: Action) -> Action:
+    return replace(action, did="read a part", is_whole=False) if action.delivers else action
 
 
 def _to_its_end(tag: str, number: int, pen: Pen) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
@@ -205,7 +364,7 @@ def _to_its_end(tag: str, number: int, pen: Pen) -> Callable[[int, Iterable[Any]
     return through
 
 
-def _reading(function: Any, witness: Witness) -> Any:
+def _over_batches(function: Any, witness: Witness) -> Any:
     """The user's function over batches, with a note when it ends before its input does."""
     tag, pen, name = witness.tag, witness.pen, f"{READS}{getattr(function, '__name__', 'function')}_{new_tag()}"
 
@@ -219,9 +378,25 @@ def _reading(function: Any, witness: Witness) -> Any:
     return reading
 
 
-def _is_cut(plan: str) -> bool:
-    """Whether a limit stands in a plan, or a function over batches that nobody watches."""
-    return bool(_CUTS.search(plan) or _UNWATCHED.search(plan))
+def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
+    """The same for a function over (index, rows) of a partition; and its name in notes."""
+    tag, pen, name = witness.tag, witness.pen, READS + new_tag()
+
+    def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
+        given = iter(rows)
+        yield from function(index, given)
+        if next(given, _END) is not _END:
+            pen.write("cut", tag, function=name)
+
+    return reading, name
+
+
+def _none(value: Any) -> Iterator[Any]:
+    """What a function over a partition gave, read to its end where it can be iterated over; nothing comes of it."""
+    if hasattr(value, "__iter__"):
+        for _ in value:
+            pass
+    return iter(())
 
 
 def _now_ms() -> float:

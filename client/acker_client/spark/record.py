@@ -26,6 +26,9 @@ from acker_client.spark.notes import Notebook, notebook_of
 
 ACK = "acker_ack_"
 
+EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
+UNTAKEN = "no sink, no ack() and no Collector was done with it; use @sink or functions.ack()"
+
 _logger = logging.getLogger("acker.spark")
 
 
@@ -94,7 +97,8 @@ class Evidence:
     def judge(self, look: Look) -> Undelivered | None:
         """Why its rows are not known to be delivered; None when they are."""
         places, witnesses = self._places(), [witness for _, witness, _ in self._calls]
-        actions = [*look.actions(places), *(action for witness in witnesses for action in witness.actions())]
+        seen = [action for witness in witnesses for action in witness.actions(places.cut)]
+        actions = [*look.actions(places), *seen]
         actions.sort(key=lambda action: action.began_ms)
         return judge(f"{self.name}()", actions, forgotten=look.is_forgetful)
 
@@ -116,8 +120,7 @@ class Evidence:
         tags = [node.tag for node, _, _ in self._calls]
         functions = [node.function for node, _, _ in self._calls] + [AGAIN + tag for tag in tags]
         notes = self._notebook.of(tags)
-        cut = Places((), notes).cut
-        partitions = {rdd: count for _, witness, _ in self._calls for rdd, count in witness.partitions(cut).items()}
+        partitions = {rdd: count for _, witness, _ in self._calls for rdd, count in witness.partitions().items()}
         return Places(tuple(functions), notes, partitions)
 
 
@@ -135,7 +138,8 @@ class BatchRecord:
         self._lock = threading.Lock()
         self._evidence: dict[object, Evidence] = {}
         self._cached: list[DataFrame] = []
-        self.was_evaluated_again = False
+        # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
+        self.unfinished_because = ""
 
     def evidence_of(self, key: object, name: str) -> Evidence:
         """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
@@ -188,7 +192,8 @@ class BatchRecord:
         has_conflict = any(note.kind == "conflict" for note in self._notebook.of([node.tag for node in nodes]))
         if has_conflict:
             again += [("sink", each.name) for each in evidence]
-        self.was_evaluated_again = bool(again)
+        if again:
+            self.unfinished_because = EVALUATED_AGAIN
         for kind, name in again:
             self.once.learn(kind, name)
 
@@ -205,6 +210,11 @@ class BatchRecord:
             return judge("ack()", actions, forgotten=look.is_forgetful)
         if look.has_user_code(node.function):
             # Nothing but a Collector can have acked these rows, one by one; what failed after it still has failed.
+            if look.has_arrow_code():
+                return Undelivered(
+                    "ack() went into a job of RDDs, where nobody sees whether its rows were read to the end; use @sink"
+                )
+            self.unfinished_because = UNTAKEN
             failed = judge(str(node), look.actions(Places((node.function,))), forgotten=look.is_forgetful)
             return failed if failed is not None and failed.is_transient else None
         if node.kind == "source":

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark import plan, stage
 from acker_client.spark.anchors import Rows
-from acker_client.spark.following import follow
+from acker_client.spark.following import Trail, follow
 from acker_client.spark.tally import Report, Tally
 
 Args = ParamSpec("Args")
@@ -63,7 +63,7 @@ class Sink(Generic[Args, Value]):
             record.share(key, evidence)
         witness = evidence.begin(node, rows)
         try:
-            value = self.function(follow(stage.copy_of(rows), witness), *args, **kwargs)
+            value = self.function(follow(rows, Trail(witness)), *args, **kwargs)
         except BaseException as error:
             evidence.end(error)
             raise

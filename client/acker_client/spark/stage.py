@@ -235,11 +235,6 @@ def applied_to(df: DataFrame) -> Applied | None:
     return None if level.useMemory or level.useDisk else applied
 
 
-def copy_of(df: DataFrame) -> DataFrame:
-    """Another object for the same frame."""
-    return DataFrame(df._jdf, df.sparkSession)
-
-
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
     """The tracking columns of what is made of a frame with these: thin, or else packed."""
     if columns == THIN:
