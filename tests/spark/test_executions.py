@@ -67,6 +67,28 @@ def every_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
 
+def _create(rows: DataFrame) -> None:
+    rows.createOrReplaceTempView("v")
+    rows.sparkSession.sql("drop table if exists created")
+    rows.sparkSession.sql("create table created using parquet as select * from v limit 10")
+
+
+def _create_again(rows: DataFrame) -> None:
+    rows.write.mode("overwrite").saveAsTable("saved")
+    noop(rows)
+    rows.createOrReplaceTempView("v")
+    suppressing(lambda: rows.sparkSession.sql("create table saved using parquet as select * from v"))
+
+
+def _jdbc(rows: DataFrame, place: str) -> None:
+    driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
+    rows.write.jdbc(f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver)
+
+
+def _limited_beside_counts(rows: DataFrame) -> DataFrame:
+    return rows.limit(10).join(rows.groupBy("number").count(), "number")
+
+
 def noop(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
@@ -141,6 +163,8 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "a failed write, then a write": _twice(failing, noop),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
+    "JDBC": _jdbc,
+    "a broadcast join with a table that is empty": lambda rows, _: noop(_joined_with_nothing_small(rows)),
     "a join with a table that is empty": lambda rows, _: noop(_joined_with_nothing(rows)),
     "a job description of the user's": (
         lambda rows, _: (rows.sparkSession.sparkContext.setJobDescription("mine"), rows.collect())
@@ -156,6 +180,11 @@ def suppressing(function: Callable[[], Any]) -> None:
 def _joined_with_nothing(rows: DataFrame) -> DataFrame:
     other = rows.sparkSession.range(1000).where("id < 0").repartition(3).withColumnRenamed("id", "number")
     return rows.repartition(3, "number").join(other.hint("shuffle_hash"), "number")
+
+
+def _joined_with_nothing_small(rows: DataFrame) -> DataFrame:
+    other = rows.sparkSession.range(1000).where("id < 0").repartition(3).withColumnRenamed("id", "number")
+    return rows.join(F.broadcast(other), "number")
 
 
 NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
@@ -246,6 +275,13 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: noop(rows.limit(5).crossJoin(rows.agg(F.count("*").alias("n")))),
         "it ",
     ),
+    "limit, created as a table in SQL": (lambda rows, _: (rows.count(), _create(rows)), "wrote 10"),
+    "limit, written over JDBC": (lambda rows, place: (rows.count(), _jdbc(rows.limit(10), place)), "wrote 10"),
+    "limit beside counts behind the same exchange": (
+        lambda rows, _: noop(_limited_beside_counts(rows.repartition(3, "number"))),
+        "wrote 10",
+    ),
+    "a write, then a table in SQL that is there already": (lambda rows, _: _create_again(rows), "failed"),
     "a view of them in the cache": (
         lambda rows, _: (
             rows.createOrReplaceTempView("v"),
@@ -343,6 +379,20 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
+@operator("number long", on_error="raise")
+def breaking(row: Any) -> Any:
+    if row.number == 7:
+        raise Full
+    return (row.number,)
+
+
+def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch_and_not_the_run(trial: Any) -> None:
+    batch = trial(TEXTS)
+    sink(lambda rows: noop(_joined_with_nothing_small(rows)), name="save")(batch.df.transform(breaking))
+    assert "'save' raised" in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
 
 
 def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any, spark: SparkSession) -> None:

@@ -238,7 +238,7 @@ class Look:
         delivers = delivers or (execution.collects and not all(way.aggregates or way.cut for way in above))
         failure = execution.failure or (parent.failure if parent else "")
         # An aggregate takes in all rows and hands none on; beside a way that does it says nothing.
-        ways = [way for way in above if not way.aggregates] or above
+        ways = [way for way in above if not way.groups] or above
         is_whole = is_proven and any(not way.is_cut(places.cut) for way in ways)
         if not failure and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
@@ -248,6 +248,8 @@ class Look:
 
     def _pruned(self, execution: Execution, places: Places) -> Action | None:
         """An execution that needed no rows in the end: what it wrote, it wrote without them."""
+        if execution.failure and execution.graph.writes:
+            return Action("tried to write them", True, False, execution.began_ms, execution.ended_ms, execution.failure)
         if not self._needs_none(execution, places):
             return None
         return Action("wrote them", True, True, execution.began_ms, execution.ended_ms, execution.failure)
@@ -288,7 +290,12 @@ class Look:
     def _of_job(self, job: Job) -> Action | None:
         """A job of RDDs that failed, and that nobody has seen fail: it may have been over these rows. What succeeds is
         seen by who called it, or proves nothing."""
-        if job.is_seen or not job.failure or job.action in _LOOKS or not self._is_over_tracked_rows(job):
+        if job.is_seen or job.action in _LOOKS:
+            return None
+        # To be asked in this order: a job of somebody else's that runs on is not waited for.
+        if not (job.has_ended or self._is_over_tracked_rows(job)) or not job.failure:
+            return None
+        if not self._is_over_tracked_rows(job):
             return None
         return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure)
 
@@ -323,11 +330,12 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Way:
     """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
-    whether rows become one row (an aggregate without keys); the functions of the user's over batches that ``reads``
+    whether rows are grouped, and whether they become one row (an aggregate without keys); the functions of the user's over batches that ``reads``
     them; whether one of these is not watched."""
 
     names: tuple[str, ...]
     cut: str
+    groups: bool
     aggregates: bool
     reads: tuple[str, ...]
     is_unproven: bool
@@ -351,7 +359,10 @@ class Graph:
             number = int(node.id())
             self._nodes[number] = str(node.name()), str(node.desc())
             self._metrics[number] = node.metrics()
-        self._above = {int(edge.fromId()): int(edge.toId()) for edge in _each(graph.edges())}
+        # More than one where an exchange is used again.
+        self._above: dict[int, list[int]] = defaultdict(list)
+        for edge in _each(graph.edges()):
+            self._above[int(edge.fromId())].append(int(edge.toId()))
 
     @property
     def writes(self) -> bool:
@@ -362,34 +373,44 @@ class Graph:
         return any(name in names for name, _ in self._nodes.values())
 
     def places(self, places: Places) -> list[Way]:
-        """The way up from each node that runs one of the functions."""
-        found = [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
+        """The ways up from each node that runs one of the functions."""
+        found = self._found(places)
         if places.below:
             under = [number for number, (_, text) in self._nodes.items() if places.below in text]
-            over = {above for number in under for above in self._ups(number)}
+            over = {above for number in under for way in self._ups(number) for above in way}
             found = [number for number in found if number in over]
-        return [self._way(number) for number in found]
+        ways = [self._way(way) for number in found for way in self._ups(number)]
+        # What AQE has put an EmptyRelation in the place of is shown below it, and was not read there.
+        return [way for way in ways if "EmptyRelation" not in way.names]
 
     def over(self, name: str) -> list[Way]:
-        """The way up from each node that is called ``name``."""
-        return [self._way(number) for number, (called, _) in self._nodes.items() if called == name]
+        """The ways up from each node that is called ``name``."""
+        found = [number for number, (called, _) in self._nodes.items() if called == name]
+        return [self._way(way) for number in found for way in self._ups(number)]
 
     def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
         """Whether nothing came out of any of the places. ``values``: of metrics; ``has_ended``: the execution itself
         has read rows there to the end of a task, and not only what another one has cached."""
-        found = [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
-        cached = any(self._nodes[up][0] == "InMemoryTableScan" for number in found for up in self._ups(number))
-        if not found or (cached and not has_ended):
+        found = self._found(places)
+        names = {self._nodes[above][0] for number in found for way in self._ups(number) for above in way}
+        if not found or "EmptyRelation" in names or ("InMemoryTableScan" in names and not has_ended):
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
 
-    def _ups(self, number: int) -> Iterator[int]:
-        while number in self._above:
-            number = self._above[number]
-            yield number
+    def _found(self, places: Places) -> list[int]:
+        return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
 
-    def _way(self, number: int) -> Way:
-        above = [self._nodes[up] for up in self._ups(number)]
+    def _ups(self, number: int) -> Iterator[tuple[int, ...]]:
+        """Each way up from a node: the nodes above it, the nearest first."""
+        above = self._above.get(number)
+        if not above:
+            yield ()
+            return
+        for up in above:
+            yield from ((up, *way) for way in self._ups(up))
+
+    def _way(self, ups: Sequence[int]) -> Way:
+        above = [self._nodes[up] for up in ups]
         names = tuple(name for name, _ in above)
         groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
         groups_at = next(groups, len(above))
@@ -397,7 +418,7 @@ class Graph:
         iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
         reads = tuple(text for text in iterating if READS in text)
         aggregates = any(name in AGGREGATES and _KEYLESS.search(text) for name, text in above)
-        return Way(names, cut, aggregates, reads, len(reads) < len(iterating))
+        return Way(names, cut, groups_at < len(above), aggregates, reads, len(reads) < len(iterating))
 
 
 def _is_zero(metrics: Any, values: Any) -> bool:
@@ -496,26 +517,35 @@ class Job:
     @cached_property
     def action(self) -> str:
         """What began it: ``collect``, ``foreachPartition``; ``runJob at`` and where, when Spark's own code did."""
-        what, _, where = str(self._ended.name()).partition(" at ")
+        what, _, where = str(self._known.name()).partition(" at ")
         return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
 
     @cached_property
     def stages(self) -> frozenset[int]:
-        return frozenset(int(stage) for stage in _each(self._ended.stageIds()))
+        return frozenset(int(stage) for stage in _each(self._known.stageIds()))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has, without waiting for it."""
+        return not self._known.completionTime().isEmpty()
 
     @cached_property
     def failure(self) -> str:
         status = str(self._ended.status().toString())
-        return "" if status in ("SUCCEEDED", "RUNNING") else f"its job {status.lower()}"
+        return "" if status == "SUCCEEDED" else f"its job {status.lower()}"
 
     @cached_property
     def began_ms(self) -> float:
-        return float(self._ended.submissionTime().get().getTime())
+        return float(self._known.submissionTime().get().getTime())
 
     @cached_property
     def ended_ms(self) -> float:
         ended = self._ended.completionTime()
         return NEVER_MS if ended.isEmpty() else float(ended.get().getTime())
+
+    @cached_property
+    def _known(self) -> Any:
+        return self._core.job(self.number)
 
     @cached_property
     def _ended(self) -> Any:

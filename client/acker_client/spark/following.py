@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from types import MethodType
@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedDa
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.gist import gist
-from acker_client.spark.evidence import Action
+from acker_client.spark.evidence import NEVER_MS, Action
 from acker_client.spark.lineage import new_tag
 from acker_client.spark.notes import Pen
 from acker_client.spark.stage import into_python, renamed
@@ -65,12 +65,13 @@ class Witness:
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
         self._seen: list[tuple[Action, Trail]] = []
+        self._running: list[Action] = []
 
     def actions(self, cut: Collection[str]) -> list[Action]:
         """What the client's own calls have shown. ``cut``: the functions that have left rows unread."""
         with self._lock:
-            seen = list(self._seen)
-        return [action if not trail.is_cut(cut) else _partial(action) for action, trail in seen]
+            seen, running = list(self._seen), list(self._running)
+        return [*(action if not trail.is_cut(cut) else _partial(action) for action, trail in seen), *running]
 
     def partitions(self) -> dict[tuple[str, int], int]:
         """How many partitions each RDD of all rows has, by (tag, number in notes)."""
@@ -99,6 +100,18 @@ class Witness:
         """Something was done with what ``trail`` leads to."""
         with self._lock:
             self._seen.append((action, trail))
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """An action that hands rows on is under way."""
+        action = Action(f"ran {name} over them", True, False, _now_ms(), NEVER_MS)
+        with self._lock:
+            self._running.append(action)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.remove(action)
 
     @property
     def is_looking(self) -> bool:
@@ -293,8 +306,10 @@ class _FollowedRows(_FollowedCalls):
             context: SparkContext = self.ctx
             had_it = tag in context.getJobTags()
             context.addJobTag(tag)
+            under_way = self._trail.witness.running(name) if name in _HANDS_ON else nullcontext()
             try:
-                return call(*args, **kwargs)
+                with under_way:
+                    return call(*args, **kwargs)
             finally:
                 if not had_it:
                     context.removeJobTag(tag)

@@ -79,7 +79,6 @@ class Evidence:
 
     def begin(self, node: lineage.Node, rows: DataFrame) -> Witness:
         """The sink is called; ``node`` is its stage, ``rows`` what it makes of the frame."""
-        self._notebook.keep(node.tag)
         witness = Witness(node.tag, self._notebook.pen)
         with self._lock:
             self._calls.append((node, witness, rows))
@@ -106,11 +105,16 @@ class Evidence:
         """How many actions have read the rows to the end of a task."""
         return look.evaluations(self._places())
 
-    def read_what_was_pruned(self, look: Look) -> None:
+    def read_what_was_pruned(self, look: Look) -> SinkFailed | None:
         """Where Spark found that it need not read the rows for what it wrote, they are read here, so that they are
-        acked: that a sink needs none of them is its own decision."""
-        if look.is_pruned(self._places()):
+        acked: that a sink needs none of them is its own decision. Returns why they cannot be read."""
+        if not look.is_pruned(self._places()):
+            return None
+        try:
             self._calls[-1][2].write.format("noop").mode("append").save()
+        except Exception as error:  # whatever a row or Spark may do: it breaks this batch, and not the run
+            return SinkFailed(self.name, error)
+        return None
 
     def forget(self) -> None:
         """Drop its notes."""
@@ -162,10 +166,7 @@ class BatchRecord:
             return error
         found = [each.judge(look) for each in evidence] + self._judge_untaken(look)
         finding = next(filter(None, found), None)
-        if finding is None:
-            for each in evidence:
-                each.read_what_was_pruned(look)
-        return finding
+        return finding or next(filter(None, (each.read_what_was_pruned(look) for each in evidence)), None)
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
@@ -223,9 +224,9 @@ class BatchRecord:
 
 
 def _branched(nodes: Sequence[lineage.Node]) -> set[str]:
-    """The branches of which more than one copy was taken."""
-    taken = [node.name for node in nodes if node.kind == "branch" and node.consumer is not None]
-    return {name for name in taken if taken.count(name) > 1}
+    """The branches of several copies. Who takes a copy by ``ack()`` is not noted, so all are taken to be."""
+    copies = [node.name for node in nodes if node.kind == "branch"]
+    return {name for name in copies if copies.count(name) > 1}
 
 
 def _called(node: lineage.Node, nodes: Sequence[lineage.Node]) -> str:

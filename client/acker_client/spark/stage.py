@@ -196,8 +196,9 @@ def plan_stage(
 ) -> tuple[DataFrame, lineage.Node]:
     """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
     node = lineage.register(kind, name, *records, moving_boundaries=moving_boundaries)
-    pen = notebook_of(base.sparkSession.sparkContext).pen
-    function = task_function(replace(stage, tag=node.tag, pen=pen))
+    notebook = notebook_of(base.sparkSession.sparkContext)
+    notebook.keep(node.tag)
+    function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))
     function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
     return base.mapInArrow(function, StructType(fields)), node
