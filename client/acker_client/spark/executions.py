@@ -330,8 +330,8 @@ class Look:
 @dataclass(frozen=True, slots=True)
 class Way:
     """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
-    whether rows are grouped, and whether they become one row (an aggregate without keys); the functions of the user's over batches that ``reads``
-    them; whether one of these is not watched."""
+    whether rows are grouped, and whether they become one row (an aggregate without keys); the functions of the user's
+    over batches that ``reads`` them; whether one of these is not watched."""
 
     names: tuple[str, ...]
     cut: str

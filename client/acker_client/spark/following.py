@@ -122,7 +122,7 @@ class Witness:
     def calling(self, name: str) -> Iterator[bool]:
         """Whether a call is the user's own, and not one that PySpark makes within it."""
         outer = getattr(self._inside, "call", "")
-        self._inside.call = outer or name
+        self._inside.call = name if name in _LOOKS or not outer else outer
         try:
             yield not outer
         finally:
