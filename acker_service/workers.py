@@ -2,8 +2,9 @@
 
 gRPC reads the request of a call in the thread that answers it, so a sender that stops in the middle of a message holds
 a thread. Decides that such a thread is replaced while others wait, up to a bound; that a request has ``receive_s`` to
-arrive; and that at the bound the one that has been arriving for longest is cancelled first. So nobody who sends half
-a message is in the way of one who sends a whole one. Knows no gRPC: what cancels a call comes in as a function.
+arrive; and that at the bound the one that has been arriving for longest is cancelled first, though not before it had
+ARRIVE_MIN_S. So nobody who sends half a message is in the way of one who sends a whole one. Knows no gRPC: what
+cancels a call comes in as a function.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 # A request that has not arrived by then stalls; nearly all are there within a millisecond.
 PATIENCE_S = 0.05
+# What a request has in any case: a sender on a slow line is none that stopped.
+ARRIVE_MIN_S = 0.5
 # Threads that may wait for stalling requests beside those that work.
 STALLED_MAX = 64
 
@@ -83,12 +86,14 @@ class Workers(ThreadPoolExecutor):
             stalled = [call for call in self._receiving.values() if now - call.since > PATIENCE_S]
             if not stalled:
                 return
-            is_full = self._count >= self._size + STALLED_MAX
+            # No thread can be added, and fewer work than are to work.
+            is_full = self._count >= self._size + STALLED_MAX and len(stalled) > STALLED_MAX
             for _ in range(min(len(self._tasks) - self._idle, self._limit(stalled) - self._count)):
                 self._hire()
             in_the_way = sum(now - since > PATIENCE_S for since, _, _ in self._tasks) if is_full else 0
             for number, call in enumerate(stalled):
-                if number < in_the_way or now - call.since > self._receive_s:
+                age_s = now - call.since
+                if (number < in_the_way and age_s > ARRIVE_MIN_S) or age_s > self._receive_s:
                     self._cancel(call)
 
     @property

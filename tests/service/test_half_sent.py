@@ -102,6 +102,28 @@ class Stall:
         self.workers = workers
         self.cancelled: list[int] = []
         self.begun = 0
+        self.arrive = threading.Event()
+
+    def until_crowded(self, clock: list[float]) -> None:
+        """Until all threads that there may be receive."""
+        while self.begun < 2 + STALLED_MAX:
+            begun = self.begun
+            clock[0] += 0.06
+            eventually(lambda begun=begun: (self.workers.relieve(), self.begun > begun)[1])
+
+    def submit_busy(self, busy: threading.Event) -> Any:
+        """A task whose request arrives with ``arrive``; then it works until ``busy`` is set."""
+
+        def receive() -> bytes:
+            self.begun += 1
+            assert self.arrive.wait(20)
+            return b""
+
+        def work() -> bool:
+            self.workers.receive(lambda: self.cancelled.append(-1), receive)
+            return busy.wait(20)
+
+        return self.workers.submit(work)
 
     def submit(self, number: int) -> Any:
         gone = threading.Event()
@@ -167,3 +189,46 @@ def test_at_the_bound_the_request_that_has_been_arriving_for_longest_makes_room(
     clock[0] += 100.0
     eventually(lambda: (workers.relieve(), len(stall.cancelled) == most)[1])
     eventually(lambda: sum(thread.name.startswith("acker-test_") for thread in threading.enumerate()) == 2)
+
+
+def test_a_request_that_arrives_slowly_has_half_a_second_however_many_wait(
+    workers: Workers, clock: list[float]
+) -> None:
+    stall, most = Stall(workers), 2 + STALLED_MAX
+    for number in range(most):
+        stall.submit(number)
+    stall.until_crowded(clock)
+    for number in range(2 * most):
+        stall.submit(most + number)
+    clock[0] += 1.0
+    workers.relieve()
+    begun = clock[0]
+    eventually(lambda: stall.begun == 2 * most)
+    assert sorted(stall.cancelled) == list(range(most))
+    clock[0] = begun + 0.5
+    workers.relieve()
+    assert len(stall.cancelled) == most
+    clock[0] = begun + 0.6
+    workers.relieve()
+    assert len(stall.cancelled) == 2 * most
+    eventually(lambda: stall.begun == 3 * most)
+    clock[0] += 100.0
+    eventually(lambda: (workers.relieve(), len(stall.cancelled) == 3 * most)[1])
+
+
+def test_a_slow_request_is_not_cut_where_it_is_work_that_calls_wait_for(workers: Workers, clock: list[float]) -> None:
+    stall, busy = Stall(workers), threading.Event()
+    working = [stall.submit_busy(busy) for _ in range(1 + STALLED_MAX)]
+    slow = stall.submit(0)
+    stall.until_crowded(clock)
+    stall.arrive.set()
+    eventually(lambda: len(workers._receiving) == 1)
+    waiting = workers.submit(lambda: "done")
+    clock[0] += 5.0
+    workers.relieve()
+    assert (stall.cancelled, slow.done()) == ([], False)
+    busy.set()
+    assert waiting.result(20) == "done"
+    assert all(each.result(20) for each in working)
+    clock[0] += 11.0
+    eventually(lambda: (workers.relieve(), stall.cancelled == [0])[1])
