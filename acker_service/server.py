@@ -191,7 +191,9 @@ class Server:
                 log.warning("state_lost", reason=reason, **had)
             return
         started = time.monotonic()
-        size = self._state_dir.write(self._shared.dump())
+        # Closed also where the writing fails: it holds the shard's lock.
+        with contextlib.closing(self._shared.dump()) as parts:
+            size = self._state_dir.write(parts)
         duration_s = round(time.monotonic() - started, 3)
         log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -182,8 +182,9 @@ class SharedShard:
         """How many settlements wait for their sweep now."""
         return len(self._settling)
 
-    def dump(self) -> Iterator[Part]:
-        """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part."""
+    def dump(self) -> Generator[Part, None, None]:
+        """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part or
+        ``close``."""
         with self._lock:
             yield from self.shard.dump(self._now())
 

@@ -57,7 +57,7 @@ OPTIONS: list[tuple[str, int]] = [
 _REJECTIONS = {
     grpc.StatusCode.INVALID_ARGUMENT: "This is a bug in the client, or another program's message",
     grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",
-    grpc.StatusCode.UNIMPLEMENTED: "Give the address of an acker's gRPC port, and install the same version on both sides",
+    grpc.StatusCode.UNIMPLEMENTED: "Give the address of an acker's gRPC port, of this version",
     grpc.StatusCode.OUT_OF_RANGE: "Install the same version of acker on both sides",
     grpc.StatusCode.UNAUTHENTICATED: "Give the server's token: Settings(token=...), ACKER_TOKEN or spark.acker.token",
     grpc.StatusCode.PERMISSION_DENIED: "Give a token that is allowed this: Settings(token=...), ACKER_TOKEN or "

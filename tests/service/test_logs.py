@@ -19,6 +19,7 @@ from acker_service.logs import Log, RateLimit
 from acker_service.server import Server
 from acker_service.shard import Shard
 from acker_service.shared import SharedShard
+from acker_service.state_file import StateError
 
 Lines = Callable[[str], list[dict[str, Any]]]
 SOURCE = {"source": "orders", "session": SESSION}
@@ -243,3 +244,19 @@ def test_a_state_that_cannot_be_written_is_lost_and_the_log_says_so(
     assert process.terminate() == 1
     (lost,) = named(process, "state_lost")
     assert (lost["level"], "--state-dir" in lost["error"]) == ("error", True)
+
+
+def test_a_state_that_could_not_be_written_leaves_the_shard_to_who_asks(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = start_server(state_dir=str(tmp_path))
+    with Caller(server.address) as caller:
+        caller.watch()
+        # More than a file's buffer takes, so that the disk is found full in the middle.
+        caller.apply(inits(roots_of(range(4000)), 0))
+    (tmp_path / "acker.state.tmp").symlink_to("/dev/full")
+    with pytest.raises(StateError) as lost:
+        server.stop(0.0)
+    # Who holds the error holds the frames that were writing.
+    assert lost.value is not None
+    assert server._shared.answers(0.0)
