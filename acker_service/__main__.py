@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from acker_protocol.version import VERSION
 from acker_service import config, health
 from acker_service.config import ConfigError
+from acker_service.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,12 +44,14 @@ def serve(words: Sequence[str]) -> int:
         options = config.read(words, os.environ)
     except ConfigError as error:
         return _complain(error)
+    # First: to load the rest takes seconds, and to process 1 of a container a signal without a handler is lost.
+    signals = Signals()
     try:
         from acker_service import server, state_file
     except ModuleNotFoundError as error:
         return _complain(f"the server needs {error.name}: pip install 'acker[service]'")
     try:
-        return server.run(options)
+        return server.run(options, signals)
     except (server.StartError, state_file.StateError) as error:
         return _complain(error)
 

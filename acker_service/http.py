@@ -53,19 +53,21 @@ class HttpDoor:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_pass_over)
         self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
-        self._accepting: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None]
 
     @property
     def port(self) -> int:
         return int(self._socket.getsockname()[1])
 
     def start(self) -> None:
+        # Before the thread runs: a stop may come sooner than that.
+        self._accepting = self._loop.create_task(self._accept())
         self._thread.start()
 
     def stop(self) -> None:
         """Close all connections. Does nothing but let the port go where it was never started."""
         if self._thread.ident is not None:
-            self._loop.call_soon_threadsafe(self._stop_accepting)
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
             self._thread.join()
         self._loop.close()
         self._socket.close()
@@ -75,12 +77,7 @@ class HttpDoor:
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
 
-    def _stop_accepting(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-
     async def _serve(self) -> None:
-        self._accepting = asyncio.create_task(self._accept())
         await asyncio.wait([self._accepting])
         for task in [*self._open]:
             task.cancel()

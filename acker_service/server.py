@@ -353,7 +353,7 @@ class _Ticker:
             due = max(due + self._every_s, time.monotonic())
 
 
-def run(options: Config) -> int:
+def run(options: Config, signals: Signals) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status: 0, or 1 when the state could not be written.
 
     Raises :class:`StartError` or :class:`StateError` when it cannot start. A second signal cuts the grace short, and
@@ -362,7 +362,6 @@ def run(options: Config) -> int:
     logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
-    signals = Signals()
     server = Server(options)
     # What has been loaded stays; the collector need not look at it again and again while calls wait.
     gc.freeze()

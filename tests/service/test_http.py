@@ -120,6 +120,24 @@ def test_a_reset_is_no_event(server_process: Callable[..., Any]) -> None:
     ]
 
 
+def test_a_door_stops_whose_thread_has_not_run_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_run = threading.Event()
+    run = HttpDoor._run
+
+    def run_later(door: HttpDoor) -> None:
+        assert may_run.wait(20)
+        run(door)
+
+    monkeypatch.setattr(HttpDoor, "_run", run_later)
+    door = Door(fine=fine).door
+    stopping = threading.Thread(target=door.stop, daemon=True)
+    stopping.start()
+    eventually(lambda: bool(door._loop._ready))
+    may_run.set()
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
 def test_a_wrong_method_is_told_which_are_right(door: Door, method: str) -> None:
     with door.connect() as connection:

@@ -6,6 +6,8 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,26 @@ def test_a_signal_that_the_system_gives_to_another_thread_stops_the_server_too(
     assert libc.syscall(SYS_TGKILL, process.pid, others[-1], int(which)) == 0
     assert process.wait() == 0
     assert events(process) == ["ready", "signal", "stopping", "stopped"]
+
+
+LOADING = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "acker_service.server":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Finder())
+from acker_service.__main__ import main
+sys.exit(main(["serve", "--port=0", "--http-port=off", "--log-format=json"]))
+"""
+
+
+def test_a_signal_that_comes_while_the_program_is_loaded_stops_it_once_it_can() -> None:
+    ran = subprocess.run([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert [json.loads(line)["event"] for line in ran.stderr.splitlines()] == ["ready", "signal", "stopping", "stopped"]
 
 
 def test_a_second_signal_does_not_throw_the_state_away(server_process: Callable[..., Any], tmp_path: Path) -> None:
