@@ -311,7 +311,8 @@ class Server:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()
 
     def _livez(self) -> Page:
-        silent_s = self._ticker.silent_s
+        # While it stops there are no ticks: to write a large state takes as long as it takes.
+        silent_s = self._ticker.silent_s if self._is_serving else 0.0
         if silent_s > STUCK_S:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, f"stuck: no tick for {silent_s:.1f} s")
         return text(HTTPStatus.OK, "ok")

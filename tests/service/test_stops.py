@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 from caller import Caller, eventually, inits, roots_of
 from load import Load
+from pages import page
 
 from acker_protocol.messages import OpenBatch
+from acker_service import server as server_module
 from acker_service.server import Server
+from acker_service.state_file import StateDir
 
 SYS_TGKILL = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
 
@@ -59,6 +62,22 @@ def test_a_signal_that_comes_while_the_program_is_loaded_stops_it_once_it_can() 
     ran = subprocess.run([sys.executable, "-c", LOADING], stderr=subprocess.PIPE, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     assert [json.loads(line)["event"] for line in ran.stderr.splitlines()] == ["ready", "signal", "stopping", "stopped"]
+
+
+def test_a_server_that_writes_its_state_for_long_is_not_called_stuck(
+    start_server: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server(state_dir=str(tmp_path), http_port=0)
+    seen = []
+
+    def write(state_dir: StateDir, parts: object) -> int:
+        monkeypatch.setattr(server_module, "STUCK_S", 0.0)
+        seen.append((page(server, "/livez"), page(server, "/readyz")))
+        return 0
+
+    monkeypatch.setattr(StateDir, "write", write)
+    server.stop()
+    assert seen == [((200, "ok\n"), (503, "stopping\n"))]
 
 
 def test_a_second_signal_does_not_throw_the_state_away(server_process: Callable[..., Any], tmp_path: Path) -> None:
