@@ -32,7 +32,7 @@ from acker_service.config import Config
 from acker_service.health_service import Health
 from acker_service.heap import Heap
 from acker_service.http import HttpDoor, Page, text
-from acker_service.logs import Log
+from acker_service.logs import Log, RateLimit
 from acker_service.membership import Member, StaticMembership
 from acker_service.metrics import CONTENT_TYPE, Metrics
 from acker_service.outbox import OUTCOME_BYTES
@@ -100,6 +100,7 @@ class Server:
             )
             self._ticker = _Ticker("acker-tick", self._tick)
             # Apart: a tick waits for the shard's lock.
+            self._overdue_lines = RateLimit(time.monotonic)
             self._relief = _Ticker("acker-relief", self._relieve)
             self._heap = Heap()
             self._giving_back = _Ticker("acker-heap", self._give_back, TRIM_S)
@@ -291,8 +292,14 @@ class Server:
         return sum(workers.cancelled for workers in self._workers.values())
 
     def _relieve(self) -> None:
+        before = self._overdue()
         for workers in self._workers.values():
             workers.relieve()
+        calls = self._overdue() - before
+        left_out = self._overdue_lines.admit("calls_overdue") if calls else None
+        if left_out is not None:
+            # Their callers see CANCELLED, which says nothing; an honest one on a slow line needs a longer --receive-s.
+            log.warning("calls_overdue", calls=calls, receive_s=self._options.receive_s, left_out=left_out)
 
     def _give_back(self) -> None:
         stats = self._shared.stats

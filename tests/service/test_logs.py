@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from caller import SESSION, Caller, eventually, inits, roots_of
+from half_sent import HalfSender
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
 from acker_service import logs
@@ -260,3 +261,14 @@ def test_a_state_that_could_not_be_written_leaves_the_shard_to_who_asks(
     # Who holds the error holds the frames that were writing.
     assert lost.value is not None
     assert server._shared.answers(0.0)
+
+
+def test_calls_that_are_cut_as_their_requests_do_not_arrive_get_one_line(
+    start_server: Callable[..., Server], lines: Lines
+) -> None:
+    server = start_server(receive_s=0.2)
+    with HalfSender(server.address) as sender:
+        for _ in range(2):
+            sender.until_ended({sender.begin("Apply")})
+    (line,) = lines("calls_overdue")
+    assert (line["level"], line["calls"], line["receive_s"]) == ("WARNING", 1, 0.2)
