@@ -1,0 +1,182 @@
+"""The oracle: what a program makes of each record, and whether an emission may be acked. Plain Python over lists.
+
+Knows neither Spark nor the acker. It rests on the program's description, on what the runner's journal says of each
+action (which batch, which sink, whether it went through), and on what stands in the sinks' real outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tests.pipelines.program import FANS, KEYS, End, Program, Step
+
+Row = tuple[int, str]
+Tokens = Counter[str]
+
+MATCHES = "abc"
+
+
+def fan(k: int, t: str, salt: int) -> list[Row]:
+    return [((2 * k + child + salt) % KEYS, mark(t, f".{child}")) for child in range((k + salt) % 4)]
+
+
+def mark(t: str, text: str) -> str:
+    return "|".join(way + text for way in t.split("|"))
+
+
+def in_group(k: int, t: str, salt: int) -> list[Row]:
+    """What a group makes of one of its ways; ``k`` alone decides, so that its neighbours have no say."""
+    return [[(k, t)], [(k, t + ":0"), (k, t + ":1")], [], [(k, t + ":x")]][(k + salt) % 4]
+
+
+def become(step: Step, rows: Sequence[Row]) -> list[Row]:
+    """The rows of one record behind a step with one input."""
+    salt = step.salt
+    return [made for k, t in rows for made in _OF_ROW.get(step.op, _same)(k, t, salt)]
+
+
+def _same(k: int, t: str, salt: int) -> list[Row]:
+    return [(k, t)]
+
+
+def _elements(k: int, t: str, salt: int) -> list[Row]:
+    return [(k, mark(t, f"/{element}")) for element in range((k + salt) % 3)]
+
+
+def _matches(k: int, t: str, salt: int) -> list[Row]:
+    return [(k, mark(t, f"+{match}")) for match in MATCHES[: (k + salt) % 3]]
+
+
+_OF_ROW: dict[str, Callable[[int, str, int], list[Row]]] = {
+    **dict.fromkeys(FANS, fan),
+    "keeping": lambda k, t, salt: [((k + salt) % KEYS, t)],
+    "where": lambda k, t, salt: [(k, t)] if k % 3 != salt % 3 else [],
+    "explode": _elements,
+    "outer explode": lambda k, t, salt: _elements(k, t, salt) or [(k, mark(t, "/-"))],
+    "join": _matches,
+    "left join": lambda k, t, salt: _matches(k, t, salt) or [(k, mark(t, "+-"))],
+    "group": in_group,
+}
+
+
+def frames_of(program: Program, number: int) -> dict[str, list[Row]]:
+    """The rows that record ``number`` has in each frame."""
+    frames: dict[str, list[Row]] = {"f0": [(number % KEYS, str(number))]}
+    for step in program.steps:
+        rows = [row for frame in step.of for row in frames[frame]]
+        for frame in step.gives:
+            frames[frame] = become(step, rows)
+    return frames
+
+
+def expected(program: Program, number: int) -> dict[str, Tokens]:
+    """For the frame of each sink: the ways that have to stand in its output, how often."""
+    frames = frames_of(program, number)
+    return {end.frame: Counter(t for _, t in frames[end.frame]) for end in program.ends}
+
+
+def filtered(tokens: Tokens, rows: Iterable[Row]) -> Tokens:
+    """Of ``rows``, those which a sink that keeps even keys writes."""
+    kept = Counter(t for k, t in rows if k % 2 == 0)
+    return Counter({t: count for t, count in tokens.items() if t in kept})
+
+
+def may_die(program: Program) -> set[int]:
+    """Records that may end in the dead letters: those on which user code always raises, and whoever is merged with
+    them before."""
+    found: set[int] = set()
+    for fault in program.of_kind("poison"):
+        (step,) = (step for step in program.steps if step.name == fault.at)
+        behind = merged_before(program, step)
+        for number in fault.numbers:
+            if any(frames_of(program, number)[frame] for frame in step.of):
+                found.add(number)
+                found |= company(program, number, behind)
+    return found
+
+
+def merged_before(program: Program, step: Step) -> list[Step]:
+    """The groups above or at ``step``: a group of which a row raises fails whole."""
+    above, frames = [], set(step.of)
+    for other in reversed(program.steps[: program.steps.index(step) + 1]):
+        if other is step or frames & set(other.gives):
+            frames |= set(other.of)
+            above += [other] if other.op == "group" else []
+    return above
+
+
+def company(program: Program, number: int, groups: Sequence[Step]) -> set[int]:
+    """Records that may share a row or a group with record ``number`` in one of ``groups``, by way of others too."""
+    if not groups:
+        return set()
+    keys = {
+        record: {(group.name, k) for group in groups for frame in group.of for k, _ in frames_of(program, record)[frame]}
+        for record in range(program.records)
+    }
+    found, reached = {number}, set(keys[number])
+    while True:
+        more = {record for record, here in keys.items() if here & reached} - found
+        if not more:
+            return found
+        found |= more
+        reached |= {key for record in more for key in keys[record]}
+
+
+@dataclass
+class Execution:
+    """One action on the rows of a sink in one batch. ``what`` as in ``Act``; ``went_through``: None while it runs.
+
+    ``read``: gives the ways that stand in its real output now; None where an output cannot be read (noop).
+    """
+
+    batch: int
+    end: End
+    what: str
+    how: str
+    went_through: bool | None = None
+    read: Callable[[], Tokens] | None = None
+
+
+@dataclass
+class Judge:
+    """Says of an emission whether it may be acked."""
+
+    program: Program
+    executions: list[Execution] = field(default_factory=list)
+    # Batches whose body raised, or whose loop was left without being done.
+    abandoned: dict[int, str] = field(default_factory=dict)
+
+    def objection(self, batch: int, number: int) -> str:
+        """Why record ``number`` may not be acked in ``batch``; nothing ("") where it may."""
+        frames = frames_of(self.program, number)
+        for end in self.program.ends:
+            rows = frames[end.frame]
+            missing = self._missing(batch, end, rows) if rows else ""
+            if missing:
+                return f"sink of {end.frame}: {missing}"
+        return self.abandoned.get(batch, "") if any(frames[end.frame] for end in self.program.ends) else ""
+
+    def is_done(self, batch: int) -> bool:
+        """Whether every sink's last delivery in ``batch`` was of all its rows and went through."""
+        return batch not in self.abandoned and all(self._last(batch, end)[0] is not None for end in self.program.ends)
+
+    def _last(self, batch: int, end: End) -> tuple[Execution | None, str]:
+        """The delivery on which a sink's rows rest; or why there is none. Looks and partial reads do not count."""
+        mine = [each for each in self.executions if each.batch == batch and each.end.frame == end.frame]
+        delivering = [each for each in mine if each.what in ("deliver", "fail")]
+        if not delivering:
+            return None, f"no delivery of its rows ran, only {[f'{each.what} {each.how}' for each in mine]}"
+        last = delivering[-1]
+        return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) did not go through")
+
+    def _missing(self, batch: int, end: End, rows: Sequence[Row]) -> str:
+        last, why = self._last(batch, end)
+        if last is None or last.read is None:
+            return why
+        needed = Counter(t for _, t in rows)
+        if last.how == "filtered":
+            needed = filtered(needed, rows)
+        lacking = needed - last.read()
+        return f"{dict(lacking)} are missing in its output ({last.how})" if lacking else ""

@@ -1,0 +1,356 @@
+"""Programs: what a random pipeline is, how one is drawn from a seed, and how it reads when it has failed.
+
+A record is a line that holds its own number. A row is ``(k, t)``: ``k`` below KEYS decides whatever is decided of the
+row (how many children, dropped or kept, which group), and ``t`` names all the ways by which it came about, joined by
+``|``; each way starts with the number of its record, and each step that makes rows adds a mark to it. Rows are merged
+only with rows of the same ``k``, so what becomes of a record does not hang on its neighbours, and an oracle can say it
+of each record alone. Pure: a seed gives a program, and nothing else is asked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+KEYS = 7
+
+# Steps that make rows, and so have a mark; each with what may raise in user code of its own.
+FANS = ("operator", "pandas_operator", "arrow_operator")
+USER_CODE = (*FANS, "keeping", "group")
+MAKERS = (*FANS, "keeping", "where", "explode", "outer explode", "join", "left join", "group")
+# One row in, the same row out.
+STILL_NODES = ("select", "withColumn", "repartition", "coalesce", "cache", "window", "alias", "view", "hint")
+# Likewise, but a second evaluation may cut the rows into other tasks.
+MOVING_NODES = ("orderBy", "repartition by k", "repartitionByRange")
+NODES = (*STILL_NODES, *MOVING_NODES)
+
+# What delivers all rows of a sink.
+FILES = ("parquet", "json", "csv", "orc", "partitioned", "sorted parquet", "repartitioned json", "aggregated")
+TABLES = ("saveAsTable", "insertInto", "insert by SQL")
+TO_DRIVER = ("collect", "toPandas", "toArrow", "iterator", "prefetching iterator")
+BY_ROWS = ("foreach", "foreachPartition", "select foreachPartition")
+BY_RDD = ("rdd foreachPartition", "rdd collect", "rdd text file", "frame of rdd")
+ODD = ("checkpointed", "persisted", "mapped", "noop", "filtered", "json text")
+DELIVERS = (*FILES, *TABLES, *TO_DRIVER, *BY_ROWS, *BY_RDD, *ODD)
+# What an ack() column survives.
+DELIVERS_ACKS = ("parquet", "json", "csv", "noop", "collect", "toPandas", "toArrow", "foreachPartition", "saveAsTable")
+LOOKS_ACKS = ("show", "count", "take", "first")
+
+LOOKS = (
+    "count", "show", "take", "isEmpty", "first", "head", "limit collect", "max", "describe", "tail",
+    "rdd count", "rdd take", "rdd isEmpty", "iterator cut", "failing look", "summary", "explain",
+)  # fmt: skip
+
+# A delivery that fails, and how.
+FAILS = (
+    "row raises", "commit", "late task", "foreach", "foreachPartition", "select foreachPartition", "rdd foreachPartition",
+    "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator", "table commit", "noop",
+)  # fmt: skip
+FAILS_ACKS = ("row raises", "commit", "collect", "foreachPartition")
+
+# A delivery of some rows only.
+PARTS = (
+    "take", "limit parquet", "limit collect", "tail", "iterator cut", "rdd take", "map cut", "first of partition",
+    "rdd first of partition", "one partition", "sample of limit", "prefetching iterator cut", "offset parquet",
+)  # fmt: skip
+PARTS_ACKS = ("limit parquet", "limit collect", "take")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: frames ``of`` become frames ``gives``. ``salt`` varies what it does."""
+
+    op: str
+    of: tuple[str, ...]
+    gives: tuple[str, ...]
+    salt: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.gives[0]
+
+    def __str__(self) -> str:
+        salt = f", {self.salt}" if self.op in MAKERS or self.op in ("repartition", "coalesce") else ""
+        return f"{', '.join(self.gives)} = {self.op}({', '.join(self.of)}{salt})"
+
+
+@dataclass(frozen=True)
+class Act:
+    """One action on the rows of a sink. ``what``: "look", "deliver", "fail" (a delivery that does), "part"."""
+
+    what: str
+    how: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.how}".strip()
+
+
+@dataclass(frozen=True)
+class End:
+    """A sink of ``frame``. ``via``: "sink", or "ack" for a select with ``functions.ack()``, or "nothing" for a frame that
+    no sink takes in the first batches. ``first``: what it does in the program's faulty batches, ``then`` in all others.
+
+    ``swallow``: who catches what an act raises: "nobody", the "sink" (which goes on with its next act), the "body", or
+    the body that calls the sink "again", which then does well.
+    """
+
+    frame: str
+    via: str
+    first: tuple[Act, ...]
+    then: tuple[Act, ...]
+    swallow: str = "nobody"
+
+    def __str__(self) -> str:
+        first, then = ("; ".join(map(str, acts)) or "nothing" for acts in (self.first, self.then))
+        told = f"first batch: {first} [{self.swallow} swallows], then: {then}" if first != then else then
+        return f"{self.via} of {self.frame}: {told}"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong. ``at``: a step or the end of a frame; ``numbers``: of records; ``point``: when."""
+
+    kind: str
+    at: str = ""
+    numbers: tuple[int, ...] = ()
+    point: str = ""
+
+    def __str__(self) -> str:
+        parts = [self.kind, f"in {self.at}" if self.at else "", f"({self.point})" if self.point else ""]
+        numbers = f"records {', '.join(map(str, self.numbers))}" if self.numbers else ""
+        return " ".join(filter(None, [*parts, numbers]))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program. Frames are named f0 (what the source gives, parsed as ``parse`` says), f1, ..."""
+
+    seed: int
+    records: int
+    batch_records: int
+    partitions: int
+    form: str
+    parse: str
+    steps: tuple[Step, ...]
+    ends: tuple[End, ...]
+    faults: tuple[Fault, ...] = ()
+    # Looks at frames in the body, outside any sink: (frame, "before" or "after" the sinks, how).
+    looks: tuple[tuple[str, str, str], ...] = ()
+    conf: tuple[tuple[str, str], ...] = ()
+    faulty_batches: int = 1
+    max_retries: int = 4
+
+    def of_kind(self, *kinds: str) -> list[Fault]:
+        return [fault for fault in self.faults if fault.kind in kinds]
+
+    def __str__(self) -> str:
+        head = (
+            f"seed {self.seed}: {self.records} records, batches of {self.batch_records} in {self.partitions} tasks,"
+            f" {self.form}, faults in the first {self.faulty_batches}"
+        )
+        lines = [head, *(f"  {key} = {value}" for key, value in self.conf), f"  f0 = parse by {self.parse}"]
+        lines += [f"  {step}" for step in self.steps]
+        lines += [f"  look {when} the sinks: {how}({frame})" for frame, when, how in self.looks]
+        lines += [f"  {end}" for end in self.ends]
+        return "\n".join([*lines, *(f"  fault: {fault}" for fault in self.faults)])
+
+
+FORMS = ("run", "loop", "with", "done")
+
+
+def generate(seed: int) -> Program:
+    """The program of a seed; the same one each time."""
+    return _Generator(seed).program()
+
+
+@dataclass
+class _Generator:
+    seed: int
+    steps: list[Step] = field(default_factory=list)
+    frames: int = 1
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(self.seed)
+        # Frames that nobody has taken yet, and whether their anchors are packed.
+        self.open: dict[str, bool] = {"f0": False}
+
+    def program(self) -> Program:
+        dice = self.dice
+        records = dice.randrange(60, 201)
+        batches = dice.choice((1, 2, 2, 3))
+        for _ in range(dice.randrange(1, 9)):
+            self._step()
+        while len(self.open) > dice.choice((1, 2, 2, 3)):
+            if not self._union():
+                break
+        faults = self._faults(records)
+        kinds = {fault.kind for fault in faults}
+        ends = [self._end(frame) for frame in self.open]
+        if "act" in kinds:
+            at = dice.randrange(len(ends))
+            ends[at] = self._bad_end(ends[at])
+        form = dice.choice(("run", "run", "loop", "loop", "with", "done"))
+        conf = [("spark.sql.adaptive.enabled", dice.choice(("true", "true", "false")))]
+        if dice.random() < 0.3:
+            conf.append(("spark.sql.execution.arrow.maxRecordsPerBatch", dice.choice(("3", "7", "20"))))
+        if dice.random() < 0.1:
+            conf.append(("spark.sql.execution.arrow.useLargeVarTypes", "true"))
+        return Program(
+            seed=self.seed,
+            records=records,
+            batch_records=-(-records // batches),
+            partitions=dice.choice((1, 2, 2, 3, 4)),
+            form=form,
+            parse=dice.choice(("select", "operator", "operator", "pandas_operator", "arrow_operator")),
+            steps=tuple(self.steps),
+            ends=tuple(ends),
+            faults=tuple(fault for fault in faults if fault.kind != "act"),
+            looks=tuple(self._outer_looks()),
+            conf=tuple(conf),
+            max_retries=dice.choice((3, 4, 6)),
+        )
+
+    # -- steps
+
+    def _step(self) -> None:
+        dice = self.dice
+        kind = dice.random()
+        if kind < 0.12 and len(self.open) < 3:
+            self._branch()
+        elif kind < 0.2 and len(self.open) > 1:
+            self._union()
+        elif kind < 0.6:
+            self._unary(dice.choice((*FANS, *FANS, "keeping", "where", "explode", "outer explode", "join", "left join")))
+        elif kind < 0.7:
+            self._unary("group")
+        else:
+            self._unary(dice.choice(NODES))
+
+    def _unary(self, op: str) -> None:
+        frame = self.dice.choice(list(self.open))
+        is_packed = self.open.pop(frame) or op == "group"
+        self._add(op, (frame,), 1, is_packed)
+
+    def _branch(self) -> None:
+        frame = self.dice.choice(list(self.open))
+        self._add("branch", (frame,), 2, self.open.pop(frame))
+
+    def _union(self) -> bool:
+        """Unite two open frames of one form; says whether there were any."""
+        for is_packed in (False, True):
+            alike = [frame for frame, packed in self.open.items() if packed == is_packed]
+            if len(alike) > 1:
+                pair = tuple(self.dice.sample(alike, 2))
+                for frame in pair:
+                    del self.open[frame]
+                self._add("union", pair, 1, is_packed)
+                return True
+        return False
+
+    def _add(self, op: str, of: tuple[str, ...], count: int, is_packed: bool) -> None:
+        gives = tuple(f"f{self.frames + index}" for index in range(count))
+        self.frames += count
+        self.steps.append(Step(op, of, gives, self.dice.randrange(1, 7)))
+        self.open.update(dict.fromkeys(gives, is_packed))
+
+    # -- sinks
+
+    def _end(self, frame: str) -> End:
+        via = self.dice.choices(("sink", "ack"), (6, 1))[0]
+        acts = self._good_acts(via)
+        return End(frame, via, acts, acts)
+
+    def _good_acts(self, via: str) -> tuple[Act, ...]:
+        dice = self.dice
+        delivers, looks = (DELIVERS, LOOKS) if via == "sink" else (DELIVERS_ACKS, LOOKS_ACKS)
+        acts = [Act("deliver", dice.choice(delivers))]
+        if dice.random() < 0.25:
+            acts.insert(0, Act("look", dice.choice(looks)))
+        if dice.random() < 0.2:
+            acts.append(Act("look", dice.choice(looks)))
+        if via == "sink" and dice.random() < 0.1:
+            acts.append(Act("deliver", dice.choice(delivers)))
+        return tuple(acts)
+
+    def _bad_end(self, end: End) -> End:
+        """A sink that does something else than deliver in the first batches."""
+        dice, via = self.dice, end.via
+        fails, parts, looks = (FAILS, PARTS, LOOKS) if via == "sink" else (FAILS_ACKS, PARTS_ACKS, LOOKS_ACKS)
+        kind = dice.choices(("fail", "part", "look", "nothing", "no sink"), (6, 4, 2, 1, 1))[0]
+        if kind == "no sink":
+            return End(end.frame, "nothing", (), end.then)
+        bad = {
+            "fail": [Act("fail", dice.choice(fails))],
+            "part": [Act("part", dice.choice(parts))],
+            "look": [Act("look", dice.choice(looks))],
+            "nothing": [],
+        }[kind]
+        swallow = dice.choices(("nobody", "sink", "body", "again"), (1, 5, 3, 2))[0]
+        around = list(self._good_acts(via))
+        drawn = dice.random()
+        acts = bad
+        if drawn < 0.2:
+            acts = around + bad  # a good delivery first: it does not make up for a later failure, but for a look
+        elif drawn < 0.35:
+            acts = bad + around  # made good
+        elif drawn < 0.7:
+            acts = bad + [Act("look", dice.choice(looks))]
+        return End(end.frame, via, tuple(acts), end.then, swallow)
+
+    def _outer_looks(self) -> Sequence[tuple[str, str, str]]:
+        if self.dice.random() > 0.15:
+            return []
+        when = self.dice.choice(("before", "after"))
+        return [(self.dice.choice(list(self.open)), when, self.dice.choice(("count", "take", "isEmpty", "show")))]
+
+    # -- faults
+
+    def _faults(self, records: int) -> list[Fault]:
+        """None, one or two; "act" stands for a sink that misbehaves."""
+        dice = self.dice
+        kinds = {
+            "act": 10, "body raises": 2, "break": 1, "interrupt": 1, "kill worker": 3, "kill after work": 2,
+            "fail after work": 2, "lose shuffle file": 3, "poison": 3, "flaky once": 3, "flaky": 2, "shuffled": 1,
+            "server restarts": 1, "server killed": 1, "driver killed": 0.5,
+        }  # fmt: skip
+        faults: list[Fault] = []
+        for _ in range(dice.choices((0, 1, 2), (2, 5, 3))[0]):
+            kind = dice.choices(list(kinds), list(kinds.values()))[0]
+            if kind not in {fault.kind for fault in faults}:
+                faults += self._fault(kind, records)
+        return faults
+
+    def _fault(self, kind: str, records: int) -> list[Fault]:
+        dice = self.dice
+        code = [step.name for step in self.steps if step.op in USER_CODE]
+        if kind == "lose shuffle file":
+            return self._losing_steps()
+        if kind in ("poison", "flaky once", "flaky", "kill worker", "shuffled"):
+            if kind == "shuffled":
+                code = [step.name for step in self.steps if step.op in FANS]
+            if not code:
+                return []
+            numbers: tuple[int, ...] = ()
+            if kind in ("poison", "flaky once"):
+                numbers = tuple(sorted(dice.sample(range(records), dice.randrange(1, 4))))
+            return [Fault(kind, dice.choice(code), numbers)]
+        if kind in ("kill after work", "fail after work"):
+            return [Fault(kind, dice.choice(list(self.open)))]
+        if kind in ("server restarts", "server killed"):
+            return [Fault(kind, point=dice.choice(("before", "during", "after")))]
+        if kind == "driver killed":
+            return [Fault(kind, point=dice.choice(("before", "in the sink", "after", "at the ack")))]
+        return [Fault(kind)]
+
+    def _losing_steps(self) -> list[Fault]:
+        """A step of user code that stands behind a shuffle."""
+        shuffled: set[str] = set()
+        found: list[str] = []
+        for step in self.steps:
+            is_behind = any(frame in shuffled for frame in step.of)
+            if is_behind and step.op in USER_CODE:
+                found.append(step.name)
+            if is_behind or step.op in ("repartition", "group", "repartition by k", "orderBy", "window"):
+                shuffled.update(step.gives)
+        return [Fault("lose shuffle file", self.dice.choice(found))] if found else []

@@ -1,0 +1,767 @@
+"""The runner: a program as calls of Spark and of the acker, with a journal of what every action did.
+
+Each ACK is held against the oracle at the moment in which it is told, and each emission's end is counted. What is found
+wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always failed);
+"no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no fault
+explains); "needless" (a replay in a batch in which nothing went wrong: kept apart, as a rate).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import threading
+import traceback
+import uuid
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen
+from acker_client.spark import (
+    MovingBoundaries,
+    arrow_operator,
+    branch,
+    explode,
+    group,
+    join,
+    operator,
+    pandas_operator,
+    sink,
+    where,
+)
+from acker_client.spark import functions as AF
+from tests.pipelines import oracle, work
+from tests.pipelines.oracle import Execution, Judge, Tokens
+from tests.pipelines.program import FANS, KEYS, MOVING_NODES, Act, End, Program, Step
+
+SCHEMA = "k bigint, t string"
+TRACKING = ("_root", "_edge", "_anchors")
+MATCHES = "array('a', 'b', 'c')"
+# More than any program needs: then it goes round in circles.
+BATCHES_MAX = 120
+RUNS_MAX = 12
+
+
+class Endless(BaseException):
+    """A program goes round in circles."""
+
+
+class BodyRaised(Exception):
+    """The body raised on purpose, after its sinks."""
+
+
+@dataclass
+class Result:
+    """What came of a program."""
+
+    program: Program
+    findings: list[tuple[str, str]] = field(default_factory=list)
+    emissions: int = 0
+    batches: int = 0
+    quiet_emissions: int = 0
+    needless: Counter[str] = field(default_factory=Counter)
+    fired: bool = False
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.findings}
+
+
+class Server:
+    """What a program needs of a server; ``stop(kill)`` ends it and starts it anew on its port, SIGTERM keeps its state."""
+
+    address: str
+
+    def stop(self, *, kill: bool) -> None:
+        raise NotImplementedError
+
+
+def run(
+    program: Program, spark: SparkSession, server: Server, folder: Path, *, dies: bool = False, runs_before: int = 0
+) -> Result:
+    """Run a program to its end (every record answered). ``dies``: this driver is the one that is killed."""
+    return _Runner(program, spark, server, folder, dies, runs_before).run()
+
+
+class _Runner(Listener):
+    """One program at work."""
+
+    def __init__(
+        self, program: Program, spark: SparkSession, server: Server, folder: Path, dies: bool, runs_before: int
+    ) -> None:
+        self.program, self.spark, self.server, self.folder, self.dies = program, spark, server, folder, dies
+        self.result = Result(program)
+        self.judge = Judge(program)
+        self.notes = folder / "notes"
+        self.out = folder / "out"
+        self.runs = runs_before
+        # The batch at hand, counted over all runs from 1, and of each emission: its batch, its record.
+        self.ordinal = 0
+        self._ordinals: dict[tuple[int, int], int] = {}
+        self._ordinals_before = 0
+        self.emitted: dict[int, tuple[int, int]] = {}
+        self.answered: dict[int, str] = {}
+        self.acked: set[int] = set()
+        self.dead: set[int] = set()
+        self.fallen: list[tuple[int, int, str]] = []
+        self.troubled: dict[int, str] = {}
+        self.views: list[str] = []
+        self.tables: dict[str, str] = {}
+        self.sinks: dict[str, Any] = {}
+        self.acts: Sequence[Act] = ()
+        self.swallows = False
+        self.restarting: list[threading.Thread] = []
+        self.tag = uuid.uuid4().hex[:8]
+
+    # -- one program
+
+    def run(self) -> Result:
+        for path in (self.notes, self.out):
+            path.mkdir(parents=True, exist_ok=True)
+        lines = self.folder / "in.txt"
+        if not lines.exists():
+            lines.write_text("".join(f"{number}\n" for number in range(self.program.records)))
+        self._recall()
+        with self._settings(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore", MovingBoundaries)
+            try:
+                self._run_until_answered()
+            except Endless as error:
+                self._find("no answer", f"{error}")
+            finally:
+                self._clean()
+        self._sum_up()
+        return self.result
+
+    def _run_until_answered(self) -> None:
+        before = self.runs
+        while True:
+            self.runs += 1
+            if self.runs - before > RUNS_MAX:
+                raise Endless(f"{RUNS_MAX} runs did not come to the end")
+            try:
+                if self._one_run():
+                    return
+            except (BodyRaised, KeyboardInterrupt):
+                continue
+            except Exception as error:
+                if self.program.form == "run" or not self.troubled.get(self.ordinal):
+                    self._find("raised", _gist(error))
+                    if self.runs - before > 3:
+                        return
+
+    def _one_run(self) -> bool:
+        """Whether the run came to its end by itself."""
+        program = self.program
+        source = Files(
+            self.folder / "in.txt",
+            name=f"pipeline-{program.seed}-{self.tag}",
+            checkpoint=self.folder / "checkpoint",
+            dead_letters=self.folder / "dead.jsonl",
+            retry=Retry(max_retries=program.max_retries, max_interruptions=10, initial_s=0.0, cap_s=0.0),
+            max_dead_share=1.0,
+            batch_records=program.batch_records,
+            partitions=program.partitions,
+            listener=self,
+            deadline_s=60.0,
+        )
+        if program.form == "run":
+            source.run(self.spark, self._process)
+            return True
+        for batch in source.batches(self.spark):
+            if not self._turn(batch):
+                return False
+        return True
+
+    def _turn(self, batch: Any) -> bool:
+        """One turn of the loop; False where it shall be left."""
+        if self.program.form == "with" and hasattr(batch, "__enter__"):
+            with batch:
+                self._process(batch)
+        else:
+            self._process(batch)
+        if self._is_first and self.program.of_kind("break"):
+            is_done = self.program.form == "done" and hasattr(batch, "done")
+            if is_done:
+                batch.done()
+            else:
+                self._abandon("the loop was left")
+            return False
+        return True
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether the batch at hand is one of those in which the program misbehaves."""
+        return self.ordinal <= self.program.faulty_batches
+
+    # -- one batch
+
+    def _process(self, batch: Batch) -> None:
+        program = self.program
+        self._note_trouble()
+        self._die_at("before")
+        self._disturb_server("before")
+        frames = self._frames(batch.df)
+        for frame, when, how in program.looks:
+            if when == "before":
+                self._outer_look(frames[frame], how)
+        for end in program.ends:
+            self._call(end, frames[end.frame])
+        for frame, when, how in program.looks:
+            if when == "after":
+                self._outer_look(frames[frame], how)
+        for thread in self.restarting:
+            thread.join()
+        self.restarting.clear()
+        self._disturb_server("after")
+        self._die_at("after")
+        if self._is_first and program.of_kind("body raises", "interrupt"):
+            self._abandon("the body raised")
+            raise KeyboardInterrupt if program.of_kind("interrupt") else BodyRaised("on purpose")
+
+    def _note_trouble(self) -> None:
+        """What may explain that records of this batch are replayed, apart from rows that raised."""
+        kinds = ("server killed",) if self._is_first else ()
+        for fault in self.program.of_kind(*kinds, "shuffled"):
+            self.troubled[self.ordinal] = fault.kind
+
+    def _abandon(self, why: str) -> None:
+        self.judge.abandoned[self.ordinal] = why
+        self.troubled[self.ordinal] = why
+        self._write({"abandoned": why, "batch": self.ordinal})
+
+    def _disturb_server(self, point: str) -> None:
+        for fault in self.program.of_kind("server killed", "server restarts"):
+            if self._is_first and fault.point == point:
+                kill = fault.kind == "server killed"
+                if point == "during":
+                    self.restarting.append(threading.Thread(target=lambda: self.server.stop(kill=kill)))
+                    self.restarting[-1].start()
+                else:
+                    self.server.stop(kill=kill)
+
+    def _die_at(self, point: str) -> None:
+        if self.dies and self._is_first and any(fault.point == point for fault in self.program.of_kind("driver killed")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _call(self, end: End, frame: DataFrame) -> None:
+        """Hand a frame to its sink."""
+        acts = end.first if self._is_first else end.then
+        if self._is_first and end.via == "nothing":
+            self._abandon(f"no sink took {end.frame}")
+            return
+        self._disturb_server("during")
+        try:
+            self._call_once(end, frame, acts)
+        except Exception as error:
+            self.troubled.setdefault(self.ordinal, _gist(error))
+            if not self._is_first or end.swallow not in ("body", "again"):
+                self._abandon(f"the body raised {_gist(error)}")
+                raise
+            if end.swallow == "again":
+                try:
+                    self._call_once(end, frame, end.then)
+                except Exception as error:
+                    self._abandon(f"the body raised {_gist(error)}")
+                    raise
+        self._die_at("in the sink")
+
+    def _call_once(self, end: End, frame: DataFrame, acts: Sequence[Act]) -> None:
+        self.acts, self.swallows = acts, self._is_first and end.swallow == "sink"
+        if end.via == "ack":
+            anchors = () if "_root" in frame.columns else ("_anchors",)
+            self._perform(end, frame.select("k", "t", AF.ack(*anchors, name=f"ack-{end.frame}").alias("acked")))
+            return
+        if end.frame not in self.sinks:
+            self.sinks[end.frame] = sink(lambda rows: self._perform(end, rows), name=f"sink-{end.frame}")
+        self.sinks[end.frame](frame)
+
+    def _perform(self, end: End, rows: DataFrame) -> None:
+        for act in self.acts:
+            execution = Execution(self.ordinal, end, act.what, act.how)
+            self.judge.executions.append(execution)
+            name = f"{self.ordinal}.{len(self.judge.executions)}"
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    execution.read = self._act(end, act, rows, name)
+                execution.went_through = True
+            except Exception as error:
+                execution.went_through = False
+                if act.what == "deliver":
+                    self.troubled.setdefault(self.ordinal, _gist(error))
+                if not self.swallows:
+                    raise
+            finally:
+                self._write_execution(execution, name)
+
+    def _outer_look(self, frame: DataFrame, how: str) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            {"count": frame.count, "take": lambda: frame.take(3), "isEmpty": frame.isEmpty, "show": frame.show}[how]()
+
+    # -- steps
+
+    def _frames(self, df: DataFrame) -> dict[str, DataFrame]:
+        frames = {"f0": self._parsed(df)}
+        for step in self.program.steps:
+            given = [frames[frame] for frame in step.of]
+            if step.op == "branch":
+                frames.update(zip(step.gives, branch(given[0], 2, name=f"branch-{step.name}"), strict=True))
+            elif step.op == "union":
+                frames[step.name] = given[0].unionByName(given[1])
+            else:
+                frames[step.name] = self._stepped(step, given[0])
+        return frames
+
+    def _parsed(self, df: DataFrame) -> DataFrame:
+        if self.program.parse == "select":
+            return df.select(F.expr(f"cast(value as bigint) % {KEYS}").alias("k"), F.col("value").alias("t"), *_own(df))
+        return df.transform(_user_code(self.program.parse, work.Parse(), "parse"))
+
+    def _stepped(self, step: Step, df: DataFrame) -> DataFrame:
+        op, salt, name = step.op, step.salt, f"{step.op.replace(' ', '-')}-{step.name}"
+        if op in FANS:
+            return df.transform(_user_code(op, work.Fan(salt, self._harm(step)), name))
+        if op == "keeping":
+            kept = operator("j bigint", work.Keeping(salt, self._harm(step)).rows, keep=["t"], name=name)
+            return df.transform(kept).withColumnRenamed("j", "k").select("k", "t", *_own(df))
+        if op == "group":
+            return df.transform(group("k", SCHEMA, name=name)(work.Grouped(salt, self._harm(step)).table))
+        if op == "where":
+            return df.transform(where(f"k % 3 <> {salt % 3}", name=name))
+        if op in ("explode", "outer explode"):
+            listed = df.withColumn("e", F.expr(f"slice(array(0, 1, 2), 1, cast((k + {salt}) % 3 as int))"))
+            return _marked(listed.transform(explode("e", "i", outer=op[0] == "o", name=name)), "/", "i")
+        if op in ("join", "left join"):
+            table = self.spark.range(KEYS).selectExpr(
+                "id as k", f"explode(slice({MATCHES}, 1, cast((id + {salt}) % 3 as int))) as m"
+            )
+            return _marked(df.transform(join(table, "k", "left" if op[0] == "l" else "inner", name=name)), "+", "m")
+        return self._noded(step, df)
+
+    def _noded(self, step: Step, df: DataFrame) -> DataFrame:
+        salt = step.salt
+        if step.op == "view":
+            view = f"v_{self.tag}_{step.name}_{self.ordinal}"
+            df.createOrReplaceTempView(view)
+            self.views.append(view)
+            return self.spark.table(view)
+        nodes: dict[str, Callable[[], DataFrame]] = {
+            "select": lambda: df.select("*"),
+            "withColumn": lambda: df.withColumn("z", F.expr("k * 2")).withColumn("k", F.expr("z - k")).drop("z"),
+            "repartition": lambda: df.repartition(salt),
+            "coalesce": lambda: df.coalesce(salt),
+            "cache": df.cache,
+            "window": lambda: df.withColumn(
+                "w", F.row_number().over(Window.partitionBy("k").orderBy("t")).cast("bigint")
+            ).selectExpr("k + w - w as k", "t", *_own(df)),
+            "alias": lambda: df.alias("x"),
+            "hint": lambda: df.hint("repartition", salt),
+            "orderBy": lambda: df.orderBy("t"),
+            "repartition by k": lambda: df.repartition("k"),
+            "repartitionByRange": lambda: df.repartitionByRange(salt, "t"),
+        }
+        return nodes[step.op]()
+
+    def _harm(self, step: Step) -> work.Harm:
+        mine = {fault.kind: fault for fault in self.program.faults if fault.at == step.name}
+        return work.Harm(
+            notes=str(self.notes),
+            local_dir=str(self.spark.sparkContext.getConf().get("spark.local.dir", "/nonexistent")),
+            name=step.name,
+            poison=frozenset(mine["poison"].numbers if "poison" in mine else ()),
+            flaky_once=frozenset(mine["flaky once"].numbers if "flaky once" in mine else ()),
+            flaky_share=0.03 if "flaky" in mine else 0.0,
+            kills="kill worker" in mine,
+            loses="lose shuffle file" in mine,
+            shuffles="shuffled" in mine,
+        )
+
+    # -- what a sink does; each gives a function that reads what stands in the output, or None where nobody can
+
+    def _act(self, end: End, act: Act, rows: DataFrame, name: str) -> Callable[[], Tokens] | None:
+        path = str(self.out / name)
+        if act.what == "look":
+            _look(rows, act.how)
+            return None
+        if act.what == "part":
+            return self._part(rows, act.how, path)
+        if act.what == "fail":
+            return self._fail(rows, act.how, path)
+        return self._deliver(end, self._late(end, rows), act.how, path)
+
+    def _late(self, end: End, rows: DataFrame) -> DataFrame:
+        for fault in self.program.of_kind("kill after work", "fail after work"):
+            if fault.at == end.frame and end.via == "sink":
+                harm = work.LateHarm(str(self.notes), kills=fault.kind[0] == "k", once=True)
+                return rows.mapInArrow(harm.hand_on, rows.schema)
+        return rows
+
+    def _deliver(self, end: End, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens] | None:
+        if how in ("saveAsTable", "insertInto", "insert by SQL"):
+            return self._insert(end, rows, how, path)
+        if how in ("collect", "toPandas", "toArrow", "iterator", "prefetching iterator", "rdd collect"):
+            return _fixed(_brought(rows, how))
+        if how.endswith("foreachPartition") or how == "foreach":
+            _each(rows, how, work.WriteRows(_folder(path)))
+            return lambda: _lines(path)
+        if how == "rdd text file":
+            rows.rdd.map(lambda row: row.t).saveAsTextFile(path)
+            return lambda: _lines(path)
+        if how == "noop":
+            rows.write.format("noop").mode("overwrite").save()
+            return None
+        return self._written(rows, how, path)
+
+    def _written(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
+        """Deliveries that are files in a folder."""
+        if how == "frame of rdd":
+            rows = self.spark.createDataFrame(rows.rdd.map(lambda row: (row.k, row.t)), SCHEMA)
+        elif how == "checkpointed":
+            rows = rows.localCheckpoint()
+        elif how == "persisted":
+            rows = rows.persist()
+            rows.count()
+        elif how == "mapped":
+            rows = rows.mapInArrow(work.same, rows.schema)
+        elif how == "filtered":
+            rows = rows.where("k % 2 = 0")
+        elif how == "aggregated":
+            rows = rows.groupBy("k").agg(F.concat_ws("|", F.collect_list("t")).alias("t"))
+        elif how.startswith("sorted"):
+            rows = rows.orderBy("t")
+        elif how.startswith("repartitioned"):
+            rows = rows.repartition(3, "k")
+        writer = rows.write.mode("append")
+        if how == "json text":
+            rows.select(F.to_json(F.struct("k", "t")).alias("value")).write.mode("append").text(path)
+            kind = "json"
+        elif how == "partitioned":
+            writer.partitionBy("k").parquet(path)
+            kind = "parquet"
+        else:
+            kind = next((kind for kind in ("json", "csv", "orc") if kind in how), "parquet")
+            writer.format(kind).save(path)
+        if how == "persisted":
+            rows.unpersist()
+        return lambda: _stored(Path(path), kind)
+
+    def _insert(self, end: End, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
+        table = self.tables.setdefault(f"{end.frame}", f"t_{self.tag}_{end.frame}")
+        name = Path(path).name
+        given = rows.select("k", "t", *(["acked"] if "acked" in rows.columns else []), F.lit(name).alias("x"))
+        if how == "saveAsTable":
+            table = self.tables.setdefault(f"{end.frame} whole", f"{table}_whole")
+            given.write.mode("append").saveAsTable(table)
+        else:
+            self.spark.sql(f"create table if not exists {table} (k bigint, t string, x string) using parquet")
+            if how == "insertInto":
+                given.write.insertInto(table)
+            else:
+                given.createOrReplaceTempView(f"view_{table}")
+                self.views.append(f"view_{table}")
+                self.spark.sql(f"insert into {table} select * from view_{table}")
+        folder = Path(self.spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"), table)
+        return lambda: _stored(folder, "parquet", only=name)
+
+    def _fail(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
+        """Deliveries that fail; where there are no rows some of them have nothing to fail on, and go through."""
+        raising = rows.withColumn("t", F.expr("if(hash(t) % 2 = 0, t, concat(t, raise_error('no room')))"))
+        if how == "row raises":
+            raising.write.parquet(path)
+        elif how == "noop":
+            raising.write.format("noop").mode("overwrite").save()
+        elif how == "commit":
+            Path(path, "_SUCCESS").mkdir(parents=True)
+            rows.write.mode("append").parquet(path)
+        elif how == "table commit":
+            late = work.LateHarm(str(self.notes), kills=False, once=False)
+            rows.mapInArrow(late.hand_on, rows.schema).write.mode("append").saveAsTable(f"t_{self.tag}_bad")
+        elif how == "late task":
+            late = work.LateHarm(str(self.notes), kills=False, once=False)
+            rows.mapInArrow(late.hand_on, rows.schema).write.parquet(path)
+        elif how in ("collect", "toPandas", "iterator", "rdd collect"):
+            _brought(raising, how)
+        elif how.endswith("foreachPartition") or how == "foreach":
+            _each(rows, how, work.WriteRows(_folder(path), raises=True))
+        elif how == "frame of rdd":
+            self.spark.createDataFrame(raising.rdd.map(lambda row: (row.k, row.t)), SCHEMA).write.parquet(path)
+        elif how == "checkpointed":
+            raising.localCheckpoint().write.parquet(path)
+        else:
+            raise AssertionError(how)
+        return lambda: _stored(Path(path), "parquet") if Path(path).exists() else Counter()
+
+    def _part(self, rows: DataFrame, how: str, path: str) -> None:
+        """Deliveries of some rows only."""
+        parts: dict[str, Callable[[], object]] = {
+            "take": lambda: rows.take(5),
+            "limit parquet": lambda: rows.limit(5).write.parquet(path),
+            "offset parquet": lambda: rows.offset(5).write.parquet(path),
+            "limit collect": lambda: rows.limit(5).collect(),
+            "sample of limit": lambda: rows.limit(9).where("k > 1").write.parquet(path),
+            "tail": lambda: rows.tail(5),
+            "iterator cut": lambda: next(rows.toLocalIterator(), None),
+            "prefetching iterator cut": lambda: next(rows.toLocalIterator(prefetchPartitions=True), None),
+            "rdd take": lambda: rows.rdd.take(5),
+            "map cut": lambda: rows.mapInArrow(work.first_batch_only, rows.schema).write.parquet(path),
+            "first of partition": lambda: rows.foreachPartition(work.WriteRows(_folder(path)).first),
+            "rdd first of partition": lambda: rows.rdd.foreachPartition(work.WriteRows(_folder(path)).first),
+            "one partition": lambda: rows.rdd.context.runJob(rows.rdd, work.first_batch_only, [0]),
+        }
+        parts[how]()
+
+    # -- what is told of records
+
+    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+        self.ordinal = self._ordinals.setdefault((self.runs, batch), len(self._ordinals) + 1 + self._ordinals_before)
+        if self.ordinal > BATCHES_MAX:
+            raise Endless(f"{BATCHES_MAX} batches did not come to the end; open: {self._open()}")
+        self.result.batches = max(self.result.batches, self.ordinal)
+        for root, number in self._pairs(emitted):
+            self.emitted[root] = (self.ordinal, number)
+            self.result.emissions += 1
+
+    def on_ack(self, acked: Seen) -> None:
+        for root, number in self._pairs(acked):
+            batch, emitted = self.emitted.get(root, (0, -1))
+            if emitted != number:
+                self._find("no answer", f"record {number} was acked under a root of record {emitted}")
+            if root in self.answered:
+                self._find("no answer", f"record {number} of batch {batch} was acked after it was {self.answered[root]}")
+            self.answered[root] = "acked"
+            self.acked.add(number)
+            objection = self.judge.objection(batch, number)
+            if objection:
+                self._find("false ACK", f"record {number} in batch {batch}: {objection}")
+        self._write({"acked": sorted(self.acked)})
+        self._die_at("at the ack")
+
+    def on_fail(self, failed: Seen, why: Fallen) -> None:
+        for index, (root, number) in enumerate(self._pairs(failed)):
+            batch, _ = self.emitted.get(root, (0, -1))
+            if root in self.answered:
+                self._find("no answer", f"record {number} of batch {batch} failed after it was {self.answered[root]}")
+            self.answered[root] = "failed"
+            self.fallen.append((batch, number, why.reason(index).partition("\n")[0][:160]))
+
+    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+        allowed = oracle.may_die(self.program)
+        for index, (_, number) in enumerate(self._pairs(dead)):
+            self.dead.add(number)
+            if number not in allowed:
+                self._find("dead", f"record {number}: {why.reason(index).partition(chr(10))[0][:200]}")
+        self._write({"dead": sorted(self.dead)})
+
+    def _pairs(self, seen: Seen) -> Iterator[tuple[int, int]]:
+        lines = seen.origins().lines.tolist()
+        return zip(seen.roots.tolist(), (line - 1 for line in lines), strict=True)
+
+    # -- the account
+
+    def _open(self) -> list[int]:
+        return sorted(set(range(self.program.records)) - self.acked - self.dead)
+
+    def _sum_up(self) -> None:
+        result = self.result
+        if self._open() and not result.findings:
+            self._find("no answer", f"neither acked nor dead: {self._open()}")
+        raised = {int(path.name.partition(".")[2]) for path in self.notes.glob("raised.*")}
+        quiet = {batch for batch in range(1, self.ordinal + 1) if batch not in self.troubled and self.judge.is_done(batch)}
+        result.quiet_emissions = sum(batch in quiet for batch, _ in self.emitted.values())
+        for batch, number, reason in self.fallen:
+            if batch in quiet and number not in raised:
+                result.needless[reason] += 1
+        result.fired = bool(self.troubled) or any(self.notes.iterdir())
+
+    def _find(self, kind: str, text: str) -> None:
+        # One of a kind says it; the others are counted.
+        self.result.findings.append((kind, text))
+        self._write({"finding": [kind, text]})
+
+    # -- over the death of a driver
+
+    def _write(self, note: dict[str, Any]) -> None:
+        if self.program.of_kind("driver killed"):
+            with open(self.folder / "journal.jsonl", "a") as journal:
+                journal.write(json.dumps({"batches": self.ordinal, "runs": self.runs, **note}) + "\n")
+
+    def _write_execution(self, execution: Execution, name: str) -> None:
+        self._write({"execution": name, "went_through": execution.went_through})
+
+    def _recall(self) -> None:
+        """What a driver that was killed had heard."""
+        journal = self.folder / "journal.jsonl"
+        if self.dies or not journal.exists():
+            return
+        for line in journal.open():
+            note = json.loads(line)
+            self.runs = max(self.runs, note["runs"])
+            self._ordinals_before = max(self._ordinals_before, note["batches"])
+            self.acked.update(note.get("acked", ()))
+            self.dead.update(note.get("dead", ()))
+            if "finding" in note:
+                self.result.findings.append(tuple(note["finding"]))
+
+    # -- around it
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        conf = dict(self.program.conf) | {"spark.acker.servers": self.server.address}
+        before = {key: self.spark.conf.get(key, None) for key in conf}
+        for key, value in conf.items():
+            self.spark.conf.set(key, value)
+        try:
+            yield
+        finally:
+            for key, old in before.items():
+                if old is None:
+                    self.spark.conf.unset(key)
+                else:
+                    self.spark.conf.set(key, old)
+
+    def _clean(self) -> None:
+        for thread in self.restarting:
+            thread.join()
+        self.spark.catalog.clearCache()
+        for view in self.views:
+            self.spark.catalog.dropTempView(view)
+        for table in (*self.tables.values(), f"t_{self.tag}_bad"):
+            self.spark.sql(f"drop table if exists {table}")
+
+
+def _own(df: DataFrame) -> list[str]:
+    return [column for column in TRACKING if column in df.columns]
+
+
+def _user_code(kind: str, code: Any, name: str) -> Any:
+    if kind == "operator":
+        return operator(SCHEMA, code.rows, name=name)
+    if kind == "pandas_operator":
+        return pandas_operator(SCHEMA, name=name)(code.frame)
+    return arrow_operator(SCHEMA, name=name)(code.batch)
+
+
+def _marked(df: DataFrame, sign: str, column: str) -> DataFrame:
+    text = f"concat('{sign}', coalesce(cast({column} as string), '-'))"
+    return df.select("k", F.expr(f"concat(replace(t, '|', concat({text}, '|')), {text})").alias("t"), *_own(df))
+
+
+def _look(rows: DataFrame, how: str) -> None:
+    looks: dict[str, Callable[[], object]] = {
+        "count": rows.count,
+        "show": lambda: rows.show(5),
+        "take": lambda: rows.take(3),
+        "isEmpty": rows.isEmpty,
+        "first": rows.first,
+        "head": lambda: rows.head(2),
+        "limit collect": lambda: rows.limit(3).collect(),
+        "max": lambda: rows.agg(F.max("k")).collect(),
+        "describe": lambda: rows.describe("k").collect(),
+        "summary": lambda: rows.select("k").summary("count", "max").show(),
+        "tail": lambda: rows.tail(2),
+        "rdd count": lambda: rows.rdd.count(),
+        "rdd take": lambda: rows.rdd.take(3),
+        "rdd isEmpty": lambda: rows.rdd.isEmpty(),
+        "iterator cut": lambda: next(rows.toLocalIterator(), None),
+        "explain": rows.explain,
+    }
+    if how == "failing look":
+        with contextlib.suppress(Exception):
+            rows.selectExpr("raise_error('no')").count()
+            rows.selectExpr("sum(if(k >= 0, raise_error('no'), 1))").collect()
+        return
+    looks[how]()
+
+
+def _brought(rows: DataFrame, how: str) -> list[str]:
+    """What comes to the driver."""
+    if how == "collect":
+        return [row.t for row in rows.collect()]
+    if how == "toPandas":
+        return list(rows.toPandas().t)
+    if how == "toArrow":
+        return list(rows.toArrow().column("t").to_pylist())
+    if how == "rdd collect":
+        return [row.t for row in rows.rdd.collect()]
+    return [row.t for row in rows.toLocalIterator(prefetchPartitions=how.startswith("prefetching"))]
+
+
+def _each(rows: DataFrame, how: str, write: work.WriteRows) -> None:
+    if how == "foreach":
+        rows.foreach(write.row)
+    elif how == "rdd foreachPartition":
+        rows.rdd.foreachPartition(write.partition)
+    elif how == "select foreachPartition":
+        rows.select("t", "k", *(["acked"] if "acked" in rows.columns else [])).foreachPartition(write.partition)
+    else:
+        rows.foreachPartition(write.partition)
+
+
+def _folder(path: str) -> str:
+    os.makedirs(path, exist_ok=True)
+    return path
+
+
+def _tokens(ways: Iterator[str] | Sequence[str]) -> Tokens:
+    return Counter(way for t in ways for way in t.split("|") if way)
+
+
+def _fixed(ways: Sequence[str]) -> Callable[[], Tokens]:
+    return lambda: _tokens(ways)
+
+
+def _lines(path: str) -> Tokens:
+    return _tokens([line for file in _visible(Path(path)) for line in file.read_text().splitlines()])
+
+
+def _visible(folder: Path) -> list[Path]:
+    """What a reader of the folder sees: nothing hidden, nothing under way."""
+    return [
+        file
+        for file in folder.rglob("*")
+        if file.is_file()
+        and not any(part[0] in "._" for part in file.relative_to(folder).parts)
+        and file.suffix not in (".part", ".crc")
+    ]
+
+
+def _stored(folder: Path, kind: str, only: str | None = None) -> Tokens:
+    """The ways in files that Spark has written; ``only``: those of one insert into a table."""
+    found: list[str] = []
+    for file in _visible(folder):
+        if kind == "json":
+            found += [json.loads(line)["t"] for line in file.read_text().splitlines()]
+        elif kind == "csv":
+            with file.open(newline="") as lines:
+                found += [line[1] for line in csv.reader(lines)]
+        elif kind == "orc":
+            found += orc.read_table(file).column("t").to_pylist()
+        else:
+            table = pq.ParquetFile(file).read()
+            pairs = zip(table.column("t").to_pylist(), table.column("x").to_pylist() if only else [], strict=False)
+            found += [t for t, x in pairs if x == only] if only else table.column("t").to_pylist()
+    return _tokens(found)
+
+
+def _gist(error: BaseException) -> str:
+    text = str(error).strip()
+    lines = text.splitlines() or [""]
+    last = next((line for line in reversed(lines) if "Error" in line or "Exception" in line), lines[0])
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {lines[0][:200]} ... {last.strip()[:200]} ({Path(where.filename).name}:{where.lineno})"

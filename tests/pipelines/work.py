@@ -1,0 +1,241 @@
+"""What a program's steps do inside Spark's workers, and the harm that comes to them there on purpose."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+KEYS = 7
+
+
+def numbers_in(t: str) -> set[int]:
+    """The records that the ways of a row begin with."""
+    found = set()
+    for way in t.split("|"):
+        digits = len(way) - len(way.lstrip("0123456789"))
+        found.add(int(way[:digits]))
+    return found
+
+
+def marked(t: str, text: str) -> str:
+    return "|".join(way + text for way in t.split("|"))
+
+
+def first_time(folder: str, name: str) -> bool:
+    """True for the first caller in any process."""
+    try:
+        os.close(os.open(f"{folder}/{name}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Harm:
+    """What goes wrong in user code: for whole tasks once, for rows by their numbers. ``notes``: folder in which each row
+    that raised leaves the numbers of its records."""
+
+    notes: str
+    local_dir: str
+    name: str
+    poison: frozenset[int] = frozenset()
+    flaky_once: frozenset[int] = frozenset()
+    flaky_share: float = 0.0
+    kills: bool = False
+    loses: bool = False
+    shuffles: bool = False
+
+    def meet(self, t: str) -> None:
+        """Before user code sees a row."""
+        if self.loses and first_time(self.notes, f"lost.{self.name}"):
+            self._lose_shuffle_file()
+        if self.kills and first_time(self.notes, f"killed.{self.name}"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not (self.poison or self.flaky_once or self.flaky_share):
+            return
+        numbers = numbers_in(t)
+        if numbers & self.poison:
+            self._raise(numbers, "poison")
+        for number in numbers & self.flaky_once:
+            if first_time(self.notes, f"flaky.{self.name}.{number}"):
+                self._raise(numbers, "flaky once")
+        if random.random() < self.flaky_share:
+            self._raise(numbers, "flaky")
+
+    def _raise(self, numbers: set[int], why: str) -> None:
+        self.note(numbers)
+        raise ValueError(f"{why}: {sorted(numbers)}")
+
+    def note(self, numbers: set[int]) -> None:
+        """That user code has raised on rows of these records."""
+        for number in numbers:
+            first_time(self.notes, f"raised.{number}")
+
+    def _lose_shuffle_file(self) -> None:
+        found = sorted(Path(self.local_dir).glob("**/shuffle_*_0.data"), key=lambda path: path.stat().st_mtime)
+        for path in found[-1:]:
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Parse:
+    """A line becomes a row."""
+
+    def rows(self, row: Any) -> Iterator[tuple[int, str]]:
+        yield int(row.value) % KEYS, row.value
+
+    def frame(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"k": frame.value.astype("int64") % KEYS, "t": frame.value})
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        values = batch.column("value").to_pylist()
+        keys = [int(value) % KEYS for value in values]
+        return pa.RecordBatch.from_arrays([pa.array(keys, pa.int64()), pa.array(values, pa.string())], ["k", "t"])
+
+
+@dataclass(frozen=True)
+class Fan:
+    """A row becomes none to three."""
+
+    salt: int
+    harm: Harm
+
+    def children(self, k: int, t: str) -> list[tuple[int, str]]:
+        self.harm.meet(t)
+        made = [((2 * k + child + self.salt) % KEYS, marked(t, f".{child}")) for child in range((k + self.salt) % 4)]
+        if self.harm.shuffles:
+            random.shuffle(made)
+        return made
+
+    def rows(self, row: Any) -> list[tuple[int, str]]:
+        return self.children(row.k, row.t)
+
+    def frame(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, list[int]]:
+        made, parents = self._all(frame.k.tolist(), frame.t.tolist())
+        keys = pd.Series([k for k, _ in made], dtype="int64")
+        return pd.DataFrame({"k": keys, "t": pd.Series([t for _, t in made], dtype="object")}), parents
+
+    def batch(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
+        made, parents = self._all(batch.column("k").to_pylist(), batch.column("t").to_pylist())
+        columns = [pa.array([k for k, _ in made], pa.int64()), pa.array([t for _, t in made], pa.string())]
+        return pa.RecordBatch.from_arrays(columns, ["k", "t"]), parents
+
+    def _all(self, keys: list[int], ways: list[str]) -> tuple[list[tuple[int, str]], list[int]]:
+        made, parents = [], []
+        for index, (k, t) in enumerate(zip(keys, ways, strict=True)):
+            children = self.children(k, t)
+            made += children
+            parents += [index] * len(children)
+        return made, parents
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """A row gets a new key and keeps the rest."""
+
+    salt: int
+    harm: Harm
+
+    def rows(self, row: Any) -> tuple[int]:
+        self.harm.meet(row.t)
+        return ((row.k + self.salt) % KEYS,)
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A group becomes one row of all, two of all, none, or each its own, as its key says."""
+
+    salt: int
+    harm: Harm
+
+    def table(self, table: pa.Table) -> tuple[pa.Table, Any]:
+        ways = table.column("t").to_pylist()
+        k = table.column("k")[0].as_py()
+        try:
+            for t in ways:
+                self.harm.meet(t)
+        except ValueError:
+            # All of a group fail together.
+            self.harm.note(numbers_in("|".join(ways)))
+            raise
+        every = list(range(len(ways)))
+        whole = "|".join(ways)
+        made, parents = [
+            ([whole], "all"),
+            ([marked(whole, ":0"), marked(whole, ":1")], [every, every]),
+            ([], "all"),
+            ([marked(t, ":x") for t in ways], [[index] for index in every]),
+        ][(k + self.salt) % 4]
+        columns = [pa.array([k] * len(made), pa.int64()), pa.array(made, pa.string())]
+        return pa.table(columns, names=["k", "t"]), parents
+
+
+@dataclass(frozen=True)
+class WriteRows:
+    """``foreachPartition``, ``foreach`` and the like: one file of lines a call, complete when it has its name."""
+
+    folder: str
+    raises: bool = False
+
+    def partition(self, rows: Iterable[Any]) -> Iterator[Any]:
+        name = f"{self.folder}/{uuid.uuid4().hex}"
+        with open(name + ".part", "w") as file:
+            for row in rows:
+                file.write(row.t + "\n")
+        os.rename(name + ".part", name)
+        self.end()
+        return iter(())
+
+    def row(self, row: Any) -> None:
+        with open(f"{self.folder}/{os.getpid()}.{uuid.uuid4().hex}", "w") as file:
+            file.write(row.t + "\n")
+        self.end()
+
+    def first(self, rows: Iterable[Any]) -> None:
+        """Reads one row of its partition and leaves the others."""
+        for row in rows:
+            self.row(row)
+            return
+
+    def end(self) -> None:
+        if self.raises:
+            raise OSError("the other side hung up")
+
+
+@dataclass(frozen=True)
+class LateHarm:
+    """A stage of the user's below the sink that comes to harm when everything was read and reported: once, or always."""
+
+    notes: str
+    kills: bool
+    once: bool
+
+    def hand_on(self, batches: Iterator[Any]) -> Iterator[Any]:
+        found = 0
+        for batch in batches:
+            found += len(batch)
+            yield batch
+        if found and (not self.once or first_time(self.notes, "late")):
+            if self.kills:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("the disk is full")
+
+
+def first_batch_only(batches: Iterator[Any]) -> Iterator[Any]:
+    """The user's own step that takes one batch and leaves the others."""
+    for batch in batches:
+        yield batch
+        return
+
+
+def same(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from batches
