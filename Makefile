@@ -3,6 +3,7 @@
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test         all tests (ARGS="tests/service -k settle")
 #   make test-long    the tests that take minutes, which `make test` leaves out
+#   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
@@ -13,9 +14,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long pipelines check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
+SEEDS ?= 500
+FROM ?= 1
 VENV := .venv
 READY := $(VENV)/.ready
 GENERATOR := .build/generator
@@ -54,6 +57,9 @@ test: $(READY)
 
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
+
+pipelines: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m tests.pipelines --seeds $(SEEDS) --from $(FROM) --shrink
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

@@ -1,11 +1,12 @@
-"""The bench on which programs run: one Spark session, one server in this process, one of its own for those that stop it,
-and a child process where the driver is killed."""
+"""The bench on which programs run: one Spark session, one server in this process, one of its own for programs that stop
+it, and a child process where the driver is killed."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -119,15 +120,22 @@ class Bench:
     def _kill_driver(self, program: Program, folder: Path, server: Server) -> None:
         command = [sys.executable, "-m", "tests.pipelines", f"--seed={program.seed}", "--die", str(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(
-                [*command, "--server", server.address],
-                env=environment,
-                cwd=ROOT,
-                timeout=CHILD_S,
-                check=False,
-                capture_output=True,
-            )
+        # Its JVM and workers hold its pipes for a while longer, so it has none.
+        child = subprocess.Popen(
+            [*command, "--server", server.address],
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            child.wait(CHILD_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
     def report(self, seeds: Sequence[int], *, shrinks: bool, shows: bool) -> int:
         """Run ``seeds`` and print what is wrong; gives 1 where something is."""
@@ -141,7 +149,7 @@ class Bench:
             result = self.run(program)
             results.append(result)
             took = time.monotonic() - started
-            if shows or result.findings or result.needless:
+            if shows or result.findings or result.needless or took > 5:
                 print(f"seed {seed}: {told(result)} [{took:.1f} s]", flush=True)
             if result.findings and shrinks:
                 from tests.pipelines.shrink import shrunk

@@ -112,7 +112,9 @@ def company(program: Program, number: int, groups: Sequence[Step]) -> set[int]:
     if not groups:
         return set()
     keys = {
-        record: {(group.name, k) for group in groups for frame in group.of for k, _ in frames_of(program, record)[frame]}
+        record: {
+            (group.name, k) for group in groups for frame in group.of for k, _ in frames_of(program, record)[frame]
+        }
         for record in range(program.records)
     }
     found, reached = {number}, set(keys[number])
@@ -161,6 +163,12 @@ class Judge:
     def is_done(self, batch: int) -> bool:
         """Whether every sink's last delivery in ``batch`` was of all its rows and went through."""
         return batch not in self.abandoned and all(self._last(batch, end)[0] is not None for end in self.program.ends)
+
+    @staticmethod
+    def is_written(executions: Sequence[Execution]) -> bool:
+        """Whether the last delivery among these went through."""
+        delivering = [each for each in executions if each.what in ("deliver", "fail")]
+        return bool(delivering) and delivering[-1].went_through is True
 
     def _last(self, batch: int, end: End) -> tuple[Execution | None, str]:
         """The delivery on which a sink's rows rest; or why there is none. Looks and partial reads do not count."""

@@ -44,8 +44,8 @@ LOOKS = (
 
 # A delivery that fails, and how.
 FAILS = (
-    "row raises", "commit", "late task", "foreach", "foreachPartition", "select foreachPartition", "rdd foreachPartition",
-    "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator", "table commit", "noop",
+    "row raises", "commit", "late task", "foreach", "foreachPartition", "select foreachPartition",
+    "rdd foreachPartition", "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator", "table commit", "noop",
 )  # fmt: skip
 FAILS_ACKS = ("row raises", "commit", "collect", "foreachPartition")
 
@@ -88,8 +88,9 @@ class Act:
 
 @dataclass(frozen=True)
 class End:
-    """A sink of ``frame``. ``via``: "sink", or "ack" for a select with ``functions.ack()``, or "nothing" for a frame that
-    no sink takes in the first batches. ``first``: what it does in the program's faulty batches, ``then`` in all others.
+    """A sink of ``frame``. ``via``: "sink", or "ack" for a select with ``functions.ack()``, or "nothing" for a frame
+    that no sink takes in the first batches. ``first``: what it does in the program's faulty batches, ``then`` in all
+    others.
 
     ``swallow``: who catches what an act raises: "nobody", the "sink" (which goes on with its next act), the "body", or
     the body that calls the sink "again", which then does well.
@@ -178,7 +179,7 @@ class _Generator:
     def program(self) -> Program:
         dice = self.dice
         records = dice.randrange(60, 201)
-        batches = dice.choice((1, 2, 2, 3))
+        batches = dice.choice((1, 1, 2, 2, 2, 3))
         for _ in range(dice.randrange(1, 9)):
             self._step()
         while len(self.open) > dice.choice((1, 2, 2, 3)):
@@ -192,15 +193,15 @@ class _Generator:
             ends[at] = self._bad_end(ends[at])
         form = dice.choice(("run", "run", "loop", "loop", "with", "done"))
         conf = [("spark.sql.adaptive.enabled", dice.choice(("true", "true", "false")))]
-        if dice.random() < 0.3:
-            conf.append(("spark.sql.execution.arrow.maxRecordsPerBatch", dice.choice(("3", "7", "20"))))
+        if dice.random() < 0.2:
+            conf.append(("spark.sql.execution.arrow.maxRecordsPerBatch", dice.choice(("5", "20"))))
         if dice.random() < 0.1:
             conf.append(("spark.sql.execution.arrow.useLargeVarTypes", "true"))
         return Program(
             seed=self.seed,
             records=records,
             batch_records=-(-records // batches),
-            partitions=dice.choice((1, 2, 2, 3, 4)),
+            partitions=dice.choice((1, 2, 2, 2, 4)),
             form=form,
             parse=dice.choice(("select", "operator", "operator", "pandas_operator", "arrow_operator")),
             steps=tuple(self.steps),
@@ -221,7 +222,9 @@ class _Generator:
         elif kind < 0.2 and len(self.open) > 1:
             self._union()
         elif kind < 0.6:
-            self._unary(dice.choice((*FANS, *FANS, "keeping", "where", "explode", "outer explode", "join", "left join")))
+            self._unary(
+                dice.choice((*FANS, *FANS, "keeping", "where", "explode", "outer explode", "join", "left join"))
+            )
         elif kind < 0.7:
             self._unary("group")
         else:
@@ -265,11 +268,11 @@ class _Generator:
         dice = self.dice
         delivers, looks = (DELIVERS, LOOKS) if via == "sink" else (DELIVERS_ACKS, LOOKS_ACKS)
         acts = [Act("deliver", dice.choice(delivers))]
-        if dice.random() < 0.25:
-            acts.insert(0, Act("look", dice.choice(looks)))
         if dice.random() < 0.2:
+            acts.insert(0, Act("look", dice.choice(looks)))
+        if dice.random() < 0.15:
             acts.append(Act("look", dice.choice(looks)))
-        if via == "sink" and dice.random() < 0.1:
+        if via == "sink" and dice.random() < 0.07:
             acts.append(Act("deliver", dice.choice(delivers)))
         return tuple(acts)
 
@@ -295,11 +298,11 @@ class _Generator:
         elif drawn < 0.35:
             acts = bad + around  # made good
         elif drawn < 0.7:
-            acts = bad + [Act("look", dice.choice(looks))]
+            acts = [*bad, Act("look", dice.choice(looks))]
         return End(end.frame, via, tuple(acts), end.then, swallow)
 
     def _outer_looks(self) -> Sequence[tuple[str, str, str]]:
-        if self.dice.random() > 0.15:
+        if self.dice.random() > 0.1:
             return []
         when = self.dice.choice(("before", "after"))
         return [(self.dice.choice(list(self.open)), when, self.dice.choice(("count", "take", "isEmpty", "show")))]

@@ -41,8 +41,8 @@ def first_time(folder: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Harm:
-    """What goes wrong in user code: for whole tasks once, for rows by their numbers. ``notes``: folder in which each row
-    that raised leaves the numbers of its records."""
+    """What goes wrong in user code: for whole tasks once, for rows by their numbers. ``notes``: folder in which
+    each row that raised leaves the numbers of its records."""
 
     notes: str
     local_dir: str
@@ -213,7 +213,7 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class LateHarm:
-    """A stage of the user's below the sink that comes to harm when everything was read and reported: once, or always."""
+    """A stage of the user's below the sink that comes to harm when everything was read: once, or always."""
 
     notes: str
     kills: bool
