@@ -21,6 +21,7 @@ def main() -> int:
     with Bench(server=given.server) as bench:
         if given.die:
             bench.die(given.seed, given.die)
+            return 0
         return bench.report(seeds, shrinks=given.shrink, shows=given.seed is not None)
 
 

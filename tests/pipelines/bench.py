@@ -149,7 +149,7 @@ class Bench:
             result = self.run(program)
             results.append(result)
             took = time.monotonic() - started
-            if shows or result.findings or result.needless or took > 5:
+            if shows or result.findings or result.needless or took > 9:
                 print(f"seed {seed}: {told(result)} [{took:.1f} s]", flush=True)
             if result.findings and shrinks:
                 from tests.pipelines.shrink import shrunk

@@ -45,7 +45,8 @@ LOOKS = (
 # A delivery that fails, and how.
 FAILS = (
     "row raises", "commit", "late task", "foreach", "foreachPartition", "select foreachPartition",
-    "rdd foreachPartition", "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator", "table commit", "noop",
+    "rdd foreachPartition", "rdd collect", "collect", "toPandas", "frame of rdd", "checkpointed", "iterator",
+    "table commit", "noop",
 )  # fmt: skip
 FAILS_ACKS = ("row raises", "commit", "collect", "foreachPartition")
 

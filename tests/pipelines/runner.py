@@ -3,13 +3,15 @@
 Each ACK is held against the oracle at the moment in which it is told, and each emission's end is counted. What is found
 wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always failed);
 "no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no fault
-explains); "refused" (a sink did all that it should, and raised); "needless" (a replay in a batch in which nothing went wrong: kept apart, as a rate).
+explains); "refused" (a sink did all that it should, and raised); "needless" (a replay in a batch in which nothing went
+wrong: kept apart, as a rate).
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import io
 import json
 import os
@@ -152,6 +154,7 @@ class _Runner(Listener):
         before = self.runs
         while True:
             self.runs += 1
+            reached = self.ordinal
             if self.runs - before > RUNS_MAX:
                 raise Endless(f"{RUNS_MAX} runs did not come to the end")
             try:
@@ -160,10 +163,12 @@ class _Runner(Listener):
             except (BodyRaised, KeyboardInterrupt):
                 continue
             except Exception as error:
-                if self.program.form == "run" or not self.troubled.get(self.ordinal):
+                if self.program.form == "run" or self.ordinal == reached or not self.troubled.get(self.ordinal):
                     self._find("raised", _gist(error))
-                    if self.runs - before > 3:
+                    if sum(kind == "raised" for kind, _ in self.result.findings) > 2:
                         return
+                    # A source whose loop was left by an exception is closed when that is collected.
+                    gc.collect()
 
     def _one_run(self) -> bool:
         """Whether the run came to its end by itself."""
@@ -280,7 +285,8 @@ class _Runner(Listener):
                 except Exception as error:
                     self._abandon(f"the body raised {_gist(error)}")
                     raise
-        self._die_at("in the sink")
+        finally:
+            self._die_at("in the sink")
 
     def _call_once(self, end: End, frame: DataFrame, acts: Sequence[Act]) -> None:
         self.acts, self.swallows = acts, self._is_first and end.swallow == "sink"
