@@ -63,7 +63,8 @@ _OF_ROW: dict[str, Callable[[int, str, int], list[Row]]] = {
 
 def frames_of(program: Program, number: int) -> dict[str, list[Row]]:
     """The rows that record ``number`` has in each frame."""
-    frames: dict[str, list[Row]] = {"f0": [(number % KEYS, str(number))]}
+    own = [(number % KEYS, str(number))]
+    frames = {name: own if first <= number < stop else [] for name, (first, stop) in program.sources.items()}
     for step in program.steps:
         rows = [row for frame in step.of for row in frames[frame]]
         for frame in step.gives:
@@ -186,5 +187,7 @@ class Judge:
         needed = Counter(t for _, t in rows)
         if last.how == "filtered":
             needed = filtered(needed, rows)
+        if last.how == "joined with nothing":
+            needed = Counter()
         lacking = needed - last.read()
         return f"{dict(lacking)} are missing in its output ({last.how})" if lacking else ""

@@ -31,7 +31,10 @@ TABLES = ("saveAsTable", "insertInto", "insert by SQL")
 TO_DRIVER = ("collect", "toPandas", "toArrow", "iterator", "prefetching iterator")
 BY_ROWS = ("foreach", "foreachPartition", "select foreachPartition")
 BY_RDD = ("rdd foreachPartition", "rdd collect", "rdd text file", "frame of rdd")
-ODD = ("checkpointed", "persisted", "mapped", "noop", "filtered", "json text")
+ODD = (
+    "checkpointed", "persisted", "mapped", "noop", "filtered", "json text", "observed", "from a thread",
+    "joined with nothing",
+)  # fmt: skip
 DELIVERS = (*FILES, *TABLES, *TO_DRIVER, *BY_ROWS, *BY_RDD, *ODD)
 # What an ack() column survives.
 DELIVERS_ACKS = ("parquet", "json", "csv", "noop", "collect", "toPandas", "toArrow", "foreachPartition", "saveAsTable")
@@ -39,7 +42,8 @@ LOOKS_ACKS = ("show", "count", "take", "first")
 
 LOOKS = (
     "count", "show", "take", "isEmpty", "first", "head", "limit collect", "max", "describe", "tail",
-    "rdd count", "rdd take", "rdd isEmpty", "iterator cut", "failing look", "summary", "explain",
+    "rdd count", "rdd take", "rdd isEmpty", "iterator cut", "summary", "explain",
+    "failing count", "failing show", "failing max",
 )  # fmt: skip
 
 # A delivery that fails, and how.
@@ -126,7 +130,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Program:
-    """A program. Frames are named f0 (what the source gives, parsed as ``parse`` says), f1, ..."""
+    """A program. Frames are named f0 (what the source gives, parsed as ``parse`` says), f1, ...; g0 is what a second
+    source gives, where there is one: its records are the latter half. ``threads``: the sinks run beside each other;
+    ``shares_sink``: they are one function."""
 
     seed: int
     records: int
@@ -142,6 +148,16 @@ class Program:
     conf: tuple[tuple[str, str], ...] = ()
     faulty_batches: int = 1
     max_retries: int = 4
+    second: bool = False
+    threads: bool = False
+    shares_sink: bool = False
+
+    @property
+    def sources(self) -> dict[str, tuple[int, int]]:
+        """By the frame that a source gives: the first of its records, and the one behind its last."""
+        if not self.second:
+            return {"f0": (0, self.records)}
+        return {"f0": (0, self.records // 2), "g0": (self.records // 2, self.records)}
 
     def of_kind(self, *kinds: str) -> list[Fault]:
         return [fault for fault in self.faults if fault.kind in kinds]
@@ -151,7 +167,10 @@ class Program:
             f"seed {self.seed}: {self.records} records, batches of {self.batch_records} in {self.partitions} tasks,"
             f" {self.form}, faults in the first {self.faulty_batches}"
         )
-        lines = [head, *(f"  {key} = {value}" for key, value in self.conf), f"  f0 = parse by {self.parse}"]
+        lines = [head, *(f"  {key} = {value}" for key, value in self.conf)]
+        lines += [f"  {name} = parse by {self.parse}" for name in self.sources]
+        lines += ["  sinks in threads"] if self.threads else []
+        lines += ["  one function for all sinks"] if self.shares_sink else []
         lines += [f"  {step}" for step in self.steps]
         lines += [f"  look {when} the sinks: {how}({frame})" for frame, when, how in self.looks]
         lines += [f"  {end}" for end in self.ends]
@@ -181,18 +200,23 @@ class _Generator:
         dice = self.dice
         records = dice.randrange(60, 201)
         batches = dice.choice((1, 1, 2, 2, 2, 3))
+        second = dice.random() < 0.1
+        if second:
+            self.open["g0"] = False
         for _ in range(dice.randrange(1, 9)):
             self._step()
+        if second and dice.random() < 0.6:
+            self._union()
         while len(self.open) > dice.choice((1, 2, 2, 3)):
             if not self._union():
                 break
-        faults = self._faults(records)
+        faults = [fault for fault in self._faults(records) if not (second and fault.kind == "driver killed")]
         kinds = {fault.kind for fault in faults}
         ends = [self._end(frame) for frame in self.open]
         if "act" in kinds:
             at = dice.randrange(len(ends))
             ends[at] = self._bad_end(ends[at])
-        form = dice.choice(("run", "run", "loop", "loop", "with", "done"))
+        form = dice.choice(("loop", "with", "done") if second else ("run", "run", "loop", "loop", "with", "done"))
         conf = [("spark.sql.adaptive.enabled", dice.choice(("true", "true", "false")))]
         if dice.random() < 0.2:
             conf.append(("spark.sql.execution.arrow.maxRecordsPerBatch", dice.choice(("5", "20"))))
@@ -201,7 +225,7 @@ class _Generator:
         return Program(
             seed=self.seed,
             records=records,
-            batch_records=-(-records // batches),
+            batch_records=-(-records // batches // (1 + second)),
             partitions=dice.choice((1, 2, 2, 2, 4)),
             form=form,
             parse=dice.choice(("select", "operator", "operator", "pandas_operator", "arrow_operator")),
@@ -211,6 +235,9 @@ class _Generator:
             looks=tuple(self._outer_looks()),
             conf=tuple(conf),
             max_retries=dice.choice((3, 4, 6)),
+            second=second,
+            threads=len(ends) > 1 and dice.random() < 0.15,
+            shares_sink=len(ends) > 1 and dice.random() < 0.2,
         )
 
     # -- steps
@@ -315,7 +342,7 @@ class _Generator:
         dice = self.dice
         kinds = {
             "act": 10, "body raises": 2, "break": 1, "interrupt": 1, "kill worker": 3, "kill after work": 2,
-            "fail after work": 2, "lose shuffle file": 3, "poison": 3, "flaky once": 3, "flaky": 2, "shuffled": 1,
+            "fail after work": 2, "lose shuffle file": 5, "poison": 3, "flaky once": 3, "flaky": 2, "shuffled": 1,
             "server restarts": 1, "server killed": 1, "driver killed": 0.5,
         }  # fmt: skip
         faults: list[Fault] = []
@@ -353,7 +380,7 @@ class _Generator:
         found: list[str] = []
         for step in self.steps:
             is_behind = any(frame in shuffled for frame in step.of)
-            if is_behind and step.op in USER_CODE:
+            if (is_behind and step.op in USER_CODE) or step.op == "group":
                 found.append(step.name)
             if is_behind or step.op in ("repartition", "group", "repartition by k", "orderBy", "window"):
                 shuffled.update(step.gives)

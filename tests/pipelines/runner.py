@@ -22,13 +22,14 @@ import uuid
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
 from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen
@@ -50,6 +51,7 @@ from tests.pipelines.oracle import Execution, Judge, Tokens
 from tests.pipelines.program import FANS, KEYS, Act, End, Program, Step
 
 SCHEMA = "k bigint, t string"
+Pairs = Sequence[tuple[int, int]]
 TRACKING = ("_root", "_edge", "_anchors")
 MATCHES = "array('a', 'b', 'c')"
 # More than any program needs: then it goes round in circles.
@@ -98,7 +100,32 @@ def run(
     return _Runner(program, spark, server, folder, dies, runs_before).run()
 
 
-class _Runner(Listener):
+class _Ear(Listener):
+    """Hears of one source's records, whose numbers begin with ``first``."""
+
+    def __init__(self, runner: _Runner, first: int) -> None:
+        self.runner = runner
+        self.first = first
+
+    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+        self.runner.hear_emitted(batch, self._pairs(emitted))
+
+    def on_ack(self, acked: Seen) -> None:
+        self.runner.hear_acked(self._pairs(acked))
+
+    def on_fail(self, failed: Seen, why: Fallen) -> None:
+        self.runner.hear_failed(self._pairs(failed), why)
+
+    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+        self.runner.hear_dead(self._pairs(dead), why)
+
+    def _pairs(self, seen: Seen) -> list[tuple[int, int]]:
+        """(root, number) of each."""
+        lines = seen.origins().lines.tolist()
+        return list(zip(seen.roots.tolist(), (self.first + line - 1 for line in lines), strict=True))
+
+
+class _Runner:
     """One program at work."""
 
     def __init__(
@@ -123,8 +150,8 @@ class _Runner(Listener):
         self.views: list[str] = []
         self.tables: dict[str, str] = {}
         self.sinks: dict[str, Any] = {}
-        self.acts: Sequence[Act] = ()
-        self.swallows = False
+        # What the sink that is called in this thread is to do.
+        self.local = threading.local()
         self.restarting: list[threading.Thread] = []
         self.tag = uuid.uuid4().hex[:8]
 
@@ -133,11 +160,12 @@ class _Runner(Listener):
     def run(self) -> Result:
         for path in (self.notes, self.out):
             path.mkdir(parents=True, exist_ok=True)
-        lines = self.folder / "in.txt"
-        if not lines.exists():
-            lines.write_text("".join(f"{number}\n" for number in range(self.program.records)))
+        for name, (first, stop) in self.program.sources.items():
+            lines = self.folder / f"{name}.txt"
+            if not lines.exists():
+                lines.write_text("".join(f"{number}\n" for number in range(first, stop)))
         self._recall()
-        with self._settings(), warnings.catch_warnings():
+        with self._settings(), warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             warnings.simplefilter("ignore", MovingBoundaries)
             try:
@@ -172,39 +200,49 @@ class _Runner(Listener):
 
     def _one_run(self) -> bool:
         """Whether the run came to its end by itself."""
+        sources = {name: self._source(name) for name in self.program.sources}
+        if self.program.form == "run":
+            sources["f0"].run(self.spark, lambda batch: self._process({"f0": batch}))
+            return True
+        loops = {name: source.batches(self.spark) for name, source in sources.items()}
+        # A plain loop where there is one source; two take turns.
+        if len(loops) == 1:
+            return all(self._turn({"f0": batch}) for batch in loops["f0"])
+        while batches := {name: batch for name, loop in loops.items() if (batch := next(loop, None)) is not None}:
+            if not self._turn(batches):
+                return False
+        return True
+
+    def _source(self, name: str) -> Files:
         program = self.program
-        source = Files(
-            self.folder / "in.txt",
-            name=f"pipeline-{program.seed}",
-            checkpoint=self.folder / "checkpoint",
-            dead_letters=self.folder / "dead.jsonl",
+        return Files(
+            self.folder / f"{name}.txt",
+            name=f"pipeline-{program.seed}-{name}",
+            checkpoint=self.folder / f"{name}.checkpoint",
+            dead_letters=self.folder / f"{name}.dead.jsonl",
             retry=Retry(max_retries=program.max_retries, max_interruptions=10, initial_s=0.0, cap_s=0.0),
             max_dead_share=1.0,
             batch_records=program.batch_records,
             partitions=program.partitions,
-            listener=self,
+            listener=_Ear(self, program.sources[name][0]),
             deadline_s=60.0,
         )
-        if program.form == "run":
-            source.run(self.spark, self._process)
-            return True
-        return all(self._turn(batch) for batch in source.batches(self.spark))
 
-    def _turn(self, batch: Any) -> bool:
+    def _turn(self, batches: dict[str, Any]) -> bool:
         """One turn of the loop; False where it shall be left."""
-        if self.program.form == "with" and hasattr(batch, "__enter__"):
-            with batch:
-                self._process(batch)
-        else:
-            self._process(batch)
-        if self._is_first and self.program.of_kind("break"):
-            is_done = self.program.form == "done" and hasattr(batch, "done")
-            if is_done:
+        with contextlib.ExitStack() as stack:
+            for batch in batches.values():
+                if self.program.form == "with" and hasattr(batch, "__enter__"):
+                    stack.enter_context(batch)
+            self._process(batches)
+        if not (self._is_first and self.program.of_kind("break")):
+            return True
+        for batch in batches.values():
+            if self.program.form == "done" and hasattr(batch, "done"):
                 batch.done()
             else:
                 self._abandon("the loop was left")
-            return False
-        return True
+        return False
 
     @property
     def _is_first(self) -> bool:
@@ -213,19 +251,24 @@ class _Runner(Listener):
 
     # -- one batch
 
-    def _process(self, batch: Batch) -> None:
+    def _process(self, batches: dict[str, Batch]) -> None:
         program = self.program
         self._note_trouble()
         self._die_at("before")
         self._disturb_server("before")
-        frames = self._frames(batch.df)
+        frames = self._frames({name: batch.df for name, batch in batches.items()})
         for frame, when, how in program.looks:
-            if when == "before":
+            if when == "before" and frame in frames:
                 self._outer_look(frames[frame], how)
-        for end in program.ends:
-            self._call(end, frames[end.frame])
+        ends = [end for end in program.ends if end.frame in frames]
+        if program.threads:
+            with ThreadPoolExecutor(len(ends)) as threads:
+                list(threads.map(lambda end: self._call(end, frames[end.frame]), ends))
+        else:
+            for end in ends:
+                self._call(end, frames[end.frame])
         for frame, when, how in program.looks:
-            if when == "after":
+            if when == "after" and frame in frames:
                 self._outer_look(frames[frame], how)
         for thread in self.restarting:
             thread.join()
@@ -289,36 +332,37 @@ class _Runner(Listener):
             self._die_at("in the sink")
 
     def _call_once(self, end: End, frame: DataFrame, acts: Sequence[Act]) -> None:
-        self.acts, self.swallows = acts, self._is_first and end.swallow == "sink"
+        self.local.end, self.local.acts = end, acts
         if end.via == "ack":
             anchors = () if "_root" in frame.columns else ("_anchors",)
-            self._perform(end, frame.select("k", "t", AF.ack(*anchors, name=f"ack-{end.frame}").alias("acked")))
+            self._perform(frame.select("k", "t", AF.ack(*anchors, name=f"ack-{end.frame}").alias("acked")))
             return
-        if end.frame not in self.sinks:
-            self.sinks[end.frame] = sink(lambda rows: self._perform(end, rows), name=f"sink-{end.frame}")
+        name = "shared" if self.program.shares_sink else f"sink-{end.frame}"
+        taker = self.sinks.setdefault(name, sink(self._perform, name=name))
         count = len(self.judge.executions)
         try:
-            self.sinks[end.frame](frame)
+            taker(frame)
         except Exception as error:
-            mine = self.judge.executions[count:]
+            mine = [each for each in self.judge.executions[count:] if each.end is end]
             if len(mine) == len(acts) and all(each.went_through for each in mine) and self.judge.is_written(mine):
                 self._find("refused", f"batch {self.ordinal}, {[str(act) for act in acts]}: {_gist(error)}")
             raise
 
-    def _perform(self, end: End, rows: DataFrame) -> None:
-        for act in self.acts:
+    def _perform(self, rows: DataFrame) -> None:
+        end = self.local.end
+        swallows = self._is_first and end.swallow == "sink"
+        for act in self.local.acts:
             execution = Execution(self.ordinal, end, act.what, act.how)
             self.judge.executions.append(execution)
             name = f"{self.ordinal}.{len(self.judge.executions)}"
             try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    execution.read = self._act(end, act, rows, name)
+                execution.read = self._act(end, act, rows, name)
                 execution.went_through = True
             except Exception as error:
                 execution.went_through = False
                 if act.what != "fail":
                     self._explain(error)
-                if not self.swallows:
+                if not swallows:
                     raise
             finally:
                 self._write_execution(execution, name)
@@ -333,27 +377,29 @@ class _Runner(Listener):
                 raise Endless("it raised again and again") from error
 
     def _outer_look(self, frame: DataFrame, how: str) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            {"count": frame.count, "take": lambda: frame.take(3), "isEmpty": frame.isEmpty, "show": frame.show}[how]()
+        {"count": frame.count, "take": lambda: frame.take(3), "isEmpty": frame.isEmpty, "show": frame.show}[how]()
 
     # -- steps
 
-    def _frames(self, df: DataFrame) -> dict[str, DataFrame]:
-        frames = {"f0": self._parsed(df)}
+    def _frames(self, given: dict[str, DataFrame]) -> dict[str, DataFrame]:
+        """Each frame by its name; where a source has come to its end, what hangs on it alone is missing."""
+        frames = {name: self._parsed(name, df) for name, df in given.items()}
         for step in self.program.steps:
-            given = [frames[frame] for frame in step.of]
+            legs = [frames[frame] for frame in step.of if frame in frames]
+            if not legs:
+                continue
             if step.op == "branch":
-                frames.update(zip(step.gives, branch(given[0], 2, name=f"branch-{step.name}"), strict=True))
+                frames.update(zip(step.gives, branch(legs[0], 2, name=f"branch-{step.name}"), strict=True))
             elif step.op == "union":
-                frames[step.name] = given[0].unionByName(given[1])
+                frames[step.name] = legs[0].unionByName(legs[1]) if len(legs) > 1 else legs[0]
             else:
-                frames[step.name] = self._stepped(step, given[0])
+                frames[step.name] = self._stepped(step, legs[0])
         return frames
 
-    def _parsed(self, df: DataFrame) -> DataFrame:
+    def _parsed(self, name: str, df: DataFrame) -> DataFrame:
         if self.program.parse == "select":
             return df.select(F.expr(f"cast(value as bigint) % {KEYS}").alias("k"), F.col("value").alias("t"), *_own(df))
-        return df.transform(_user_code(self.program.parse, work.Parse(), "parse"))
+        return df.transform(_user_code(self.program.parse, work.Parse(), f"parse-{name}"))
 
     def _stepped(self, step: Step, df: DataFrame) -> DataFrame:
         op, salt, name = step.op, step.salt, f"{step.op.replace(' ', '-')}-{step.name}"
@@ -448,6 +494,9 @@ class _Runner(Listener):
         if how == "noop":
             rows.write.format("noop").mode("overwrite").save()
             return None
+        if how == "from a thread":
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(self._written, rows, how, path).result()
         return self._written(rows, how, path)
 
     def _written(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
@@ -461,6 +510,10 @@ class _Runner(Listener):
             rows.count()
         elif how == "mapped":
             rows = rows.mapInArrow(work.same, rows.schema)
+        elif how == "observed":
+            rows = rows.observe(Observation(), F.count(F.lit(1)).alias("rows"))
+        elif how == "joined with nothing":
+            rows = rows.join(self.spark.range(9).where("id > 10").selectExpr("id as k"), "k")
         elif how == "filtered":
             rows = rows.where("k % 2 = 0")
         elif how == "aggregated":
@@ -550,17 +603,17 @@ class _Runner(Listener):
 
     # -- what is told of records
 
-    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+    def hear_emitted(self, batch: int, pairs: Pairs) -> None:
         self.ordinal = self._ordinals.setdefault((self.runs, batch), len(self._ordinals) + 1 + self._ordinals_before)
         if self.ordinal > BATCHES_MAX:
             raise Endless(f"{BATCHES_MAX} batches did not come to the end; open: {self._open()}")
         self.result.batches = max(self.result.batches, self.ordinal)
-        for root, number in self._pairs(emitted):
+        for root, number in pairs:
             self.emitted[root] = (self.ordinal, number)
             self.result.emissions += 1
 
-    def on_ack(self, acked: Seen) -> None:
-        for root, number in self._pairs(acked):
+    def hear_acked(self, pairs: Pairs) -> None:
+        for root, number in pairs:
             batch, emitted = self.emitted.get(root, (0, -1))
             if emitted != number:
                 self._find("no answer", f"record {number} was acked under a root of record {emitted}")
@@ -576,25 +629,21 @@ class _Runner(Listener):
         self._write({"acked": sorted(self.acked)})
         self._die_at("at the ack")
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
-        for index, (root, number) in enumerate(self._pairs(failed)):
+    def hear_failed(self, pairs: Pairs, why: Fallen) -> None:
+        for index, (root, number) in enumerate(pairs):
             batch, _ = self.emitted.get(root, (0, -1))
             if root in self.answered:
                 self._find("no answer", f"record {number} of batch {batch} failed after it was {self.answered[root]}")
             self.answered[root] = "failed"
             self.fallen.append((batch, number, why.reason(index).partition("\n")[0][:160]))
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def hear_dead(self, pairs: Pairs, why: Fallen) -> None:
         allowed = oracle.may_die(self.program)
-        for index, (_, number) in enumerate(self._pairs(dead)):
+        for index, (_, number) in enumerate(pairs):
             self.dead.add(number)
             if number not in allowed:
                 self._find("dead", f"record {number}: {why.reason(index).partition(chr(10))[0][:200]}")
         self._write({"dead": sorted(self.dead)})
-
-    def _pairs(self, seen: Seen) -> Iterator[tuple[int, int]]:
-        lines = seen.origins().lines.tolist()
-        return zip(seen.roots.tolist(), (line - 1 for line in lines), strict=True)
 
     # -- the account
 
@@ -708,13 +757,16 @@ def _look(rows: DataFrame, how: str) -> None:
         "rdd isEmpty": lambda: rows.rdd.isEmpty(),
         "iterator cut": lambda: next(rows.toLocalIterator(), None),
         "explain": rows.explain,
+        "failing count": lambda: _failing(rows.where("if(k >= 0, raise_error('no') is null, true)").count),
+        "failing show": lambda: _failing(rows.selectExpr("raise_error(t)").show),
+        "failing max": lambda: _failing(rows.selectExpr("max(if(k >= 0, raise_error(t), 1))").collect),
     }
-    if how == "failing look":
-        with contextlib.suppress(Exception):
-            rows.selectExpr("raise_error('no')").count()
-            rows.selectExpr("sum(if(k >= 0, raise_error('no'), 1))").collect()
-        return
     looks[how]()
+
+
+def _failing(look: Callable[[], object]) -> None:
+    with contextlib.suppress(Exception):
+        look()
 
 
 def _brought(rows: DataFrame, how: str) -> list[str]:

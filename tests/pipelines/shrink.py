@@ -54,7 +54,11 @@ def _smaller(program: Program) -> Iterator[Program]:
         yield replace(program, conf=program.conf[:1])
     if program.parse != "select":
         yield replace(program, parse="select")
-    if program.form != "run":
+    if program.threads:
+        yield replace(program, threads=False)
+    if program.shares_sink:
+        yield replace(program, shares_sink=False)
+    if program.form != "run" and not program.second:
         yield replace(program, form="run")
 
 
