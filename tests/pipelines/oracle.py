@@ -165,12 +165,6 @@ class Judge:
         """Whether every sink's last delivery in ``batch`` was of all its rows and went through."""
         return batch not in self.abandoned and all(self._last(batch, end)[0] is not None for end in self.program.ends)
 
-    @staticmethod
-    def is_written(executions: Sequence[Execution]) -> bool:
-        """Whether the last delivery among these went through."""
-        delivering = [each for each in executions if each.what in ("deliver", "fail")]
-        return bool(delivering) and delivering[-1].went_through is True
-
     def _last(self, batch: int, end: End) -> tuple[Execution | None, str]:
         """The delivery on which a sink's rows rest; or why there is none. Looks and partial reads do not count."""
         mine = [each for each in self.executions if each.batch == batch and each.end.frame == end.frame]

@@ -3,8 +3,8 @@
 Each ACK is held against the oracle at the moment in which it is told, and each emission's end is counted. What is found
 wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always failed);
 "no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no fault
-explains); "refused" (a sink did all that it should, and raised); "needless" (a replay in a batch in which nothing went
-wrong: kept apart, as a rate).
+explains); "refused" (all sinks did all that they should, and the batch was abandoned); "needless" (a replay in a batch
+in which nothing went wrong: kept apart, as a rate).
 """
 
 from __future__ import annotations
@@ -232,15 +232,16 @@ class _Runner:
         """One turn of the loop; False where it shall be left."""
         with contextlib.ExitStack() as stack:
             for batch in batches.values():
-                if self.program.form == "with" and hasattr(batch, "__enter__"):
+                if self.program.form == "with":
                     stack.enter_context(batch)
             self._process(batches)
         if not (self._is_first and self.program.of_kind("break")):
             return True
         for batch in batches.values():
-            if self.program.form == "done" and hasattr(batch, "done"):
+            if self.program.form == "done":
                 batch.done()
-            else:
+            # The end of a with block says that the batch is done.
+            if not batch.is_done:
                 self._abandon("the loop was left")
         return False
 
@@ -339,14 +340,7 @@ class _Runner:
             return
         name = "shared" if self.program.shares_sink else f"sink-{end.frame}"
         taker = self.sinks.setdefault(name, sink(self._perform, name=name))
-        count = len(self.judge.executions)
-        try:
-            taker(frame)
-        except Exception as error:
-            mine = [each for each in self.judge.executions[count:] if each.end is end]
-            if len(mine) == len(acts) and all(each.went_through for each in mine) and self.judge.is_written(mine):
-                self._find("refused", f"batch {self.ordinal}, {[str(act) for act in acts]}: {_gist(error)}")
-            raise
+        taker(frame)
 
     def _perform(self, rows: DataFrame) -> None:
         end = self.local.end
@@ -662,6 +656,8 @@ class _Runner:
         for batch, number, reason in self.fallen:
             if batch in quiet and number not in raised:
                 result.needless[reason] += 1
+                if reason.startswith("the batch failed"):
+                    self._find("refused", f"record {number} in batch {batch}: {reason}")
         result.fired = bool(self.troubled) or any(self.notes.iterdir())
 
     def _find(self, kind: str, text: str) -> None:
