@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import gc
 import io
 import json
 import os
@@ -195,8 +194,6 @@ class _Runner:
                     self._find("raised", _gist(error))
                     if sum(kind == "raised" for kind, _ in self.result.findings) > 2:
                         return
-                    # A source whose loop was left by an exception is closed when that is collected.
-                    gc.collect()
 
     def _one_run(self) -> bool:
         """Whether the run came to its end by itself."""
@@ -205,12 +202,13 @@ class _Runner:
             sources["f0"].run(self.spark, lambda batch: self._process({"f0": batch}))
             return True
         loops = {name: source.batches(self.spark) for name, source in sources.items()}
-        # A plain loop where there is one source; two take turns.
-        if len(loops) == 1:
-            return all(self._turn({"f0": batch}) for batch in loops["f0"])
-        while batches := {name: batch for name, loop in loops.items() if (batch := next(loop, None)) is not None}:
-            if not self._turn(batches):
-                return False
+        with contextlib.ExitStack() as stack:
+            # A plain loop closes its generator when it is left; what is held by a name, as here, has to be closed.
+            for loop in loops.values():
+                stack.callback(loop.close)
+            while batches := {name: batch for name, loop in loops.items() if (batch := next(loop, None)) is not None}:
+                if not self._turn(batches):
+                    return False
         return True
 
     def _source(self, name: str) -> Files:
