@@ -87,7 +87,8 @@ def filtered(tokens: Tokens, rows: Iterable[Row]) -> Tokens:
 def may_die(program: Program) -> set[int]:
     """Records that may end in the dead letters: those on which user code always raises, and whoever is merged with
     them before."""
-    found: set[int] = set()
+    # What an operator makes in another order each time is other children each time: replayed, as often as that is seen.
+    found: set[int] = set(range(program.records)) if program.of_kind("shuffled") else set()
     for fault in program.of_kind("poison"):
         (step,) = (step for step in program.steps if step.name == fault.at)
         behind = merged_before(program, step)

@@ -65,20 +65,15 @@ class Harm:
         numbers = numbers_in(t)
         if numbers & self.poison:
             self._raise(numbers, "poison")
-        for number in numbers & self.flaky_once:
-            if first_time(self.notes, f"flaky.{self.name}.{number}"):
-                self._raise(numbers, "flaky once")
+        if [number for number in numbers & self.flaky_once if first_time(self.notes, f"flaky.{self.name}.{number}")]:
+            self._raise(numbers, "flaky once")
         if random.random() < self.flaky_share:
             self._raise(numbers, "flaky")
 
     def _raise(self, numbers: set[int], why: str) -> None:
-        self.note(numbers)
-        raise ValueError(f"{why}: {sorted(numbers)}")
-
-    def note(self, numbers: set[int]) -> None:
-        """That user code has raised on rows of these records."""
         for number in numbers:
             first_time(self.notes, f"raised.{number}")
+        raise ValueError(f"{why}: {sorted(numbers)}")
 
     def _lose_shuffle_file(self) -> None:
         found = sorted(Path(self.local_dir).glob("**/shuffle_*_0.data"), key=lambda path: path.stat().st_mtime)
@@ -160,15 +155,10 @@ class Grouped:
     def table(self, table: pa.Table) -> tuple[pa.Table, Any]:
         ways = table.column("t").to_pylist()
         k = table.column("k")[0].as_py()
-        try:
-            for t in ways:
-                self.harm.meet(t)
-        except ValueError:
-            # All of a group fail together.
-            self.harm.note(numbers_in("|".join(ways)))
-            raise
         every = list(range(len(ways)))
         whole = "|".join(ways)
+        # All of a group fail together.
+        self.harm.meet(whole)
         made, parents = [
             ([whole], "all"),
             ([marked(whole, ":0"), marked(whole, ":1")], [every, every]),
