@@ -446,6 +446,7 @@ class _Runner:
             name=step.name,
             poison=frozenset(mine["poison"].numbers if "poison" in mine else ()),
             flaky_once=frozenset(mine["flaky once"].numbers if "flaky once" in mine else ()),
+            flaky_sight=2 if "flaky once" in mine and mine["flaky once"].point else 1,
             flaky_share=0.03 if "flaky" in mine else 0.0,
             kills="kill worker" in mine,
             loses="lose shuffle file" in mine,

@@ -49,6 +49,8 @@ class Harm:
     name: str
     poison: frozenset[int] = frozenset()
     flaky_once: frozenset[int] = frozenset()
+    # At which sight of such a row user code raises: the first, or the second.
+    flaky_sight: int = 1
     flaky_share: float = 0.0
     kills: bool = False
     loses: bool = False
@@ -65,10 +67,17 @@ class Harm:
         numbers = numbers_in(t)
         if numbers & self.poison:
             self._raise(numbers, "poison")
-        if [number for number in numbers & self.flaky_once if first_time(self.notes, f"flaky.{self.name}.{number}")]:
+        if [number for number in numbers & self.flaky_once if self._sight(number) == self.flaky_sight]:
             self._raise(numbers, "flaky once")
         if random.random() < self.flaky_share:
             self._raise(numbers, "flaky")
+
+    def _sight(self, number: int) -> int:
+        """How often user code has seen rows of record ``number``, this time included."""
+        sight = 1
+        while not first_time(self.notes, f"flaky.{self.name}.{number}.{sight}"):
+            sight += 1
+        return sight
 
     def _raise(self, numbers: set[int], why: str) -> None:
         for number in numbers:
