@@ -51,6 +51,8 @@ from acker_service.stats import Counters, ShardStats, SourceStats
 
 Array = npt.NDArray[Any]
 
+# A bit a slot.
+ALL_SLOTS = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 # After an answer that there is no room, or that a source is not known yet.
 RETRY_DELAY_MS = 200
 # Cells that one tick looks at: some 5 ms, so that 1 M pending roots are walked through in one tick, 10 M in eight.
@@ -104,6 +106,7 @@ class Shard:
         self._now, self._tick = 0.0, 0
         self._pressure = 1
         self._marked_at = -1
+        self._spoilt = 0
 
     # -- apply
 
@@ -120,6 +123,8 @@ class Shard:
             return self._refuse(Status.INVALID, report)
         known = self._dedupe.look(message.identity, message.digest)
         if isinstance(known, Status):
+            if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
+                self._spoil(report)
             return self._refuse_sections(known, len(report.slots))
         asked = int.from_bytes(report.bits.tobytes(), "little")
         if message.inits is not None and (asked & ~known or not asked):
@@ -186,6 +191,13 @@ class Shard:
         if len(tombstones):
             self._label(report, entries, tombstones)
         return effect
+
+    def _spoil(self, report: Report) -> None:
+        """Two attempts at the same work made different things of these roots. Which of them was committed nobody here
+        can tell, and the second one may have failed a root that the first one finished: none of them gets to zero."""
+        self._spoilt += 1
+        vals = np.full(len(report.keys), mix64(self.incarnation ^ mix64(self._spoilt)), np.uint64)
+        self._apply_updates(Entries(report.keys, vals), report, vals, ALL_SLOTS)
 
     def _label(self, report: Report, entries: Entries, tombstones: Array) -> None:
         """Keep the reasons of new tombstones."""

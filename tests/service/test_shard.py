@@ -574,6 +574,21 @@ def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
     assert (shard.stats.sections_conflict, shard.stats.sections_stale) == (5, 5)
 
 
+def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() -> None:
+    """The second attempt fails a root that the first one finished, and its write may be the one that counts."""
+    shard, roots = new_shard(), roots_of(3)
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3, True), 0.0)
+    shard.apply(Apply(Identity(1, 1), 1, updates_of(roots), InitScope(SESSION, 1, np.array([[0, 3]], np.uint64))), 0.0)
+    shard.apply(Apply(Identity(8, 8), 1, updates_of(roots)), 0.0)
+    for _ in range(2):  # its retry, too
+        assert shard.apply(Apply(Identity(8, 8), 2, updates_of(roots[:2])), 0.0).status == Status.CONFLICT
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    unfinished = (Verdict.FAILED, "unfinished")
+    expected = {int(roots[0]): unfinished, int(roots[1]): unfinished, int(roots[2]): (Verdict.ACKED, "")}
+    assert watch(shard) == expected
+
+
 # -- state
 
 

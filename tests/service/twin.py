@@ -102,6 +102,7 @@ class Twin:
         self._sequences: dict[int, dict[int, tuple[int, set[int]]]] = {}
         self._highest: dict[int, int] = {}
         self._count: Counter[str] = Counter()
+        self._spoilt = 0
 
     # -- apply
 
@@ -117,6 +118,8 @@ class Twin:
         record = self._record(message)
         if isinstance(record, Status):
             self._count[f"sections_{record.name.lower()}"] += len(set(slots.tolist()))
+            if record == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
+                self._spoil(message, now)
             return ApplyReply(self.incarnation, record, detail=f"the identity is {record.name}")
         digest, known = record
         batch, fresh = None, ~np.isin(slots, list(known))
@@ -224,6 +227,14 @@ class Twin:
                 self._update(root, val, kind, reason, now)
             self._finish(root)
         return inits_known
+
+    def _spoil(self, message: Apply, now: float) -> None:
+        """No root of two attempts that differ comes to zero any more."""
+        self._spoilt += 1
+        for root in message.entries.root_ids.tolist():
+            self._count["updates"] += 1
+            self._update(root, mix64(self._spoilt), ACK, "", now)
+            self._finish(root)
 
     def _init(self, root: int, val: int, batch: _Batch, now: float) -> bool:
         entry = self._entries.get(root)

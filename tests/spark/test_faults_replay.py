@@ -299,3 +299,32 @@ def test_records_that_user_code_raises_on_fail_alone(trial: Start, tmp_path: Pat
     assert {number for number, verdict in verdicts.items() if verdict == FAILED} == {3, 10, 17}
     assert "no taste for 10" in batch.reasons[10]
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 17
+
+
+@pytest.mark.parametrize("how", ["counts and writes", "sorts"])
+@pytest.mark.parametrize("made", ["raises", "nothing"])
+def test_a_row_that_is_lost_only_in_the_evaluation_that_is_written_is_not_acked(
+    trial: Start, tmp_path: Path, how: str, made: str
+) -> None:
+    batch = trial(texts(20))
+
+    @operator(WORDS)
+    def fickle(row: Row) -> Iterator[tuple[int, str]]:
+        if row.number == 7 and not faults.first_time(tmp_path):
+            if made == "nothing":
+                return
+            raise ConnectionError("try again")
+        for word in row.text.split():
+            yield row.number, word
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        if how == "sorts":
+            rows = rows.orderBy("word")  # samples first
+        else:
+            rows.count()
+        rows.write.mode("overwrite").parquet(str(tmp_path / "out"))
+
+    save(batch.df.transform(fickle))
+    assert 7 not in {number for number, _ in written(batch.spark, tmp_path / "out")}
+    assert_no_false_ack(batch, {number for number, _ in written(batch.spark, tmp_path / "out")})
