@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.pipelines.bench import Bench
     from tests.pipelines.runner import Result
 
-TRIES_MAX = 60
+TRIES_MAX = 40
 
 
 def shrunk(bench: Bench, program: Program, result: Result) -> tuple[Program, Result]:
