@@ -7,9 +7,9 @@ import pytest
 from tests.pipelines.bench import Bench, told
 from tests.pipelines.program import generate
 
-# `make pipelines SEEDS=500` runs more of them.
-SEEDS = range(1, 21)
-LONG = range(21, 61)
+# Of the first ones those that are quick and between them have most of what can go wrong; `make pipelines` runs more.
+SEEDS = (2, 6, 7, 8, 12, 16, 22, 23, 26, 27, 28, 29, 30, 34, 37, 44, 47, 48, 53, 55)
+LONG = [seed for seed in range(1, 81) if seed not in SEEDS]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
