@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.gist import gist
 from acker_client.spark.evidence import NEVER_MS, Action
-from acker_client.spark.following import JOB_TAG, READS
+from acker_client.spark.lineage import JOB_TAG, READS
 from acker_client.spark.notes import Note
 
 # What ends before it has read its input, or hands on a part of it.

@@ -26,15 +26,9 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.gist import gist
 from acker_client.spark.evidence import NEVER_MS, Action
-from acker_client.spark.lineage import new_tag
+from acker_client.spark.lineage import AGAIN, JOB_TAG, READS, new_tag
 from acker_client.spark.notes import Pen
 from acker_client.spark.stage import into_python, renamed
-
-# By these the functions of the user's that are watched are known in a plan, and what was checkpointed.
-READS = "acker_reads_"
-AGAIN = "acker_again_"
-# By this the jobs of a followed RDD are known: what became of them is seen by who called them.
-JOB_TAG = "acker-"
 
 _CUTS = re.compile(r"^[\s:+|-]*(GlobalLimit|LocalLimit|Limit|Tail|Offset|CollectLimit)\b", re.MULTILINE)
 _UNWATCHED = re.compile(r"^[\s:+|-]*MapIn(?:Arrow|Pandas) (?!acker_)", re.MULTILINE)

@@ -16,6 +16,12 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+# By these the functions of the user's that are watched are known in a plan, and what was checkpointed.
+READS = "acker_reads_"
+AGAIN = "acker_again_"
+# By this the jobs of a followed RDD are known: what becomes of them is seen by who called them.
+JOB_TAG = "acker-"
+
 FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12})$", re.DOTALL)
 
 

@@ -21,7 +21,8 @@ from acker_client.spark import lineage
 from acker_client.spark.blame import is_of_the_program
 from acker_client.spark.evidence import Undelivered, judge
 from acker_client.spark.executions import Executions, Look, Places
-from acker_client.spark.following import AGAIN, Witness
+from acker_client.spark.following import Witness
+from acker_client.spark.lineage import AGAIN
 from acker_client.spark.notes import Notebook, notebook_of
 
 ACK = "acker_ack_"
