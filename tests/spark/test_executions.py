@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client import Verdict
-from acker_client.spark import branch, group, operator, sink, where
+from acker_client.spark import branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
 
 TEXTS = [f"a{number} b{number}" for number in range(40)]
@@ -379,6 +379,19 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error
+
+
+@operator("items array<int>")
+def none(row: Any) -> list[Any]:
+    return []
+
+
+def test_a_sink_of_an_rdd_without_partitions_has_done_its_work(trial: Any) -> None:
+    batch = trial(TEXTS)
+    # AQE makes an empty relation of what is below the sink, and its RDD has no partition: no job, no task, no note.
+    rows = batch.df.transform(none).repartition(1).transform(explode("items"))
+    sink(lambda rows: rows.foreachPartition(read), name="save")(rows)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
 @operator("number long", on_error="raise")

@@ -303,7 +303,7 @@ class Look:
         """A look at an RDD runs a job for some partitions after the other; together they may have found no row."""
         jobs = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
         noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
-        if not self._has_all(noted, places) or not _are_empty(noted):
+        if not noted or not self._has_all(noted, places) or not _are_empty(noted):
             return []
         jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
         return [Action("found none", True, True, jobs[0].began_ms, max(job.ended_ms for job in jobs))]
