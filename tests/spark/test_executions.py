@@ -473,6 +473,16 @@ def test_two_sources_that_meet_in_one_frame_are_settled_alike(trial: Any, meet: 
     assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
 
 
+def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(trial: Any, conf: Any) -> None:
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+    sink(lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), name="save")(one.df.unionByName(other.df))
+    assert set(one.settle().values()) == {Verdict.LOST}
+    one.frame.record.release()
+    assert "need not have read them all" in str(other.error)
+    assert set(other.settle().values()) == {Verdict.LOST}
+
+
 def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(trial: Any) -> None:
     batch = trial(TEXTS, slices=4)
     noop(batch.df.transform(split).select("word", AF.ack()))

@@ -117,9 +117,10 @@ class Evidence:
             return SinkFailed(self.name, error)
         return None
 
-    def forget(self) -> None:
-        """Drop its notes."""
-        self._notebook.forget([node.tag for node, _, _ in self._calls])
+    @property
+    def nodes(self) -> list[lineage.Node]:
+        """Its stages, one a call."""
+        return [node for node, _, _ in self._calls]
 
     def _places(self) -> Places:
         tags = [node.tag for node, _, _ in self._calls]
@@ -145,6 +146,7 @@ class BatchRecord:
         self._cached: list[DataFrame] = []
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
         self.unfinished_because = ""
+        self.is_released = False
 
     def evidence_of(self, key: object, name: str) -> Evidence:
         """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
@@ -182,9 +184,9 @@ class BatchRecord:
             cached, self._cached = self._cached, []
         for df in cached:
             df.unpersist()
-        for evidence in self._evidence.values():
-            evidence.forget()
-        self._notebook.forget([node.tag for node in lineage.of(self)])
+        self.is_released = True
+        nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
+        self._notebook.forget([node.tag for node in nodes if _is_over(node)])
 
     def _learn(self, evidence: Sequence[Evidence], look: Look) -> None:
         """Whose rows were evaluated more than once, for the batches to come."""
@@ -222,6 +224,12 @@ class BatchRecord:
         if node.kind == "source":
             return Undelivered("no sink took this batch's rows; use @sink or functions.ack()")
         return Undelivered(f"no sink took the rows of {_called(node, nodes)}; use @sink or functions.ack()")
+
+
+def _is_over(node: lineage.Node) -> bool:
+    """Whether all batches whose rows reach a stage are settled: until then its notes are evidence for one of them."""
+    records = [ref() for ref in node.record_refs]
+    return all(isinstance(record, BatchRecord) and record.is_released for record in records if record is not None)
 
 
 def _branched(nodes: Sequence[lineage.Node]) -> set[str]:
