@@ -44,7 +44,7 @@ class HttpDoor:
 
     def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]], calls_at: str) -> None:
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
-        self._socket = _bound(host, port)
+        self._socket = bound(host, port)
         self._makers = {
             path: (page, ThreadPoolExecutor(1, thread_name_prefix=f"acker-http{path}")) for path, page in pages.items()
         }
@@ -162,20 +162,21 @@ def text(status: HTTPStatus, body: str) -> Page:
     return status, "text/plain; charset=utf-8", f"{body}\n".encode()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens at ``host`` and ``port``, 0 for a free one. Raises :class:`OSError`."""
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
         0
     ]
-    bound = socket.socket(family, kind, protocol)
+    listening = socket.socket(family, kind, protocol)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(place)
-        bound.listen(BACKLOG)
-        bound.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(place)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
     except BaseException:
-        bound.close()
+        listening.close()
         raise
-    return bound
+    return listening
 
 
 async def _send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Page, has_body: bool = True) -> None:

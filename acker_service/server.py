@@ -12,7 +12,6 @@ import json
 import os
 import resource
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from acker_service import config, logs
 from acker_service.config import Config
 from acker_service.health_service import Health
 from acker_service.heap import Heap
-from acker_service.http import HttpDoor, Page, text
+from acker_service.http import HttpDoor, Page, bound, text
 from acker_service.logs import Log, RateLimit
 from acker_service.membership import Member, StaticMembership
 from acker_service.metrics import CONTENT_TYPE, Metrics
@@ -429,7 +428,7 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
 def _check_host(host: str) -> None:
     """Raise :class:`StartError` where nothing can listen on ``host``, whatever the port."""
     try:
-        _listen(host, 0)
+        bound(host, 0).close()
     except OSError as error:
         raise StartError(
             f"{config.label('host')}: {host}: {(error.strerror or str(error)).lower()}. "
@@ -437,20 +436,11 @@ def _check_host(host: str) -> None:
         ) from None
 
 
-def _listen(host: str, port: int) -> None:
-    """Try it. Raises :class:`OSError`."""
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(place)
-        probe.listen()
-
-
 def _port_error(name: str, host: str, port: int) -> StartError:
     """Why a port cannot be had: gRPC does not say, so ask the system."""
     reason = "it cannot be bound"
     try:
-        _listen(host, port)
+        bound(host, port).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     return StartError(

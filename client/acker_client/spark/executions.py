@@ -169,8 +169,9 @@ class Executions:
             if number <= self._job_before:
                 break
             newest, kept = max(newest, number), kept + 1
-            if _ROOT_TAG not in str(data.jobTags()):
-                found.append(Job(self._core, number, JOB_TAG in str(data.jobTags())))
+            tags = str(data.jobTags())
+            if _ROOT_TAG not in tags:
+                found.append(Job(self._core, number, JOB_TAG in tags))
         return found[::-1], newest, kept
 
 
@@ -240,7 +241,7 @@ class Look:
         # An aggregate takes in all rows and hands none on; beside a way that does it says nothing.
         ways = [way for way in above if not way.groups] or above
         is_whole = is_proven and any(not way.is_cut(places.cut) for way in ways)
-        if not failure and execution.found_none(places):
+        if not failure and not (delivers and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         did = _did(execution, above, delivers, is_whole)
         ended_ms = max(execution.ended_ms, parent.ended_ms if parent else 0)
@@ -281,6 +282,8 @@ class Look:
 
     def _writing_parent(self, execution: Execution) -> Execution | None:
         """The command that ran this execution as a part of its own, as a write over JDBC does."""
+        if execution.root == execution.number:
+            return None
         for other in self.executions:
             is_before = other.number < execution.number and other.root == execution.root
             if is_before and other.encloses(execution) and other.graph.writes:
@@ -357,8 +360,10 @@ class Graph:
         self._metrics: dict[int, Any] = {}
         for node in _each(graph.allNodes()):
             number = int(node.id())
-            self._nodes[number] = str(node.name()), str(node.desc())
-            self._metrics[number] = node.metrics()
+            name = str(node.name())
+            self._nodes[number] = name, str(node.desc())
+            if name in PYTHON:
+                self._metrics[number] = node.metrics()
         # More than one where an exchange is used again.
         self._above: dict[int, list[int]] = defaultdict(list)
         for edge in _each(graph.edges()):

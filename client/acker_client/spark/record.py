@@ -94,22 +94,17 @@ class Evidence:
         with self._lock:
             self.error = failure
 
-    def judge(self, look: Look) -> Undelivered | None:
+    def judge(self, look: Look, places: Places) -> Undelivered | None:
         """Why its rows are not known to be delivered; None when they are."""
-        places, witnesses = self._places(), [witness for _, witness, _ in self._calls]
-        seen = [action for witness in witnesses for action in witness.actions(places.cut)]
+        seen = [action for _, witness, _ in self._calls for action in witness.actions(places.cut)]
         actions = [*look.actions(places), *seen]
         actions.sort(key=lambda action: action.began_ms)
         return judge(f"{self.name}()", actions, forgotten=look.is_forgetful)
 
-    def evaluations(self, look: Look) -> int:
-        """How many actions have read the rows to the end of a task."""
-        return look.evaluations(self._places())
-
-    def read_what_was_pruned(self, look: Look) -> SinkFailed | None:
+    def read_what_was_pruned(self, look: Look, places: Places) -> SinkFailed | None:
         """Where Spark found that it need not read the rows for what it wrote, they are read here, so that they are
         acked: that a sink needs none of them is its own decision. Returns why they cannot be read."""
-        if not look.is_pruned(self._places()):
+        if not look.is_pruned(places):
             return None
         try:
             self._calls[-1][2].write.format("noop").mode("append").save()
@@ -122,7 +117,8 @@ class Evidence:
         """Its stages, one a call."""
         return [node for node, _, _ in self._calls]
 
-    def _places(self) -> Places:
+    def places(self) -> Places:
+        """How its rows are known in what Spark has run up to now."""
         tags = [node.tag for node, _, _ in self._calls]
         functions = [node.function for node, _, _ in self._calls] + [AGAIN + tag for tag in tags]
         notes = self._notebook.of(tags)
@@ -161,15 +157,17 @@ class BatchRecord:
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
         not need to read."""
-        evidence = list(self._evidence.values())
-        error = next((each.error for each in evidence if each.error is not None), None)
         look = self._executions.look()
+        evidence = [(each, each.places()) for each in self._evidence.values()]
+        error = next((each.error for each, _ in evidence if each.error is not None), None)
         self._learn(evidence, look)
         if error is not None:
             return error
-        found = [each.judge(look) for each in evidence] + self._judge_untaken(look)
+        found = [each.judge(look, places) for each, places in evidence] + self._judge_untaken(look)
         finding = next(filter(None, found), None)
-        return finding or next(filter(None, (each.read_what_was_pruned(look) for each in evidence)), None)
+        return finding or next(
+            filter(None, (each.read_what_was_pruned(look, places) for each, places in evidence)), None
+        )
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
@@ -188,14 +186,14 @@ class BatchRecord:
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._notebook.forget([node.tag for node in nodes if _is_over(node)])
 
-    def _learn(self, evidence: Sequence[Evidence], look: Look) -> None:
+    def _learn(self, evidence: Sequence[tuple[Evidence, Places]], look: Look) -> None:
         """Whose rows were evaluated more than once, for the batches to come."""
         nodes = lineage.of(self)
-        again = [("sink", each.name) for each in evidence if each.evaluations(look) > 1]
+        again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
         again += [("branch", name) for name in _branched(nodes)]
         has_conflict = any(note.kind == "conflict" for note in self._notebook.of([node.tag for node in nodes]))
         if has_conflict:
-            again += [("sink", each.name) for each in evidence]
+            again += [("sink", each.name) for each, _ in evidence]
         if again:
             self.unfinished_because = EVALUATED_AGAIN
         for kind, name in again:

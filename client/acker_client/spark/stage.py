@@ -146,21 +146,19 @@ class Applied:
     records: tuple[Any, ...]
 
 
-def apply(df: DataFrame, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True) -> DataFrame:
+def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
     """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
 
     ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
     exactly those of the stage before.
     """
-    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema, is_tracked=is_tracked)
+    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 
 
-def apply_known(
-    df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
-) -> DataFrame:
+def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
     """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
     applied = applied_to(df) or arriving(df, upstream)
-    return extend(applied, upstream, step, kind, schema, is_tracked=is_tracked)
+    return extend(applied, upstream, step, kind, schema)
 
 
 def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
@@ -170,16 +168,13 @@ def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
     return Applied(base, Stage(records[0].settings, Arriving(names)), records)
 
 
-def extend(
-    applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType, *, is_tracked: bool = True
-) -> DataFrame:
+def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
     """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
-    stage = applied.stage.then(step, is_tracked=is_tracked)
+    stage = applied.stage.then(step)
     moving = upstream.moving_boundaries
     columns, records = upstream.columns, applied.records
     out, _ = plan_stage(applied.base, stage, kind, step.name, schema, columns, records, moving_boundaries=moving)
-    if is_tracked:
-        remember(out, Applied(applied.base, stage, records))
+    remember(out, Applied(applied.base, stage, records))
     return out
 
 
