@@ -510,12 +510,84 @@ def test_an_ack_column_does_not_count_without_one(trial: Any, conf: Any, body: A
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
+def _text_file(rows: DataFrame, place: str) -> None:
+    rows.rdd.map(lambda row: row.word).saveAsTextFile(place)
+
+
+def _frame_of_rdd(rows: DataFrame, _: str) -> None:
+    noop(rows.sparkSession.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string"))
+
+
 @pytest.mark.parametrize(
-    "body", [lambda rdd: rdd.count(), lambda rdd: rdd.take(5), lambda rdd: rdd.foreachPartition(nothing)]
+    "deliver",
+    [
+        lambda rows, _: rows.foreachPartition(read),
+        lambda rows, _: rows.foreach(nothing),
+        lambda rows, _: rows.select("word").foreachPartition(read),
+        lambda rows, _: rows.rdd.foreachPartition(read),
+        lambda rows, _: rows.rdd.collect(),
+        lambda rows, _: list(rows.toLocalIterator()),
+        lambda rows, _: noop(rows.mapInArrow(every_batch, rows.schema)),
+        lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
+        lambda rows, _: (rows.rdd.count(), rows.foreachPartition(read)),
+        _text_file,
+        _frame_of_rdd,
+    ],
 )
-def test_an_ack_column_in_a_job_of_rdds_does_not_count(trial: Any, body: Any) -> None:
+def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
+    trial: Any, tmp_path: Path, deliver: Any
+) -> None:
     batch = trial(TEXTS, slices=4)
-    body(batch.df.select("text", AF.ack()).rdd)
+    deliver(batch.df.transform(split).select("word", AF.ack()), str(tmp_path / "out"))
+    assert batch.error is None
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+@pytest.mark.parametrize(
+    ("body", "because"),
+    [
+        (lambda rows: rows.rdd.count(), "it counted them"),
+        (lambda rows: rows.rdd.take(5), "it read a part"),
+        (lambda rows: rows.foreachPartition(nothing), "it read a part"),
+        (lambda rows: rows.limit(5).foreachPartition(read), "it read a part"),
+        (lambda rows: next(rows.toLocalIterator()), "it began to iterate over them"),
+        (lambda rows: suppressing(lambda: rows.foreachPartition(raising)), "failed"),
+        (lambda rows: (rows.foreachPartition(read), suppressing(lambda: rows.rdd.foreach(raising_one))), "failed"),
+        (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
+    ],
+)
+def test_an_ack_column_does_not_count_when_nothing_outside_of_sql_hands_all_rows_on(
+    trial: Any, conf: Any, body: Any, because: str
+) -> None:
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+    batch = trial(TEXTS, slices=4)
+    body(batch.df.transform(split).select("word", AF.ack()))
+    assert because in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_an_ack_column_over_rows_of_two_batches_counts_for_both(trial: Any) -> None:
+    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+    one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(read)
+    assert (one.error, other.error) == (None, None)
+    assert set(one.settle().values()) == {Verdict.ACKED}
+    assert set(other.settle().values()) == {Verdict.ACKED}
+
+
+def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(trial: Any) -> None:
+    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+    one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(nothing)
+    assert set(one.settle().values()) == {Verdict.LOST}
+    one.frame.record.release()
+    assert "read a part" in str(other.error)
+    assert set(other.settle().values()) == {Verdict.LOST}
+
+
+@pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])
+def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(trial: Any, body: Any) -> None:
+    batch = trial(TEXTS, slices=4)
+    batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
+    body(batch.df.sparkSession.table("acked").rdd)
     assert "job of RDDs" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 

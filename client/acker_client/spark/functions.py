@@ -23,7 +23,7 @@ from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from acker_client.settings import Settings
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
-from acker_client.spark.record import ACK
+from acker_client.spark.lineage import ACK
 from acker_client.spark.session import SessionError, settings_of
 from acker_client.spark.stage import Sender
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally

@@ -16,6 +16,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+# By this the UDFs of `functions.ack` and `fail` are known in a plan.
+ACK = "acker_ack_"
 # By these the functions of the user's that are watched are known in a plan, and what was checkpointed.
 READS = "acker_reads_"
 AGAIN = "acker_again_"

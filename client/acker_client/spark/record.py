@@ -19,13 +19,14 @@ from acker_client.gist import gist
 from acker_client.settings import Settings
 from acker_client.spark import lineage
 from acker_client.spark.blame import is_of_the_program
-from acker_client.spark.evidence import Undelivered, judge
+from acker_client.spark.evidence import Action, Undelivered, judge
 from acker_client.spark.executions import Executions, Look, Places
 from acker_client.spark.following import Witness
-from acker_client.spark.lineage import AGAIN
+from acker_client.spark.lineage import ACK, AGAIN
 from acker_client.spark.notes import Notebook, notebook_of
 
-ACK = "acker_ack_"
+# What stands for all ack() columns of a run where it is remembered whose rows are evaluated more than once.
+ACK_COLUMN = ("column", "ack()")
 
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
 UNTAKEN = "no sink, no ack() and no Collector was done with it; use @sink or functions.ack()"
@@ -49,7 +50,7 @@ class Once:
         if is_new:
             _logger.warning(
                 "the rows of %s %r were evaluated more than once; from the next batch on they are cached for the batch,"
-                " so that they are computed once (cache=False refuses that)",
+                " so that they are computed once (@sink(cache=False), branch(..., cache=False) refuse that)",
                 kind,
                 name,
             )
@@ -139,6 +140,8 @@ class BatchRecord:
         self._executions = Executions(spark)
         self._lock = threading.Lock()
         self._evidence: dict[object, Evidence] = {}
+        # What is seen of rows that ack() acks: the functions of the stages whose rows these are, and who sees it.
+        self._acks: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
         self.unfinished_because = ""
@@ -153,6 +156,16 @@ class BatchRecord:
         """Go by ``evidence``, which another batch's record made, as rows of both batches reach that sink."""
         with self._lock:
             self._evidence[key] = evidence
+
+    def see_acks(self, functions: Sequence[str], witness: Witness) -> None:
+        """``witness`` sees what is done with rows of the stages with these ``functions``, behind an ``ack()``."""
+        with self._lock:
+            self._acks.append((functions, witness))
+
+    @property
+    def keeps_acked(self) -> bool:
+        """Whether frames with an ``ack()`` column are to be cached: such rows were evaluated more than once."""
+        return self.once.wants(*ACK_COLUMN)
 
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
@@ -194,6 +207,9 @@ class BatchRecord:
         has_conflict = any(note.kind == "conflict" for note in self._notebook.of([node.tag for node in nodes]))
         if has_conflict:
             again += [("sink", each.name) for each, _ in evidence]
+        # Behind a cache an action more is no evaluation more.
+        if not self.keeps_acked and any(len(self._acked(node, look)) > 1 for node in _untaken(nodes)):
+            again.append(ACK_COLUMN)
         if again:
             self.unfinished_because = EVALUATED_AGAIN
         for kind, name in again:
@@ -202,12 +218,10 @@ class BatchRecord:
     def _judge_untaken(self, look: Look) -> list[Undelivered | None]:
         """Of each stage whose rows no sink and no other stage took: how they were acked, if at all."""
         nodes = lineage.of(self)
-        untaken = [node for node in nodes if node.consumer is None and node.kind != "sink"]
-        return [self._judge_body(node, nodes, look) for node in untaken]
+        return [self._judge_body(node, nodes, look) for node in _untaken(nodes)]
 
     def _judge_body(self, node: lineage.Node, nodes: Sequence[lineage.Node], look: Look) -> Undelivered | None:
-        acks = Places((ACK,), below=node.function)
-        actions = look.actions(acks) if look.names(ACK) else []
+        actions = self._acked(node, look)
         if actions:
             return judge("ack()", actions, forgotten=look.is_forgetful)
         if look.has_user_code(node.function):
@@ -222,6 +236,21 @@ class BatchRecord:
         if node.kind == "source":
             return Undelivered("no sink took this batch's rows; use @sink or functions.ack()")
         return Undelivered(f"no sink took the rows of {_called(node, nodes)}; use @sink or functions.ack()")
+
+    def _acked(self, node: lineage.Node, look: Look) -> list[Action]:
+        """What was done with the rows of a stage behind an ``ack()``, in the order in which it began."""
+        seen = [witness for functions, witness in self._acks if node.function in functions]
+        notes = self._notebook.of([witness.tag for witness in seen])
+        partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
+        acks = Places((ACK,), notes, partitions, below=node.function)
+        actions = look.actions(acks) if look.names(ACK) or partitions else []
+        actions += [action for witness in seen for action in witness.actions(acks.cut)]
+        return sorted(actions, key=lambda action: action.began_ms)
+
+
+def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:
+    """The stages whose rows neither a sink nor another stage takes."""
+    return [node for node in nodes if node.consumer is None and node.kind not in ("sink", "acks")]
 
 
 def _is_over(node: lineage.Node) -> bool:

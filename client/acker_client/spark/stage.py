@@ -11,7 +11,7 @@ Nothing here that is pickled holds a channel: a stage carries settings, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
@@ -22,8 +22,9 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from acker_client.delivery import ReportResult
 from acker_client.settings import Settings
-from acker_client.spark import lineage, plan
+from acker_client.spark import acked, lineage, plan
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
+from acker_client.spark.columns import into_python, renamed
 from acker_client.spark.notes import Pen, notebook_of
 from acker_client.spark.rows import struct_type
 from acker_client.spark.tally import Report
@@ -196,25 +197,8 @@ def plan_stage(
     function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))
     function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
-    return base.mapInArrow(function, StructType(fields)), node
-
-
-def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-    """``df`` as PySpark can hand it to a Python function, and the names to give back to its columns there (none: as
-    they are).
-
-    PySpark looks each column up by its name, which it reads as a path (``a.b``), a quotation or a star, in any case.
-    """
-    names = df.columns
-    is_plain = not any("." in name or "`" in name or name == "*" for name in names)
-    if is_plain and len({name.lower() for name in names}) == len(names):
-        return df, ()
-    return df.toDF(*(f"_{index}" for index in range(len(names)))), tuple(names)
-
-
-def renamed(data: Any, names: Sequence[str]) -> Any:
-    """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
-    return data.rename_columns(list(names)) if names else data
+    df = acked.plain(base).mapInArrow(function, StructType(fields))
+    return acked.of_body(df, records[0]) if stage.is_tracked else df, node
 
 
 def remember(df: DataFrame, applied: Applied) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, MapT
 
 from acker_client.spark import lineage, plan, stage
 from acker_client.spark.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
+from acker_client.spark.columns import into_python, renamed
 from acker_client.spark.declared import (
     OnError,
     check_declared,
@@ -228,7 +229,7 @@ class Group:
         refuse_no_frame(df, self, f"{self.name}.test(table)")
         schema = self._fields()
         upstream = plan.inspect(df, f"operator {self.name!r}")
-        base, names = stage.into_python(df)
+        base, names = into_python(df)
         keys = [_key(key, df.columns, base.columns, self.name) for key in self.keys]
         upstream = plan.take(df, upstream, self.name)
         task = self._task(schema, df.sparkSession, names)
@@ -430,7 +431,7 @@ class GroupTask:
         A group that becomes nothing leaves one row that has the account and no anchors.
         """
         large = _is_large(table.schema, self.large)
-        rows = unpack(stage.renamed(table, self.names).combine_chunks().to_batches()[0])
+        rows = unpack(renamed(table, self.names).combine_chunks().to_batches()[0])
         tally = Tally(self.name, finds_copies=True)
         try:
             given = self.function(pa.Table.from_batches([rows.data]))
