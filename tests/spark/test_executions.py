@@ -29,6 +29,11 @@ def split(row: Any) -> list[str]:
     return list(row.text.split())
 
 
+@operator("kept string")
+def drop(row: Any) -> list[str]:
+    return []
+
+
 class Full(Exception):
     """The disk is full."""
 
@@ -581,6 +586,37 @@ def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(
     one.frame.record.release()
     assert "read a part" in str(other.error)
     assert set(other.settle().values()) == {Verdict.LOST}
+
+
+def test_an_ack_column_counts_for_a_leg_of_a_union_that_was_found_empty(trial: Any, conf: Any) -> None:
+    conf("spark.sql.adaptive.enabled", "true")
+    batch = trial(TEXTS, slices=2)
+    one, other = branch(batch.df, 2)
+    none = other.transform(drop).repartition(3).withColumnRenamed("kept", "text")
+    noop(
+        one.select("text", "_root", "_edge").unionByName(none.select("text", "_root", "_edge")).select("text", AF.ack())
+    )
+    assert batch.error is None
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+def test_an_ack_column_beside_a_leg_that_was_found_empty_does_not_count_for_that_leg(trial: Any, conf: Any) -> None:
+    conf("spark.sql.adaptive.enabled", "true")
+    batch = trial(TEXTS, slices=2)
+    one, other = branch(batch.df, 2)
+    none = other.transform(drop).repartition(3).select(F.col("kept").alias("text"))
+    noop(one.select("text", AF.ack()).select("text").unionByName(none))
+    assert "no sink took the rows of operator 'drop'" in str(batch.error)
+    assert set(batch.settle().values()) == {Verdict.LOST}
+
+
+def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(trial: Any, conf: Any) -> None:
+    conf("spark.sql.adaptive.enabled", "true")
+    batch = trial(TEXTS, slices=2)
+    nothing_fits = batch.df.sparkSession.range(9).where("id > 10").withColumnRenamed("id", "number")
+    noop(batch.df.select("number", AF.ack(name="a name")).join(nothing_fits, "number"))
+    assert batch.error is None
+    assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
 @pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])

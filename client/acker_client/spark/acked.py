@@ -1,26 +1,39 @@
 """Acked: the frames of a loop's body, and what is seen there of rows that ``ack()`` acks.
 
-Decides that a tracked frame, and every frame the user derives from it, looks at its plan when it leaves SQL: as an RDD,
-as an iterator, through a function over batches. Where ``ack()`` stands in the plan, what comes is followed as a sink's
-rows are (``following``), and the records of the batches whose rows it acks hear of it. Where such rows were evaluated
-more than once, the frame that ``ack()`` makes is cached. All else is Spark's own.
+Decides that a tracked frame, and every frame the user derives from it, knows when an ``ack()`` column enters it: the
+records of the batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
+cached. When it leaves SQL (as an RDD, as an iterator, through a function over batches), what comes is followed as a
+sink's rows are (``following``). All else is Spark's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import MethodType
 from typing import Any
 
 from pyspark import RDD
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark import lineage
 from acker_client.spark.following import Trail, Witness, follow
 from acker_client.spark.lineage import ACK
 from acker_client.spark.notes import notebook_of
+
+ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """A frame ``df`` into which ``ack()`` columns came: their functions in a plan, and those of the stages below."""
+
+    functions: tuple[str, ...]
+    nodes: frozenset[str]
+    df: DataFrame
 
 
 class BodyFrame(ClassicFrame):
@@ -61,7 +74,10 @@ def of_body(df: DataFrame, record: Any) -> DataFrame:
 
 def plain(df: DataFrame) -> DataFrame:
     """``df`` as Spark's own frame, when it is a body's."""
-    frame: DataFrame = _made(ClassicFrame, df) if type(df) is BodyFrame else df
+    if type(df) is not BodyFrame:
+        return df
+    frame: DataFrame = _made(ClassicFrame, df)
+    del vars(frame)["_acker_record"]
     return frame
 
 
@@ -79,27 +95,52 @@ def _giving_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., Any]
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
-        record = vars(df)["_acker_record"]
-        given = of_body(value, record)
-        if record.keeps_acked and ACK in _plan(given) and ACK not in _plan(df):
-            record.keep_cached(given)
+        given = of_body(value, vars(df)["_acker_record"])
+        functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
+        if functions:
+            _enter(given, functions)
         return given
 
     return call
+
+
+def _columns(value: Any) -> Iterator[Column]:
+    """The columns among the arguments of a call."""
+    if isinstance(value, Column):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _columns(each)
+    elif isinstance(value, dict):
+        yield from _columns(list(value.values()))
+
+
+def _enter(df: DataFrame, functions: Sequence[str]) -> None:
+    """``ack()`` columns with these functions have entered ``df``."""
+    acked, records = _below(_plan(df))
+    ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
+    # Each of them is to hear of it, whatever the first says.
+    if any([record.see_acked(ack) for record in records]):
+        records[0].keep_cached(df)
+
+
+def _below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
+    """The stages that a plan names, and the records of their batches, each once."""
+    nodes = [node for node in lineage.known() if node.function in plan]
+    return nodes, list({id(record): record for node in nodes for record in node.records}.values())
 
 
 def _plan(df: DataFrame) -> str:
     return str(df._jdf.queryExecution().analyzed().treeString())
 
 
-def _witness(df: DataFrame, text: str) -> Witness:
-    """Who sees what is done with the rows of a plan with this text; the records of its batches know it from now on."""
-    acked = [node for node in lineage.known() if node.function in text]
-    records: Any = {id(record): record for node in acked for record in node.records}
+def _witness(df: DataFrame, plan: str) -> Witness:
+    """Who sees what is done with the rows of ``df``; the records of its batches know it from now on."""
+    acked, records = _below(plan)
     notebook = notebook_of(df.sparkSession.sparkContext)
-    node = lineage.register("acks", "ack", *records.values())
+    node = lineage.register("acks", "ack", *records)
     notebook.keep(node.tag)
     witness = Witness(node.tag, notebook.pen)
-    for record in records.values():
+    for record in records:
         record.see_acks([each.function for each in acked], witness)
     return witness

@@ -23,7 +23,7 @@ from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from acker_client.settings import Settings
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
-from acker_client.spark.lineage import ACK
+from acker_client.spark.lineage import ACK, new_tag
 from acker_client.spark.session import SessionError, settings_of
 from acker_client.spark.stage import Sender
 from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
@@ -51,7 +51,7 @@ def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Co
 
 
 def _column(name: str, run: Callable[[Iterator[Any]], Iterator[Any]], columns: tuple[str | Column, ...]) -> Column:
-    run.__name__ = ACK + name
+    run.__name__ = f"{ACK}{name}_{new_tag()}"
     udf: Any = arrow_udf(run, "boolean", ArrowUDFType.SCALAR_ITER)
     flag = udf.asNondeterministic()(*(F.col(c) if isinstance(c, str) else c for c in columns))
     # A generator of one row: Spark evaluates it whether or not it is selected later, and refuses it within expressions.

@@ -18,6 +18,7 @@ from acker_client.errors import AckerError
 from acker_client.gist import gist
 from acker_client.settings import Settings
 from acker_client.spark import lineage
+from acker_client.spark.acked import Acked
 from acker_client.spark.blame import is_of_the_program
 from acker_client.spark.evidence import Action, Undelivered, judge
 from acker_client.spark.executions import Executions, Look, Places
@@ -105,13 +106,7 @@ class Evidence:
     def read_what_was_pruned(self, look: Look, places: Places) -> SinkFailed | None:
         """Where Spark found that it need not read the rows for what it wrote, they are read here, so that they are
         acked: that a sink needs none of them is its own decision. Returns why they cannot be read."""
-        if not look.is_pruned(places):
-            return None
-        try:
-            self._calls[-1][2].write.format("noop").mode("append").save()
-        except Exception as error:  # whatever a row or Spark may do: it breaks this batch, and not the run
-            return SinkFailed(self.name, error)
-        return None
+        return _read(self._calls[-1][2], self.name) if look.is_pruned(places) else None
 
     @property
     def nodes(self) -> list[lineage.Node]:
@@ -140,6 +135,7 @@ class BatchRecord:
         self._executions = Executions(spark)
         self._lock = threading.Lock()
         self._evidence: dict[object, Evidence] = {}
+        self._acked: list[Acked] = []
         # What is seen of rows that ack() acks: the functions of the stages whose rows these are, and who sees it.
         self._acks: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
@@ -157,15 +153,17 @@ class BatchRecord:
         with self._lock:
             self._evidence[key] = evidence
 
+    def see_acked(self, acked: Acked) -> bool:
+        """``ack()`` columns came into a frame of this batch's rows. Returns whether it is to be cached, as such rows
+        were evaluated more than once."""
+        with self._lock:
+            self._acked.append(acked)
+        return self.once.wants(*ACK_COLUMN)
+
     def see_acks(self, functions: Sequence[str], witness: Witness) -> None:
         """``witness`` sees what is done with rows of the stages with these ``functions``, behind an ``ack()``."""
         with self._lock:
             self._acks.append((functions, witness))
-
-    @property
-    def keeps_acked(self) -> bool:
-        """Whether frames with an ``ack()`` column are to be cached: such rows were evaluated more than once."""
-        return self.once.wants(*ACK_COLUMN)
 
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
@@ -178,9 +176,9 @@ class BatchRecord:
             return error
         found = [each.judge(look, places) for each, places in evidence] + self._judge_untaken(look)
         finding = next(filter(None, found), None)
-        return finding or next(
-            filter(None, (each.read_what_was_pruned(look, places) for each, places in evidence)), None
-        )
+        read = (each.read_what_was_pruned(look, places) for each, places in evidence)
+        acks = (self._read_what_was_pruned(acked, look) for acked in self._acked)
+        return finding or next(filter(None, (*read, *acks)), None)
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
@@ -208,7 +206,9 @@ class BatchRecord:
         if has_conflict:
             again += [("sink", each.name) for each, _ in evidence]
         # Behind a cache an action more is no evaluation more.
-        if not self.keeps_acked and any(len(self._acked(node, look)) > 1 for node in _untaken(nodes)):
+        if not self.once.wants(*ACK_COLUMN) and any(
+            len(self._actions_of_acks(node, look)) > 1 for node in _untaken(nodes)
+        ):
             again.append(ACK_COLUMN)
         if again:
             self.unfinished_because = EVALUATED_AGAIN
@@ -221,7 +221,7 @@ class BatchRecord:
         return [self._judge_body(node, nodes, look) for node in _untaken(nodes)]
 
     def _judge_body(self, node: lineage.Node, nodes: Sequence[lineage.Node], look: Look) -> Undelivered | None:
-        actions = self._acked(node, look)
+        actions = self._actions_of_acks(node, look)
         if actions:
             return judge("ack()", actions, forgotten=look.is_forgetful)
         if look.has_user_code(node.function):
@@ -237,15 +237,29 @@ class BatchRecord:
             return Undelivered("no sink took this batch's rows; use @sink or functions.ack()")
         return Undelivered(f"no sink took the rows of {_called(node, nodes)}; use @sink or functions.ack()")
 
-    def _acked(self, node: lineage.Node, look: Look) -> list[Action]:
+    def _actions_of_acks(self, node: lineage.Node, look: Look) -> list[Action]:
         """What was done with the rows of a stage behind an ``ack()``, in the order in which it began."""
         seen = [witness for functions, witness in self._acks if node.function in functions]
         notes = self._notebook.of([witness.tag for witness in seen])
         partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
-        acks = Places((ACK,), notes, partitions, below=node.function)
-        actions = look.actions(acks) if look.names(ACK) or partitions else []
+        known = [function for acked in self._acked if node.function in acked.nodes for function in acked.functions]
+        # What came into a frame that nobody follows is known by what stands below it.
+        acks = Places(tuple(known), notes, partitions) if known else Places((ACK,), notes, partitions, node.function)
+        actions = look.actions(acks) if partitions or any(map(look.names, acks.functions)) else []
         actions += [action for witness in seen for action in witness.actions(acks.cut)]
         return sorted(actions, key=lambda action: action.began_ms)
+
+    def _read_what_was_pruned(self, acked: Acked, look: Look) -> SinkFailed | None:
+        return _read(acked.df, "ack()") if look.is_pruned(Places(acked.functions)) else None
+
+
+def _read(rows: DataFrame, name: str) -> SinkFailed | None:
+    """Read rows for nothing but that they are acked; why they cannot be read, or None."""
+    try:
+        rows.write.format("noop").mode("append").save()
+    except Exception as error:  # whatever a row or Spark may do: it breaks this batch, and not the run
+        return SinkFailed(name, error)
+    return None
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:
