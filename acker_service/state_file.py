@@ -52,6 +52,7 @@ class StateDir:
         """Make and lock the directory. Raises :class:`StateError` when another server has it or it cannot be used."""
         self._path = Path(path)
         self._state = self._path / "acker.state"
+        self._taken = self._path / "acker.state.taken"
         self._consumed = self._path / "consumed"
         self._serving = self._path / "serving"
         self._id = ""
@@ -112,13 +113,24 @@ class StateDir:
         )
 
     def consume(self) -> None:
-        """Delete the state that was read, and remember that it has been served. Raises :class:`StateError`."""
-        with _naming(self._consumed, "the state in it was not used, and serves the next start"):
-            ids = [*self._consumed_ids(), self._id][-CONSUMED_MAX:]
-            _replace(self._consumed, lambda file: file.write("".join(f"{id}\n" for id in ids).encode()))
-        # From here on it is served: a state that cannot be deleted is refused as one that has been.
-        with _naming(self._state, "it has been marked as served; delete it"):
-            self._state.unlink()
+        """Delete the state that was read, and remember that it has been served. Raises :class:`StateError`; then it
+        serves the next start.
+
+        Killed on the way, a server has lost its state, as one has that is killed later; none finds a state there that
+        it has to refuse.
+        """
+        unused = "the state in it was not used, and serves the next start"
+        with _naming(self._state, unused):
+            os.replace(self._state, self._taken)
+        try:
+            with _naming(self._consumed, unused):
+                ids = [*self._consumed_ids(), self._id][-CONSUMED_MAX:]
+                _replace(self._consumed, lambda file: file.write("".join(f"{id}\n" for id in ids).encode()))
+        except StateError:
+            os.replace(self._taken, self._state)
+            raise
+        with _naming(self._taken, "it has been marked as served; delete it"):
+            self._taken.unlink()
             _sync(self._path)
 
     def discard(self) -> None:

@@ -121,6 +121,30 @@ def test_a_consumed_state_does_not_come_back(folder: Path) -> None:
     state_dir.close()
 
 
+@pytest.mark.parametrize("step", ["replace", "unlink"])
+def test_a_server_that_is_killed_while_it_consumes_its_state_has_lost_it_and_the_next_one_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    state_dir = StateDir(str(folder))
+    state_dir.mark_serving()
+    assert state_dir.read() is not None
+    # The ids are replaced after the state was renamed; it is unlinked last.
+    monkeypatch.setattr("acker_service.state_file._replace" if step == "replace" else "pathlib.Path.unlink", kill)
+    with pytest.raises(Killed):
+        state_dir.consume()
+    state_dir.close()
+    following = StateDir(str(folder))
+    assert following.read() is None
+    assert following.was_lost
+    following.close()
+
+
 def test_a_consumed_state_that_somebody_put_back_is_refused(folder: Path) -> None:
     content = (folder / "acker.state").read_bytes()
     test_a_consumed_state_does_not_come_back(folder)

@@ -3,6 +3,7 @@ batch."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,37 @@ def test_a_method_may_be_a_sink_and_is_the_same_one_when_it_is_called_again(spar
         assert store.save(trial.df) == 40
         assert trial.settle() == ALL
     assert (Store.save.name, Store.save.__doc__) == ("save", "Saves.")
+
+
+class Place:
+    """Where a sink writes to; two of them look alike."""
+
+    def __init__(self, is_full: bool) -> None:
+        self.is_full = is_full
+
+    def __repr__(self) -> str:
+        return "Place()"
+
+    @sink
+    def save(self, rows: DataFrame) -> None:
+        """Saves."""
+        save_to(rows, self)
+
+
+def save_to(rows: DataFrame, place: Place) -> None:
+    if place.is_full:
+        raise OSError("disk full")
+    noop(rows)
+
+
+@pytest.mark.parametrize("save", [lambda df, place: sink(save_to)(df, place), lambda df, place: place.save(df)])
+def test_a_success_with_another_object_that_looks_alike_makes_nothing_good(
+    spark: SparkSession, server: Any, save: Any
+) -> None:
+    with Trial(spark, server.address, texts(20)) as trial:
+        # What is gone by the time of the second call must not be taken for it, wherever that one lies in memory.
+        for is_full in (True, False):
+            with suppress(OSError):
+                save(trial.df, Place(is_full))
+        assert "disk full" in str(trial.error)
+        assert set(trial.settle().values()) == {LOST}

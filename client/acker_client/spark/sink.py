@@ -7,7 +7,7 @@ settled (``record``, by evidence): neither a function that returns nor rows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -39,7 +39,7 @@ class Sink(Generic[Args, Value]):
         self.__name__ = self.name
         self._cache = cache
         # A method is another sink for each object that it is a method of.
-        self._is = (getattr(function, "__func__", function), id(owner) if owner is not None else None)
+        self._is = (getattr(function, "__func__", function), owner)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """A method is a sink as well: ``self`` comes before the rows."""
@@ -57,7 +57,7 @@ class Sink(Generic[Args, Value]):
         schema, records = stage.user_schema(df), applied.records
         rows, node = stage.plan_stage(applied.base, steps, "sink", self.name, schema, upstream.columns, records)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
-        key = (self._is, self.name, repr((args, kwargs)), *(node.tag for node in upstream.nodes))
+        key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
         evidence = records[0].evidence_of(key, self.name)
         for record in records[1:]:
             record.share(key, evidence)
@@ -82,6 +82,35 @@ class Sink(Generic[Args, Value]):
         if self._cache or any(record.once.wants("sink", self.name) for record in records):
             records[0].keep_cached(df)
         return df
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a sink over rows, as a key: ``over`` says which sink and rows, ``given`` what it is given besides.
+
+    Two calls are one when what they are given is the same or equal. Holds all of it, so that nothing new can take the
+    place of an object that is gone.
+    """
+
+    over: tuple[str, ...]
+    given: tuple[object, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self.over == other.over and _are_alike(self.given, other.given)
+
+    def __hash__(self) -> int:
+        return hash(self.over)
+
+
+def _are_alike(ours: Sequence[object], theirs: Sequence[object]) -> bool:
+    return len(ours) == len(theirs) and all(map(_is_alike, ours, theirs))
+
+
+def _is_alike(ours: object, theirs: object) -> bool:
+    try:
+        return ours is theirs or (type(ours) is type(theirs) and bool(ours == theirs))
+    except Exception:  # what compares element by element, as an array: not known to be the same
+        return False
 
 
 @overload
