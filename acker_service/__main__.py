@@ -7,9 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from acker_protocol.version import VERSION
-from acker_service import config, health
+from acker_service import config
 from acker_service.config import ConfigError
-from acker_service.signals import Signals
+from acker_service.doors import health
+from acker_service.system.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +48,8 @@ def serve(words: Sequence[str]) -> int:
     # First: to load the rest takes seconds, and to process 1 of a container a signal without a handler is lost.
     signals = Signals()
     try:
-        from acker_service import server, state_file
+        from acker_service import server
+        from acker_service.doors import state_file
     except ModuleNotFoundError as error:
         return _complain(f"the server needs {error.name}: pip install 'acker[service]'")
     try:

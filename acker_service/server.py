@@ -26,21 +26,22 @@ from grpc_health.v1 import health as grpc_health
 from grpc_reflection.v1alpha import reflection
 
 from acker_protocol.version import VERSION
-from acker_service import config, logs
+from acker_service import config
 from acker_service.config import Config
-from acker_service.health_service import Health
-from acker_service.heap import Heap
-from acker_service.http import HttpDoor, Page, bound, text
-from acker_service.logs import Log, RateLimit
-from acker_service.membership import Member, StaticMembership
-from acker_service.metrics import CONTENT_TYPE, Metrics
-from acker_service.outbox import OUTCOME_BYTES
-from acker_service.servicer import SERVICE, Servicer
-from acker_service.shard import Shard
+from acker_service.core.membership import Member, StaticMembership
+from acker_service.core.outbox import OUTCOME_BYTES
+from acker_service.core.shard import Shard
+from acker_service.doors.health_service import Health
+from acker_service.doors.http import HttpDoor, Page, bound, text
+from acker_service.doors.metrics import CONTENT_TYPE, Metrics
+from acker_service.doors.servicer import SERVICE, Servicer
+from acker_service.doors.state_file import StateDir, StateError
 from acker_service.shared import SharedShard
-from acker_service.signals import Signals
-from acker_service.state_file import StateDir, StateError
-from acker_service.workers import Workers
+from acker_service.system import logs
+from acker_service.system.heap import Heap
+from acker_service.system.logs import Log, RateLimit
+from acker_service.system.signals import Signals
+from acker_service.system.workers import Workers
 
 TICK_S = 0.05
 # How often freed memory is looked for.

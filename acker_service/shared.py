@@ -24,12 +24,12 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.logs import Log, RateLimit
-from acker_service.running_time import RunningTime
-from acker_service.shard import Shard
-from acker_service.sources import NAME_CHARACTERS, Change, SourceChange
-from acker_service.state import Part
-from acker_service.stats import ShardStats, SourceStats
+from acker_service.core.running_time import RunningTime
+from acker_service.core.shard import Shard
+from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
+from acker_service.core.state import Part
+from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.system.logs import Log, RateLimit
 
 # A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
 WAIT_MAX_S = 30.0
@@ -53,7 +53,7 @@ class Figures:
 
 
 class SharedShard:
-    """The calls of :class:`~acker_service.shard.Shard` for any number of threads; watches wait here."""
+    """The calls of :class:`~acker_service.core.shard.Shard` for any number of threads; watches wait here."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import numpy as np
 
 from acker_protocol.ids import Column, mix64_column
 from acker_protocol.messages import Apply, Entries, Identity, InitScope, Limits, Status, Watch
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 
 PENDING = (10_000, 100_000, 1_000_000, 10_000_000)
 ENTRIES = (4096, 32768)

@@ -7,8 +7,8 @@ import re
 import time
 from pathlib import Path
 
-from acker_service.metrics import Metrics
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
+from acker_service.doors.metrics import Metrics
 from acker_service.shared import SharedShard
 
 README = Path(__file__).parents[2] / "deploy/README.md"

@@ -28,11 +28,11 @@ from acker_protocol.messages import (
 )
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
+from acker_service.core.shard import Shard
+from acker_service.doors.servicer import Refused, Servicer
 from acker_service.server import Server
-from acker_service.servicer import Refused, Servicer
-from acker_service.shard import Shard
 from acker_service.shared import SharedShard
-from acker_service.workers import Workers
+from acker_service.system.workers import Workers
 
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
 REQUESTS = {

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_protocol.messages import Identity, Status
-from acker_service.dedupe import IDENTITY_BYTES, Dedupe
+from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
 
 CONTENT = Identity(1, 2)
 

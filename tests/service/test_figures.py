@@ -6,8 +6,8 @@ import pytest
 from caller import SESSION, acks, inits, roots_of
 
 from acker_protocol.messages import Limits, OpenBatch, Settle, Settlement, Watch
-from acker_service.shard import Shard
-from acker_service.stats import SourceStats
+from acker_service.core.shard import Shard
+from acker_service.core.stats import SourceStats
 
 
 @pytest.fixture

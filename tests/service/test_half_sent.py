@@ -15,7 +15,7 @@ from half_sent import HalfSender
 from pages import page
 
 from acker_service.server import Server
-from acker_service.workers import STALLED_MAX, Workers
+from acker_service.system.workers import STALLED_MAX, Workers
 
 StartServer = Callable[..., Server]
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from acker_service import health
 from acker_service.config import Config
-from acker_service.health import NotReady
-from acker_service.http import HttpDoor, text
+from acker_service.doors import health
+from acker_service.doors.health import NotReady
+from acker_service.doors.http import HttpDoor, text
 from acker_service.server import Server
 
 

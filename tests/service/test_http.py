@@ -18,8 +18,8 @@ from pages import page
 
 from acker_client import AckerClient
 from acker_client.errors import AckerError
-from acker_service import http
-from acker_service.http import HttpDoor, text
+from acker_service.doors import http
+from acker_service.doors.http import HttpDoor, text
 from acker_service.server import Server
 
 

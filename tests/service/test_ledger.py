@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from acker_protocol.ids import SLOTS, Column, mix64_column, unmix64_column
 from acker_protocol.messages import NO_KINDS, NO_REASON_IDS
-from acker_service import kernels
-from acker_service.ledger import Ledger, Numbering, Report
+from acker_service.core import kernels
+from acker_service.core.ledger import Ledger, Numbering, Report
 
 ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
 INDEX = 5
@@ -170,7 +170,7 @@ def test_a_state_with_a_root_twice_is_refused() -> None:
 
 
 def test_a_dump_in_many_parts_is_loaded_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("acker_service.ledger.PART_ENTRIES", 1000)
+    monkeypatch.setattr("acker_service.core.ledger.PART_ENTRIES", 1000)
     ledger, again = Ledger(1 << 30), Ledger(1 << 30)
     roots = roots_of(mix64_column(np.arange(1, 20_001, dtype=np.uint64)))
     init(ledger, roots, roots)

@@ -15,12 +15,12 @@ from caller import SESSION, Caller, eventually, inits, roots_of
 from half_sent import HalfSender
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
-from acker_service import logs
-from acker_service.logs import Log, RateLimit
+from acker_service.core.shard import Shard
+from acker_service.doors.state_file import StateError
 from acker_service.server import Server
-from acker_service.shard import Shard
 from acker_service.shared import SharedShard
-from acker_service.state_file import StateError
+from acker_service.system import logs
+from acker_service.system.logs import Log, RateLimit
 
 Lines = Callable[[str], list[dict[str, Any]]]
 SOURCE = {"source": "orders", "session": SESSION}

@@ -10,17 +10,17 @@ import pytest
 from caller import acks, roots_of
 
 from acker_protocol.messages import Status
-from acker_service import heap
-from acker_service.dedupe import IDENTITY_BYTES
-from acker_service.heap import FREED_MIN_BYTES, Heap
-from acker_service.shard import Shard
+from acker_service.core.dedupe import IDENTITY_BYTES
+from acker_service.core.shard import Shard
+from acker_service.system import heap
+from acker_service.system.heap import FREED_MIN_BYTES, Heap
 
 PEAK = """
 import json, sys
 from caller import acks, inits, roots_of
 from acker_protocol.messages import Watch
 from acker_service import heap
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096

@@ -15,11 +15,11 @@ import pytest
 from caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_of
 
 from acker_protocol.messages import OpenBatch, Settlement, Status
-from acker_service.metrics import OTHER, SOURCES_MAX
+from acker_service.core.shard import Shard
+from acker_service.doors.metrics import OTHER, SOURCES_MAX
 from acker_service.server import Server
-from acker_service.shard import Shard
 from acker_service.shared import SharedShard
-from acker_service.workers import Workers
+from acker_service.system.workers import Workers
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from caller import acks, inits, roots_of
 
 from acker_protocol.messages import Limits, Verdict, Watch
-from acker_service.running_time import PAUSE_S, RESUME_S, RunningTime
-from acker_service.shard import Shard
+from acker_service.core.running_time import PAUSE_S, RESUME_S, RunningTime
+from acker_service.core.shard import Shard
 from acker_service.shared import SharedShard
 
 TICK_S = 0.05

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from acker_protocol.messages import Watch
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 
 
 def watch(shard: Shard, now: float) -> tuple[bool, int]:

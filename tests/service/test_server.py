@@ -22,8 +22,8 @@ from pages import page
 
 from acker_protocol.messages import Identity, InitScope, Limits, OpenBatch, Settlement, Status, Verdict
 from acker_protocol.reports import fold, pack
+from acker_service.doors.state_file import StateDir
 from acker_service.server import Server, StartError
-from acker_service.state_file import StateDir
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -11,7 +11,7 @@ import pytest
 from caller import acks, eventually, inits, roots_of
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, SettleReply, Status, Watch
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 from acker_service.shared import SharedShard
 
 BATCHES = range(1, 6)

@@ -28,7 +28,7 @@ from acker_protocol.messages import (
     Verdict,
     Watch,
 )
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 
 SESSION = 7
 FIRST = 1_000_001

@@ -28,7 +28,7 @@ from acker_protocol.messages import (
     Verdict,
     Watch,
 )
-from acker_service.shard import Shard
+from acker_service.core.shard import Shard
 
 SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.

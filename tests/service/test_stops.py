@@ -20,8 +20,8 @@ from pages import page
 
 from acker_protocol.messages import OpenBatch
 from acker_service import server as server_module
+from acker_service.doors.state_file import StateDir
 from acker_service.server import Server
-from acker_service.state_file import StateDir
 
 SYS_TGKILL = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
 

@@ -9,8 +9,8 @@ from vectors import apply_of, protocol, report
 from acker_protocol import ids, wire
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Verdict, Watch
 from acker_protocol.v1 import acker_pb2 as pb
-from acker_service import kernels
-from acker_service.shard import Shard
+from acker_service.core import kernels
+from acker_service.core.shard import Shard
 
 NAMES = [vector["name"] for vector in protocol()["reports"]]
 

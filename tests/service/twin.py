@@ -1,6 +1,7 @@
 """Twin: a shard in plain Python, with a dict for a ledger and sets for everything else.
 
-Slow, and plain enough to be believed: what :class:`acker_service.shard.Shard` does must be what this does. It forgets
+Slow, and plain enough to be believed: what :class:`acker_service.core.shard.Shard` does must be what this
+does. It forgets
 no identity and bounds no orphans. Written from design sections 5 to 7, before the fast one.
 """
 
@@ -32,7 +33,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.stats import ShardStats
+from acker_service.core.stats import ShardStats
 
 DAY_MS = 24 * 3600 * 1000
 RETRY_DELAY_MS = 200

@@ -34,7 +34,7 @@ from acker_protocol.messages import (
 from acker_protocol.version import VERSION
 
 if TYPE_CHECKING:
-    from acker_service.shard import Shard
+    from acker_service.core.shard import Shard
 
 Reply = TypeVar("Reply")
 
@@ -62,7 +62,7 @@ class SimulatedTime:
 class LocalServer:
     """A server in memory: a shard, a lock and a clock. ``connect`` is what ``AckerClient(connect=...)`` takes.
 
-    ``shard``: one of ``acker_service.shard.Shard``, or None for a new one. Any number of clients may share it.
+    ``shard``: one of ``acker_service.core.shard.Shard``, or None for a new one. Any number of clients may share it.
     """
 
     def __init__(self, shard: Shard | None = None, *, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
@@ -154,9 +154,9 @@ class LocalTransport:
 
 
 def new_shard(*, incarnation: int | None = None, generation: int | None = None, **limits: Any) -> Shard:
-    """An empty shard. ``limits``: of ``acker_service.shard.Shard``. ImportError without the extra `service`."""
+    """An empty shard. ``limits``: of ``acker_service.core.shard.Shard``. ImportError without the extra `service`."""
     try:
-        from acker_service.shard import Shard
+        from acker_service.core.shard import Shard
     except ImportError as error:
         raise missing("acker_client.testing", "service", error) from error
     return Shard(

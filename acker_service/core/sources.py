@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from acker_protocol.messages import Settlement
-from acker_service.batches import Batch
-from acker_service.outbox import Outbox
+from acker_service.core.batches import Batch
+from acker_service.core.outbox import Outbox
 
 # Answers to settled batches that are remembered; a driver asks again within seconds, not batches later.
 SETTLED_MAX = 1024

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from acker_protocol.ids import Column, mix64_column
 from acker_protocol.messages import Limits, OpenBatch
-from acker_service import kernels
-from acker_service.ledger import Numbering
+from acker_service.core import kernels
+from acker_service.core.ledger import Numbering
 
 # Ticks are modulo 72 h; a day leaves them a wide margin.
 LIMIT_MAX_MS = 24 * 3600 * 1000

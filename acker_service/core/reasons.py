@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from acker_protocol.messages import Kinds
-from acker_service import kernels
+from acker_service.core import kernels
 
 REASONS_MAX = kernels.TOMBSTONE_REASONS
 LOST = "(the server kept too many reasons to keep this one)"

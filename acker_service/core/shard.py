@@ -40,14 +40,14 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service import kernels, state
-from acker_service.batches import Batch, Indexes, are_too_long, limit_ticks
-from acker_service.dedupe import IDENTITY_BYTES, Dedupe
-from acker_service.ledger import Effect, Ledger, Report, Told
-from acker_service.outbox import cut
-from acker_service.reasons import Reasons
-from acker_service.sources import NAME_CHARACTERS, OPEN_MAX, Change, Settled, Source, SourceChange
-from acker_service.stats import Counters, ShardStats, SourceStats
+from acker_service.core import kernels, state
+from acker_service.core.batches import Batch, Indexes, are_too_long, limit_ticks
+from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
+from acker_service.core.ledger import Effect, Ledger, Report, Told
+from acker_service.core.outbox import cut
+from acker_service.core.reasons import Reasons
+from acker_service.core.sources import NAME_CHARACTERS, OPEN_MAX, Change, Settled, Source, SourceChange
+from acker_service.core.stats import Counters, ShardStats, SourceStats
 
 Array = npt.NDArray[Any]
 

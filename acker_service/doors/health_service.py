@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from acker_service.servicer import SERVICE, received
-from acker_service.workers import Workers
+from acker_service.doors.servicer import SERVICE, received
+from acker_service.system.workers import Workers
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

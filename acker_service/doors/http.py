@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
-from acker_service import http2
-from acker_service.logs import Log
+from acker_service.doors import http2
+from acker_service.system.logs import Log
 
 CONNECTIONS_MAX = 128
 BACKLOG = 128

@@ -19,9 +19,9 @@ import grpc
 from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply, Status
 from acker_protocol.version import VERSION
-from acker_service.logs import Log, RateLimit
 from acker_service.shared import OnEnd, SharedShard
-from acker_service.workers import Workers
+from acker_service.system.logs import Log, RateLimit
+from acker_service.system.workers import Workers
 
 SERVICE = "acker.v1.Acker"
 

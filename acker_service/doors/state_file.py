@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from acker_service.logs import Log
+from acker_service.system.logs import Log
 
 # A name, and arrays by theirs.
 Part = tuple[str, dict[str, npt.NDArray[Any]]]

@@ -29,9 +29,9 @@ from prometheus_client.registry import Collector
 
 from acker_protocol.messages import Status
 from acker_protocol.version import VERSION
+from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.shared import SharedShard
-from acker_service.stats import ShardStats, SourceStats
-from acker_service.workers import Workers
+from acker_service.system.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # How many names of sources are told apart: the first that are there; the rest are one, called OTHER.

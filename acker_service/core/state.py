@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.messages import Limits, Settlement
-from acker_service.batches import Batch, limit_ticks
-from acker_service.outbox import Outbox
-from acker_service.sources import Settled, Source
+from acker_service.core.batches import Batch, limit_ticks
+from acker_service.core.outbox import Outbox
+from acker_service.core.sources import Settled, Source
 
 if TYPE_CHECKING:
-    from acker_service.shard import Shard
+    from acker_service.core.shard import Shard
 
 Array = npt.NDArray[Any]
 # A name of PARTS, and columns.

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from acker_protocol.ids import SLOTS, Column
 from acker_protocol.messages import Kinds, ReasonIds
-from acker_service import kernels
-from acker_service.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE, NEVER, PEAK
+from acker_service.core import kernels
+from acker_service.core.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE, NEVER, PEAK
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,1 @@
+"""What a server process has of the operating system: signals, threads, memory, lines of log. Knows no acker."""
