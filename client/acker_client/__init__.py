@@ -7,9 +7,9 @@ uses it.
 from __future__ import annotations
 
 from acker_client import errors
-from acker_client.client import AckerClient
-from acker_client.delivery import ReportResult
-from acker_client.registration import Watched
+from acker_client.core.delivery import ReportResult
+from acker_client.core.registration import Watched
+from acker_client.plain.client import AckerClient
 from acker_client.settings import Settings
 from acker_protocol.messages import Entries, Identity, InitScope, Limits, Outcomes, Settlement, SettleReply, Verdict
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, errors
-from acker_client.client import of_process
+from acker_client.plain.client import of_process
 from acker_client.testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 from acker_protocol import ids
 from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acker_client.registration import Registration
+from acker_client.core.registration import Registration
 from acker_protocol.messages import Limits, Outcomes, Status, WatchReply
 
 

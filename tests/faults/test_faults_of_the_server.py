@@ -10,7 +10,7 @@ from typing import Any
 
 from acker_client import AckerClient, Limits, Settings, Verdict
 from acker_client.errors import Unavailable
-from acker_client.transport import GrpcTransport
+from acker_client.members.transport import GrpcTransport
 from acker_protocol import ids
 
 TREES = 200

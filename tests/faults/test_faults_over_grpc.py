@@ -10,7 +10,7 @@ import pytest
 from play import Play
 
 from acker_client import Settlement, Verdict
-from acker_client.transport import GrpcTransport
+from acker_client.members.transport import GrpcTransport
 
 
 def played(server: Any, seed: int, rate: float, **options: Any) -> Play:

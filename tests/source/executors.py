@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from acker_client import AckerClient, Settings
-from acker_client.registration import Watched
+from acker_client.core.registration import Watched
 from acker_client.source import Batch, Files, Listener, Seen
 from acker_client.source.flight import Fallen
 from acker_client.source.rim import FramePlan, Rim

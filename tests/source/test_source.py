@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
-from acker_client.registration import Watched
+from acker_client.core.registration import Watched
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.rim import Blame
 from tests.source.disks import full

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from acker_client import errors
-from acker_client.registration import Watched
+from acker_client.core.registration import Watched
 from acker_client.source import watcher
 from acker_client.source.watcher import ERRORS_A_LINE, Watcher
 

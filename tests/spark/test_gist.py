@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from acker_client.gist import LENGTH_MAX, gist
+from acker_client.core.gist import LENGTH_MAX, gist
 
 JAVA = """An error occurred while calling o340.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 14.0 failed 4 times, most recent \

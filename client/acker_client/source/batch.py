@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from acker_client.gist import gist
+from acker_client.core.gist import gist
 from acker_client.source.errors import SourceError
 from acker_client.source.flight import Fallen
 from acker_client.source.rim import Frame

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
-from acker_client.client import AckerClient
 from acker_client.errors import RETRYABLE, AckerError, Closed, Overloaded, Rejected, UnknownBatch
+from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
 from acker_client.source.rim import Rim
 from acker_protocol.messages import Settlement, SettleReply

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from acker_client.registration import check_lease
+from acker_client.core.registration import check_lease
 from acker_client.source.listener import Listener
 from acker_client.source.retry import Retry
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-from acker_client.client import AckerClient
+from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
 from acker_client.source.watcher import Watcher, Watching
 from acker_protocol.ids import BASE_MAX

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from acker_client.gist import gist
+from acker_client.core.gist import gist
 from acker_client.source.flight import Fallen
 from acker_client.source.input import Origins
 from acker_client.source.tracker import Records

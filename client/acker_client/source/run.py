@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from acker_client.client import AckerClient
-from acker_client.gist import gist
-from acker_client.registration import Watched
+from acker_client.core.gist import gist
+from acker_client.core.registration import Watched
+from acker_client.plain.client import AckerClient
 from acker_client.source.batch import Batch
 from acker_client.source.booking import Booking
 from acker_client.source.burial import Burial

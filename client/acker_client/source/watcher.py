@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from acker_client.client import AckerClient
+from acker_client.core.registration import Watched
 from acker_client.errors import AckerError, Closed
-from acker_client.registration import Watched
+from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
 
 log = logging.getLogger("acker_client.source")

@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from acker_client.gist import gist
+from acker_client.core.gist import gist
 from acker_client.settings import Settings
 from acker_client.spark.session import SessionError, settings_of
 
@@ -119,7 +119,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 def reach(settings: Settings) -> str:
     """Greet the server from this process; returns its version. Raises what the client raises."""
-    from acker_client.client import of_process
+    from acker_client.plain.client import of_process
 
     return of_process(settings).hello().server_version
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from acker_client.gist import gist
+from acker_client.core.gist import gist
 from acker_client.spark.evidence import NEVER_MS, Action
 from acker_client.spark.lineage import JOB_TAG, READS
 from acker_client.spark.notes import Note

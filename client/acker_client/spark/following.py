@@ -24,7 +24,7 @@ from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.gist import gist
+from acker_client.core.gist import gist
 from acker_client.spark.columns import into_python, renamed
 from acker_client.spark.evidence import NEVER_MS, Action
 from acker_client.spark.lineage import AGAIN, JOB_TAG, READS, new_tag

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
+from acker_client.core.gist import gist
 from acker_client.errors import AckerError
-from acker_client.gist import gist
 from acker_client.settings import Settings
 from acker_client.spark import lineage
 from acker_client.spark.acked import Acked

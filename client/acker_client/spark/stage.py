@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from acker_client.delivery import ReportResult
+from acker_client.core.delivery import ReportResult
 from acker_client.settings import Settings
 from acker_client.spark import acked, lineage, plan
 from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
@@ -244,7 +244,7 @@ class Sender:
 
     def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
-        from acker_client.client import of_process
+        from acker_client.plain.client import of_process
 
         return of_process(self._settings).report(report.identity, report.entries, report.inits)
 

@@ -18,13 +18,13 @@ from typing import Self
 
 import numpy.typing as npt
 
-from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
-from acker_client.connection import Connect, Connection
-from acker_client.courier import Call, Courier
-from acker_client.delivery import Delivery, ReportResult
+from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.core.delivery import Delivery, ReportResult
+from acker_client.core.registration import Registration, Watched, check_number, check_source
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
-from acker_client.process import Process
-from acker_client.registration import Registration, Watched, check_number, check_source
+from acker_client.members.connection import Connect, Connection
+from acker_client.members.courier import Call, Courier
+from acker_client.plain.process import Process
 from acker_client.settings import Settings, addresses
 from acker_protocol.ids import check_column
 from acker_protocol.messages import (
@@ -476,7 +476,7 @@ def _settings(servers: str | Sequence[str] | Settings | None, token: str | None,
 def _grpc(settings: Settings) -> Connect:
     def connect(address: str) -> Transport:
         # Here, and not above: grpc is loaded by the process that makes a channel, after its fork.
-        from acker_client.transport import GrpcTransport
+        from acker_client.members.transport import GrpcTransport
 
         return GrpcTransport(address, settings.token)
 

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
-from acker_client.connection import Connection, Greeted
-from acker_client.delivery import Delivery, Refusal
+from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.core.delivery import Delivery, Refusal
+from acker_client.core.silence import Silence
 from acker_client.errors import (
     AckerError,
     DeadlineExceeded,
@@ -22,8 +22,8 @@ from acker_client.errors import (
     UnknownBatch,
     UnknownSource,
 )
+from acker_client.members.connection import Connection, Greeted
 from acker_client.settings import Settings
-from acker_client.silence import Silence
 from acker_protocol.messages import Apply, ApplyReply, OpenBatchReply, SettleReply, Status, Transport
 
 log = logging.getLogger("acker_client")

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acker_client.backoff import Deadline
+from acker_client.core.backoff import Deadline
 from acker_client.errors import Closed, Rejected, Unavailable
 from acker_client.settings import Settings
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, Transport

@@ -10,11 +10,11 @@ import secrets
 import threading
 from collections import deque
 
-from acker_client.accumulator import Accumulator
-from acker_client.courier import Courier
-from acker_client.delivery import Delivery, ReportResult
+from acker_client.core.accumulator import Accumulator
+from acker_client.core.delivery import Delivery, ReportResult
+from acker_client.core.registration import Registration
 from acker_client.errors import AckerError, UnknownSource
-from acker_client.registration import Registration
+from acker_client.members.courier import Courier
 from acker_protocol.messages import Identity, InitScope
 
 log = logging.getLogger("acker_client")

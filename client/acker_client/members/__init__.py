@@ -1,0 +1,1 @@
+"""One conversation with one server: its channel, the greeting, and trying until there is an answer."""
