@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from acker_client.source.files import FileInput
-from acker_client.source.flight import Flight
-from acker_client.source.lines import TextParser
-from acker_client.source.retry import Retry
+from acker_client.source.core.flight import Flight
+from acker_client.source.core.retry import Retry
+from acker_client.source.inputs.files import FileInput
+from acker_client.source.inputs.lines import TextParser
 from acker_protocol.messages import Outcomes, Verdict
 
 ROUNDS = 3

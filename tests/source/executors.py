@@ -13,9 +13,9 @@ import numpy as np
 from acker_client import AckerClient, Settings
 from acker_client.core.registration import Watched
 from acker_client.source import Batch, Files, Listener, Seen
-from acker_client.source.flight import Fallen
-from acker_client.source.rim import FramePlan, Rim
-from acker_client.source.watcher import says_something
+from acker_client.source.core.flight import Fallen
+from acker_client.source.run.rim import FramePlan, Rim
+from acker_client.source.run.watcher import says_something
 from acker_client.testing import LocalServer, SimulatedTime
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from acker_client.source.checkpoint import Checkpoint
 from acker_client.source.errors import CheckpointError
+from acker_client.source.stores.checkpoint import Checkpoint
 from tests.source.disks import forbidden, full, room_for
 
 

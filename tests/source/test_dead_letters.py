@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source.dead_letters import VALUE_BYTES_MAX, DeadLetter, DeadLetters
 from acker_client.source.errors import SourceError
+from acker_client.source.stores.dead_letters import VALUE_BYTES_MAX, DeadLetter, DeadLetters
 from tests.source.disks import forbidden, full, room_for
 
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source.errors import InputChanged
-from acker_client.source.files import FileInput
-from acker_client.source.json_lines import JsonParser
-from acker_client.source.lines import BOM, LineSlice, Part, TextParser, find_lines
+from acker_client.source.inputs.files import FileInput
+from acker_client.source.inputs.json_lines import JsonParser
+from acker_client.source.inputs.lines import BOM, LineSlice, Part, TextParser, find_lines
 
 PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]
 contents = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.binary(max_size=60)
@@ -130,7 +130,7 @@ def test_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
 
 
 def test_a_line_too_long_for_memory_fails_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("acker_client.source.lines.LINE_BYTES_MAX", 50)
+    monkeypatch.setattr("acker_client.source.inputs.lines.LINE_BYTES_MAX", 50)
     path = tmp_path / "long.txt"
     path.write_bytes(b"a" * 100 + b"\nshort\n")
     for parser in (TextParser(), JsonParser(pa.schema([("value", pa.string())]))):

@@ -14,7 +14,7 @@ import pytest
 from acker_client import AckerClient
 from acker_client.core.registration import Watched
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
-from acker_client.source.rim import Blame
+from acker_client.source.run.rim import Blame
 from tests.source.disks import full
 from tests.source.executors import Cluster, Log, Polling, breaking, failing, save_all
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from acker_client.source.tracker import Tracker
+from acker_client.source.core.tracker import Tracker
 from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Verdict
 

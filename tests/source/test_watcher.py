@@ -8,8 +8,8 @@ import pytest
 
 from acker_client import errors
 from acker_client.core.registration import Watched
-from acker_client.source import watcher
-from acker_client.source.watcher import ERRORS_A_LINE, Watcher
+from acker_client.source.run import watcher
+from acker_client.source.run.watcher import ERRORS_A_LINE, Watcher
 
 
 class Refusing:

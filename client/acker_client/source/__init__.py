@@ -17,15 +17,15 @@ try:
 except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
-from acker_client.source.batch import Batch
+from acker_client.source.core.flight import Fallen
+from acker_client.source.core.input import Input, Original, Origins
+from acker_client.source.core.listener import Listener, Seen
+from acker_client.source.core.retry import Retry
+from acker_client.source.core.summary import Summary
 from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
-from acker_client.source.flight import Fallen
-from acker_client.source.input import Input, Original, Origins
-from acker_client.source.listener import Listener, Seen
-from acker_client.source.options import Options
-from acker_client.source.retry import Retry
+from acker_client.source.run.batch import Batch
+from acker_client.source.run.options import Options
 from acker_client.source.source import Files, Source
-from acker_client.source.summary import Summary
 
 __all__ = [
     "Batch",

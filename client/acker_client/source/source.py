@@ -7,18 +7,18 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acker_client.source.batch import Batch
+from acker_client.source.core.input import Input
+from acker_client.source.core.listener import Listener
+from acker_client.source.core.retry import Retry
+from acker_client.source.core.summary import Counts, Summary
 from acker_client.source.errors import SourceError
-from acker_client.source.files import FileInput, Paths
-from acker_client.source.input import Input
-from acker_client.source.json_lines import JsonParser
-from acker_client.source.lines import Parser, TextParser
-from acker_client.source.listener import Listener
-from acker_client.source.options import Options
-from acker_client.source.retry import Retry
-from acker_client.source.rim import Rim, arrow_schema, spark_rim
-from acker_client.source.run import Run
-from acker_client.source.summary import Counts, Summary
+from acker_client.source.inputs.files import FileInput, Paths
+from acker_client.source.inputs.json_lines import JsonParser
+from acker_client.source.inputs.lines import Parser, TextParser
+from acker_client.source.run.batch import Batch
+from acker_client.source.run.options import Options
+from acker_client.source.run.rim import Rim, arrow_schema, spark_rim
+from acker_client.source.run.run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

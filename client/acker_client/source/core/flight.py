@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.retry import Draw, Group, Retry, Schedule
-from acker_client.source.summary import Counts
-from acker_client.source.tracker import NO_RECORDS, Applied, Emitted, Records, Tracker
+from acker_client.source.core.retry import Draw, Group, Retry, Schedule
+from acker_client.source.core.summary import Counts
+from acker_client.source.core.tracker import NO_RECORDS, Applied, Emitted, Records, Tracker
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
 

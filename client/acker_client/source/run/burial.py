@@ -10,12 +10,12 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from acker_client.source.dead_letters import DeadLetter, DeadLetters
+from acker_client.source.core.flight import Fallen, Flight
+from acker_client.source.core.input import Input
+from acker_client.source.core.roll import roll
 from acker_client.source.errors import SourceError, TooManyDeadLetters
-from acker_client.source.flight import Fallen, Flight
-from acker_client.source.input import Input
-from acker_client.source.options import Options
-from acker_client.source.roll import roll
+from acker_client.source.run.options import Options
+from acker_client.source.stores.dead_letters import DeadLetter, DeadLetters
 
 log = logging.getLogger("acker_client.source")
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from acker_client.source.lines import Lines, not_utf8, too_long
+from acker_client.source.inputs.lines import Lines, not_utf8, too_long
 
 OPENING = ord("{")
 CLOSING = ord("}")

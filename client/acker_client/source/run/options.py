@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acker_client.core.registration import check_lease
-from acker_client.source.listener import Listener
-from acker_client.source.retry import Retry
+from acker_client.source.core.listener import Listener
+from acker_client.source.core.retry import Retry
 
 
 @dataclass(frozen=True, slots=True)

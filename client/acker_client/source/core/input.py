@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.checkpoint import Progress
-from acker_client.source.tracker import Records
+from acker_client.source.core.tracker import Records
+from acker_client.source.stores.checkpoint import Progress
 
 
 @dataclass(frozen=True, slots=True)

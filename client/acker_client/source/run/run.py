@@ -16,19 +16,19 @@ import numpy as np
 from acker_client.core.gist import gist
 from acker_client.core.registration import Watched
 from acker_client.plain.client import AckerClient
-from acker_client.source.batch import Batch
-from acker_client.source.booking import Booking
-from acker_client.source.burial import Burial
-from acker_client.source.checkpoint import Checkpoint, Progress
+from acker_client.source.core.flight import Fallen, Flight, Landed, excusing
+from acker_client.source.core.input import Input
+from acker_client.source.core.listener import Seen
+from acker_client.source.core.retry import PIECES, Group
+from acker_client.source.core.summary import Summary
+from acker_client.source.core.tracker import NO_RECORDS, Emitted, Records
 from acker_client.source.errors import Broken, SourceError
-from acker_client.source.flight import Fallen, Flight, Landed, excusing
-from acker_client.source.input import Input
-from acker_client.source.listener import Seen
-from acker_client.source.options import Options
-from acker_client.source.retry import PIECES, Group
-from acker_client.source.rim import Blame, FramePlan, Rim
-from acker_client.source.summary import Summary
-from acker_client.source.tracker import NO_RECORDS, Emitted, Records
+from acker_client.source.run.batch import Batch
+from acker_client.source.run.booking import Booking
+from acker_client.source.run.burial import Burial
+from acker_client.source.run.options import Options
+from acker_client.source.run.rim import Blame, FramePlan, Rim
+from acker_client.source.stores.checkpoint import Checkpoint, Progress
 from acker_protocol.messages import Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acker_client.source.flight import Fallen
-from acker_client.source.input import Input, Original, Origins
-from acker_client.source.tracker import Records
+from acker_client.source.core.flight import Fallen
+from acker_client.source.core.input import Input, Original, Origins
+from acker_client.source.core.tracker import Records
 from acker_protocol.ids import Column
 
 

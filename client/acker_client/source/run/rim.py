@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
-from acker_client.source.watcher import Watcher, Watching
+from acker_client.source.run.watcher import Watcher, Watching
 from acker_protocol.ids import BASE_MAX
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.window import Window
+from acker_client.source.core.window import Window
 from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
 from acker_protocol.messages import Kinds
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 from acker_client.errors import RETRYABLE, AckerError, Closed, Overloaded, Rejected, UnknownBatch
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
-from acker_client.source.rim import Rim
+from acker_client.source.run.rim import Rim
 from acker_protocol.messages import Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from acker_client.core.gist import gist
-from acker_client.source.flight import Fallen
-from acker_client.source.input import Origins
-from acker_client.source.tracker import Records
+from acker_client.source.core.flight import Fallen
+from acker_client.source.core.input import Origins
+from acker_client.source.core.tracker import Records
 
 # Of more reasons than these, the most frequent ones are named; of each, its first records.
 REASONS_MAX = 5

@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from acker_client.core.gist import gist
+from acker_client.source.core.flight import Fallen
+from acker_client.source.core.tracker import Emitted
 from acker_client.source.errors import SourceError
-from acker_client.source.flight import Fallen
-from acker_client.source.rim import Frame
-from acker_client.source.tracker import Emitted
+from acker_client.source.run.rim import Frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.tracker import NO_RECORDS, Records
-from acker_client.source.window import Window
+from acker_client.source.core.tracker import NO_RECORDS, Records
+from acker_client.source.core.window import Window
 
 Draw = Callable[[], float]
 Counts = npt.NDArray[np.uint16]
