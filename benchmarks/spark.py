@@ -35,8 +35,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client import AckerClient, Settings, Settlement, Verdict
 from acker_client.spark import arrow_operator, operator, sink
-from acker_client.spark.read import BatchScope, Records, Slice, frame_of
-from acker_client.spark.session import local_session
+from acker_client.spark.driver.session import local_session
+from acker_client.spark.operators.read import BatchScope, Records, Slice, frame_of
 from benchmarks import machine
 
 PARTS = 4

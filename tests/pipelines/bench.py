@@ -27,7 +27,7 @@ CHILD_S = 120.0
 
 def session() -> SparkSession:
     """The session that the Spark tests share; made here where there is none yet."""
-    from acker_client.spark.session import local_session
+    from acker_client.spark.driver.session import local_session
 
     active = SparkSession.getActiveSession()
     if active is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from acker_client.spark.session import local_session
+from acker_client.spark.driver.session import local_session
 
 HERE = Path(__file__).parent
 

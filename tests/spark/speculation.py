@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row
 from trial import Trial, texts, words_of
 
 from acker_client.spark import operator, sink
-from acker_client.spark.session import local_session, prepare
+from acker_client.spark.driver.session import local_session, prepare
 
 EAGER = {
     "spark.executor.memory": "512m",

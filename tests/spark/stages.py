@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from acker_client.spark import lineage
+from acker_client.spark.driver import lineage
 
 THIN = "id long, word string, _root bigint, _edge bigint"
 PACKED = "id long, word string, _anchors binary"

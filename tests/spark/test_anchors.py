@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.spark.anchors import Anchors, Rows, of_columns, pack, packed_anchors, packed_column, reserved, unpack
+from acker_client.spark.core.anchors import (
+    Anchors,
+    Rows,
+    of_columns,
+    pack,
+    packed_anchors,
+    packed_column,
+    reserved,
+    unpack,
+)
 from acker_protocol.ids import MASK
 
 ID = st.integers(1, MASK)

@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from acker_client import Settings
-from acker_client.spark.check import Executor, Report, _problems, _what_to_do, check
-from acker_client.spark.session import SessionError
+from acker_client.spark.driver.check import Executor, Report, _problems, _what_to_do, check
+from acker_client.spark.driver.session import SessionError
 
 VERSIONS = dict.fromkeys(("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba"), "1.2.3")
 GOOD = Executor("node-1", "/spark/1", "3.11.4", VERSIONS, "0.1.0", "")

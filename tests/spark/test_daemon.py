@@ -7,7 +7,7 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from acker_client.spark.session import DAEMON
+from acker_client.spark.driver.session import DAEMON
 
 LOADED = "from acker_client.spark import daemon; daemon.load(); import sys; print(*sys.modules)"
 
@@ -16,7 +16,7 @@ def test_grpc_is_not_loaded_before_the_fork_and_the_rest_is() -> None:
     run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60)
     modules = set(run.stdout.split())
 
-    assert {"pyarrow", "pandas", "pyspark.worker", "acker_client.spark.operators"} <= modules
+    assert {"pyarrow", "pandas", "pyspark.worker", "acker_client.spark.operators.operators"} <= modules
     assert "grpc" not in modules
 
 

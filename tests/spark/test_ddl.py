@@ -10,9 +10,10 @@ from pyspark import SparkContext
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StringType
 
-from acker_client.spark import ddl, group, operator
-from acker_client.spark.rows import struct_type
-from acker_client.spark.schema import arrow_schema_of
+from acker_client.spark import group, operator
+from acker_client.spark.task import ddl
+from acker_client.spark.task.rows import struct_type
+from acker_client.spark.task.schema import arrow_schema_of
 
 READ = [
     "",

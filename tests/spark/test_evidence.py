@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from acker_client.spark.evidence import NEVER_MS, Action, judge
+from acker_client.spark.core.evidence import NEVER_MS, Action, judge
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))

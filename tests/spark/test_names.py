@@ -26,7 +26,7 @@ from acker_client.spark import (
     where,
 )
 from acker_client.spark import functions as AF
-from acker_client.spark.read import BatchScope, frame_of
+from acker_client.spark.operators.read import BatchScope, frame_of
 
 ODD = ["a.b", "a b", "a`b", "größe", 'say "it"', "it's", "", "*", "a.*", "`q`", "(x)", "a;b", "Case", "case"]
 ODD_SCHEMA = StructType([StructField(name, StringType()) for name in ODD])

@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from stages import Record, packed_stage, stage
 
-from acker_client.spark import lineage, plan
-from acker_client.spark.plan import MovingBoundaries, Refused
+from acker_client.spark.driver import lineage
+from acker_client.spark.guard import plan
+from acker_client.spark.guard.plan import MovingBoundaries, Refused
 
 Step = Callable[[DataFrame], DataFrame]
 

@@ -12,8 +12,9 @@ from stages import Record, stage
 from test_plan import Step, sql
 
 from acker_client import Verdict
-from acker_client.spark import branch, explode, join, operator, plan, sink, where
-from acker_client.spark.plan import Refused
+from acker_client.spark import branch, explode, join, operator, sink, where
+from acker_client.spark.guard import plan
+from acker_client.spark.guard.plan import Refused
 
 SAME = "id long, word string, _root bigint, _edge bigint"
 

@@ -27,8 +27,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from acker_client.spark.operators import RowStep
-from acker_client.spark.rows import Mismatch, RowReader, RowWriter, arrow_schema
+from acker_client.spark.operators.operators import RowStep
+from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
 
 PAIR = StructType([StructField("word", StringType()), StructField("size", IntegerType(), False)])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from acker_client.spark import session
-from acker_client.spark.session import SessionError, ensure_java, ensure_python, settings_of
+from acker_client.spark.driver import session
+from acker_client.spark.driver.session import SessionError, ensure_java, ensure_python, settings_of
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_a_package_of_the_wrong_age_is_refused(
 
 def test_a_channel_opened_before_the_session_is_refused() -> None:
     script = (
-        "import grpc; from acker_client.spark.session import local_session, SessionError\n"
+        "import grpc; from acker_client.spark.driver.session import local_session, SessionError\n"
         "channel = grpc.insecure_channel('127.0.0.1:1')\n"
         "try: local_session()\n"
         "except SessionError as error: print(error)"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from vectors import apply_of, protocol, report
 
-from acker_client.spark import kernels
-from acker_client.spark.anchors import Anchors
-from acker_client.spark.tally import Tally
+from acker_client.spark.core import kernels
+from acker_client.spark.core.anchors import Anchors
+from acker_client.spark.core.tally import Tally
 from acker_protocol import ids
 
 VECTORS = protocol()

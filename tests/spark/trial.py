@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from acker_client import AckerClient, Settings, Settlement, Verdict
 from acker_client.errors import AckerError
-from acker_client.spark.read import BatchScope, Records, frame_of
+from acker_client.spark.operators.read import BatchScope, Records, frame_of
 from acker_protocol import ids
 
 SCHEMA = "number long, text string"

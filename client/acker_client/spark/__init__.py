@@ -15,13 +15,13 @@ except ImportError as error:
     raise missing("acker_client.spark", "spark", error) from error
 
 from acker_client.spark import functions
-from acker_client.spark.check import check
-from acker_client.spark.collector import Collector, CollectorError, collector_settings
-from acker_client.spark.operators import Operator, arrow_operator, operator, pandas_operator
-from acker_client.spark.refusals import MovingBoundaries, Refused
-from acker_client.spark.returns import OperatorError
-from acker_client.spark.sink import Sink, sink
-from acker_client.spark.stock import branch, explode, group, join, where
+from acker_client.spark.driver.check import check
+from acker_client.spark.guard.refusals import MovingBoundaries, Refused
+from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings
+from acker_client.spark.operators.operators import Operator, arrow_operator, operator, pandas_operator
+from acker_client.spark.operators.sink import Sink, sink
+from acker_client.spark.operators.stock import branch, explode, group, join, where
+from acker_client.spark.task.returns import OperatorError
 
 __all__ = [
     "operator",

@@ -22,11 +22,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from acker_client.settings import Settings
-from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
-from acker_client.spark.lineage import ACK, new_tag
-from acker_client.spark.session import SessionError, settings_of
-from acker_client.spark.stage import Sender
-from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
+from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.driver.lineage import ACK, new_tag
+from acker_client.spark.driver.session import SessionError, settings_of
+from acker_client.spark.guard.stage import Sender
 
 THIN = (ROOT, EDGE)
 PACKED = (ANCHORS,)

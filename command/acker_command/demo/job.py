@@ -19,7 +19,7 @@ from typing import Any
 
 from acker_client.errors import AckerError
 from acker_client.source import Batch, Files, Retry
-from acker_client.spark.session import SessionError, local_session
+from acker_client.spark.driver.session import SessionError, local_session
 from acker_command.demo import corpus, faults, silence
 from acker_command.demo.corpus import Corpus
 from acker_command.demo.errors import Abort, DemoError

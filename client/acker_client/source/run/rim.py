@@ -97,13 +97,13 @@ def spark_rim() -> Rim:
 
 def arrow_schema(schema: Any) -> Any:
     """A Spark schema (DDL text or ``StructType``) as a ``pyarrow.Schema``."""
-    from acker_client.spark.schema import arrow_schema_of
+    from acker_client.spark.task.schema import arrow_schema_of
 
     return arrow_schema_of(schema)
 
 
 def _connect(spark: Any) -> AckerClient:
-    from acker_client.spark.session import settings_of
+    from acker_client.spark.driver.session import settings_of
 
     if spark is None or not hasattr(spark, "sparkContext"):
         raise SourceError(f"batches({spark!r}): give the SparkSession to run the batches in")
@@ -115,9 +115,9 @@ def _frames() -> Callable[[Any, FramePlan], Frame]:
     once: Any = None
 
     def frame(spark: Any, plan: FramePlan) -> Frame:
-        from acker_client.spark.read import BatchScope, frame_of
-        from acker_client.spark.record import Once
-        from acker_client.spark.session import settings_of
+        from acker_client.spark.driver.session import settings_of
+        from acker_client.spark.evidence.record import Once
+        from acker_client.spark.operators.read import BatchScope, frame_of
 
         nonlocal once
         once = once or Once()
@@ -130,7 +130,7 @@ def _frames() -> Callable[[Any, FramePlan], Frame]:
 
 
 def _blame(error: BaseException) -> Blame:
-    from acker_client.spark.blame import is_of_the_program, is_without_evidence
+    from acker_client.spark.evidence.blame import is_of_the_program, is_without_evidence
 
     if is_of_the_program(error):
         return Blame.CODE

@@ -1,6 +1,6 @@
 """Executions: what Spark's own stores know of what it ran over the rows of a sink.
 
-Decides how each execution of SQL and each job of RDDs is read as an :class:`~acker_client.spark.evidence.Action`: what
+Decides how each execution of SQL and each job of RDDs is read as an ``evidence.Action``: what
 it did with the rows, whether with all of them, how it ended. Looks at Spark's stores, which are complete without the
 UI, and at the notes of tasks; never at rows. What that proves is ``evidence``'s to decide.
 """
@@ -18,9 +18,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from acker_client.core.gist import gist
-from acker_client.spark.evidence import NEVER_MS, Action
-from acker_client.spark.lineage import JOB_TAG, READS
-from acker_client.spark.notes import Note
+from acker_client.spark.core.evidence import NEVER_MS, Action
+from acker_client.spark.driver.lineage import JOB_TAG, READS
+from acker_client.spark.task.notes import Note
 
 # What ends before it has read its input, or hands on a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})

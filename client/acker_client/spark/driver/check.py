@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.core.gist import gist
 from acker_client.settings import Settings
-from acker_client.spark.session import SessionError, settings_of
+from acker_client.spark.driver.session import SessionError, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
 # What two sides of one job must have alike, but for a patch.
@@ -59,7 +59,7 @@ class Report:
 def check(spark: SparkSession, settings: Settings | None = None) -> Report:
     """Run a small task on the executors: packages, versions, server reachable from there. Prints the table, returns it.
 
-    Raises :class:`~acker_client.spark.session.SessionError` when the job itself cannot run, with what to do.
+    Raises :class:`~acker_client.spark.driver.session.SessionError` when the job itself cannot run, with what to do.
     """
     settings = settings or settings_of(spark)
     tasks = max(spark.sparkContext.defaultParallelism * _TASKS_A_CORE, 2)
@@ -99,7 +99,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
         server = problem = ""
         try:
             from acker_client.settings import Settings
-            from acker_client.spark.check import reach
+            from acker_client.spark.driver.check import reach
 
             server = reach(Settings(**plain))
         except Exception as error:

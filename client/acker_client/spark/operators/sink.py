@@ -14,10 +14,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 from pyspark.sql import DataFrame
 
-from acker_client.spark import plan, stage
-from acker_client.spark.anchors import Rows
-from acker_client.spark.following import Trail, follow
-from acker_client.spark.tally import Report, Tally
+from acker_client.spark.core.anchors import Rows
+from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.evidence.following import Trail, follow
+from acker_client.spark.guard import plan, stage
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")

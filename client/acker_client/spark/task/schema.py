@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from acker_client.spark.rows import arrow_schema, struct_type
+from acker_client.spark.task.rows import arrow_schema, struct_type
 
 
 def arrow_schema_of(schema: str | StructType) -> pa.Schema:

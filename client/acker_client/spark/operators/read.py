@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.settings import Settings
-from acker_client.spark.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
-from acker_client.spark.record import BatchRecord, Once
-from acker_client.spark.rows import struct_type
-from acker_client.spark.session import hand_down
-from acker_client.spark.stage import Applied, Stage, plan_stage, remember
-from acker_client.spark.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
+from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.driver.session import hand_down
+from acker_client.spark.evidence.record import BatchRecord, Once
+from acker_client.spark.guard.stage import Applied, Stage, plan_stage, remember
+from acker_client.spark.task.rows import struct_type
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
 from acker_protocol.messages import InitScope
 

@@ -19,10 +19,10 @@ from pyspark import RDD
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.spark import lineage
-from acker_client.spark.following import Trail, Witness, follow
-from acker_client.spark.lineage import ACK
-from acker_client.spark.notes import notebook_of
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.lineage import ACK
+from acker_client.spark.evidence.following import Trail, Witness, follow
+from acker_client.spark.task.notes import notebook_of
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from acker_client.spark import kernels
+from acker_client.spark.core import kernels
 from acker_protocol.ids import Column, hash64
 
 # Digits of pi again: a row of zeros is to have a hash like any other.

@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from acker_client.spark import ddl
+from acker_client.spark.task import ddl
 
 Child = tuple[Any, ...]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from acker_client.spark import kernels
+from acker_client.spark.core import kernels
 from acker_protocol.ids import Column
 
 ROOT, EDGE, ANCHORS = "_root", "_edge", "_anchors"

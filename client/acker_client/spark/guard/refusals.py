@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acker_client.errors import AckerError
-from acker_client.spark.anchors import TRACKING, reserved
-from acker_client.spark.lineage import Consumer, Node
+from acker_client.spark.core.anchors import TRACKING, reserved
+from acker_client.spark.driver.lineage import Consumer, Node
 
 
 class Refused(AckerError):

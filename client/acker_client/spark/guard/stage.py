@@ -22,12 +22,14 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from acker_client.core.delivery import ReportResult
 from acker_client.settings import Settings
-from acker_client.spark import acked, lineage, plan
-from acker_client.spark.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
-from acker_client.spark.columns import into_python, renamed
-from acker_client.spark.notes import Pen, notebook_of
-from acker_client.spark.rows import struct_type
-from acker_client.spark.tally import Report
+from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
+from acker_client.spark.core.tally import Report
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.columns import into_python, renamed
+from acker_client.spark.evidence import acked
+from acker_client.spark.guard import plan
+from acker_client.spark.task.notes import Pen, notebook_of
+from acker_client.spark.task.rows import struct_type
 
 # A batch that a step has made large is handed to Spark in pieces of so many rows.
 BATCH_ROWS = 1 << 16

@@ -15,9 +15,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from acker_client.spark.anchors import TRACKING, reserved
-from acker_client.spark.returns import kind_of
-from acker_client.spark.rows import checked_schema, struct_type
+from acker_client.spark.core.anchors import TRACKING, reserved
+from acker_client.spark.task.returns import kind_of
+from acker_client.spark.task.rows import checked_schema, struct_type
 
 OnError = Literal["fail", "raise"]
 Kind = Literal["row", "pandas", "arrow"]

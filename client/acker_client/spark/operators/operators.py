@@ -22,9 +22,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.spark import plan, stage
-from acker_client.spark.anchors import Anchors, Rows
-from acker_client.spark.declared import (
+from acker_client.spark.core.anchors import Anchors, Rows
+from acker_client.spark.core.derive import batch_of, derive
+from acker_client.spark.core.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
+from acker_client.spark.guard import plan, stage
+from acker_client.spark.operators.declared import (
     DECORATORS,
     TAKES,
     Declared,
@@ -34,10 +36,8 @@ from acker_client.spark.declared import (
     declared,
     refuse_no_frame,
 )
-from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.returns import BatchFunction, OperatorError, checked_batch, one_batch, over_pandas
-from acker_client.spark.rows import Mismatch, RowReader, RowWriter, arrow_schema
-from acker_client.spark.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Report, Tally
+from acker_client.spark.task.returns import BatchFunction, OperatorError, checked_batch, one_batch, over_pandas
+from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter, arrow_schema
 
 __all__ = ["Operator", "OperatorError", "arrow_operator", "operator", "pandas_operator"]
 
@@ -84,7 +84,7 @@ class Operator:
         """What the operator makes of ``given``, without Spark or a server: a Row gives a list of Rows, a
         ``pandas.DataFrame`` a frame, a RecordBatch or Table a Table; the declared columns, and the kept ones behind.
 
-        Raises what the function raises, :class:`~acker_client.spark.rows.Mismatch` or :class:`OperatorError` where
+        Raises what the function raises, :class:`~acker_client.spark.task.rows.Mismatch` or :class:`OperatorError` where
         what it gives does not fit the schema, and ValueError where ``given`` lacks a column to keep. DDL beyond the
         usual types needs a session.
         """

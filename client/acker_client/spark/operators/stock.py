@@ -20,10 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, MapType, NullType, StructField, StructType
 
-from acker_client.spark import lineage, plan, stage
-from acker_client.spark.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
-from acker_client.spark.columns import into_python, renamed
-from acker_client.spark.declared import (
+from acker_client.spark.core.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, reserved, unpack
+from acker_client.spark.core.derive import batch_of, derive
+from acker_client.spark.core.tally import Report, Tally, digest_parents
+from acker_client.spark.core.values import digest_rows
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.columns import into_python, renamed
+from acker_client.spark.guard import plan, stage
+from acker_client.spark.operators.declared import (
     OnError,
     check_declared,
     check_into,
@@ -34,12 +38,9 @@ from acker_client.spark.declared import (
     refuse_no_frame,
     refuse_untracked,
 )
-from acker_client.spark.derive import batch_of, derive
-from acker_client.spark.operators import Culprits, spark_checks_reruns
-from acker_client.spark.returns import OperatorError, checked_columns, checked_parents, kind_of
-from acker_client.spark.rows import arrow_schema, struct_type
-from acker_client.spark.tally import Report, Tally, digest_parents
-from acker_client.spark.values import digest_rows
+from acker_client.spark.operators.operators import Culprits, spark_checks_reruns
+from acker_client.spark.task.returns import OperatorError, checked_columns, checked_parents, kind_of
+from acker_client.spark.task.rows import arrow_schema, struct_type
 
 Transform = Callable[[DataFrame], DataFrame]
 Parents = Literal["all"] | Sequence[Sequence[int]]

@@ -17,14 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from acker_client.core.gist import gist
 from acker_client.errors import AckerError
 from acker_client.settings import Settings
-from acker_client.spark import lineage
-from acker_client.spark.acked import Acked
-from acker_client.spark.blame import is_of_the_program
-from acker_client.spark.evidence import Action, Undelivered, judge
-from acker_client.spark.executions import Executions, Look, Places
-from acker_client.spark.following import Witness
-from acker_client.spark.lineage import ACK, AGAIN
-from acker_client.spark.notes import Notebook, notebook_of
+from acker_client.spark.core.evidence import Action, Undelivered, judge
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.lineage import ACK, AGAIN
+from acker_client.spark.evidence.acked import Acked
+from acker_client.spark.evidence.blame import is_of_the_program
+from acker_client.spark.evidence.executions import Executions, Look, Places
+from acker_client.spark.evidence.following import Witness
+from acker_client.spark.task.notes import Notebook, notebook_of
 
 # What stands for all ack() columns of a run where it is remembered whose rows are evaluated more than once.
 ACK_COLUMN = ("column", "ack()")

@@ -15,11 +15,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from acker_client.spark import lineage, refusals
-from acker_client.spark.anchors import MIXED, PACKED, THIN, TRACKING
-from acker_client.spark.executions import Executions
-from acker_client.spark.lineage import Consumer, Node
-from acker_client.spark.refusals import REFUSALS, MovingBoundaries, Refused
+from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.lineage import Consumer, Node
+from acker_client.spark.evidence.executions import Executions
+from acker_client.spark.guard import refusals
+from acker_client.spark.guard.refusals import REFUSALS, MovingBoundaries, Refused
 
 __all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "take"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from acker_client.spark.anchors import Positions
-from acker_client.spark.derive import batch_of
-from acker_client.spark.rows import arrow_schema
+from acker_client.spark.core.anchors import Positions
+from acker_client.spark.core.derive import batch_of
+from acker_client.spark.task.rows import arrow_schema
 
 BatchFunction = Callable[[Any], Any]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from acker_client.spark import kernels
-from acker_client.spark.anchors import Anchors, Positions
+from acker_client.spark.core import kernels
+from acker_client.spark.core.anchors import Anchors, Positions
 from acker_protocol.ids import Column, hash64, identity_of, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acker_client.spark import kernels
-from acker_client.spark.anchors import Positions, Rows
-from acker_client.spark.tally import Tally, digest_parents
-from acker_client.spark.values import digest_rows
+from acker_client.spark.core import kernels
+from acker_client.spark.core.anchors import Positions, Rows
+from acker_client.spark.core.tally import Tally, digest_parents
+from acker_client.spark.core.values import digest_rows
 
 
 def derive(

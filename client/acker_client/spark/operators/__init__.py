@@ -1,0 +1,1 @@
+"""The steps of a pipeline: how each of them keeps the account of its rows."""

@@ -1,0 +1,1 @@
+"""What tasks carry and use in executors: rows, schemas, content, notes."""
