@@ -102,7 +102,7 @@ def test_records_that_no_line_can_hold_are_refused_by_their_place(
 def test_the_server_of_a_pipeline_ends_with_the_process_that_started_it(tmp_path: Any) -> None:
     program = (
         "import os, pathlib, sys\n"
-        "from acker_client.testing.child import Child\n"
+        "from acker_testing.child import Child\n"
         f"child = Child(pathlib.Path({str(tmp_path)!r}))\n"
         "child.await_ready()\n"
         "print(child._process.pid, flush=True)\n"

@@ -20,8 +20,8 @@ from typing import Any, Self
 from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
 from acker_client.source.run.burial import TRACEBACK
 from acker_client.spark.driver.session import SERVERS, local_session
-from acker_client.testing.child import Child, python_path
 from acker_protocol.messages import Verdict
+from acker_testing.child import Child, python_path
 
 Record = str | Mapping[str, Any]
 

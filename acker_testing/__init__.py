@@ -28,10 +28,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from acker_client.extras import missing
-from acker_client.testing.local import LocalServer, LocalTransport, SimulatedTime, new_shard
+from acker_testing.local import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 if TYPE_CHECKING:
-    from acker_client.testing.pipeline import Dead, Outcome, Pipeline, Result
+    from acker_testing.pipeline import Dead, Outcome, Pipeline, Result
 
 __all__ = [
     "LocalServer",
@@ -50,7 +50,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("Pipeline", "Result", "Dead", "Outcome"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from acker_client.testing import pipeline
+        from acker_testing import pipeline
     except ImportError as error:
         raise missing(f"acker_client.testing.{name}", "service,spark", error) from error
     return getattr(pipeline, name)
