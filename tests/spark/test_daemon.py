@@ -16,7 +16,7 @@ def test_grpc_is_not_loaded_before_the_fork_and_the_rest_is() -> None:
     run = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=60)
     modules = set(run.stdout.split())
 
-    assert {"pyarrow", "pandas", "pyspark.worker", "acker_client.spark.operators.operators"} <= modules
+    assert {"pyarrow", "pandas", "pyspark.worker", "acker_client.spark.operators.operator"} <= modules
     assert "grpc" not in modules
 
 

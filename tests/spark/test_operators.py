@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import OperatorError, arrow_operator, operator, pandas_operator, sink
-from acker_client.spark.operators.operators import BatchStep
+from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.task.returns import over_pandas
 from acker_client.spark.task.rows import Mismatch
 from acker_protocol.ids import root_id

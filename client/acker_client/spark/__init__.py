@@ -17,10 +17,14 @@ except ImportError as error:
 from acker_client.spark import functions
 from acker_client.spark.driver.check import check
 from acker_client.spark.guard.refusals import MovingBoundaries, Refused
+from acker_client.spark.operators.branch import branch
 from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings
-from acker_client.spark.operators.operators import Operator, arrow_operator, operator, pandas_operator
+from acker_client.spark.operators.explode import explode
+from acker_client.spark.operators.group import group
+from acker_client.spark.operators.join import join
+from acker_client.spark.operators.operator import Operator, arrow_operator, operator, pandas_operator
 from acker_client.spark.operators.sink import Sink, sink
-from acker_client.spark.operators.stock import branch, explode, group, join, where
+from acker_client.spark.operators.where import where
 from acker_client.spark.task.returns import OperatorError
 
 __all__ = [

@@ -22,8 +22,8 @@ from pyspark.sql.functions import col, lit, pmod, substring
 
 from acker_client.source import Batch
 from acker_client.spark import arrow_operator, explode, group, join, operator, sink, where
-from acker_client.spark.operators.operators import Operator
-from acker_client.spark.operators.stock import Group
+from acker_client.spark.operators.group import Group
+from acker_client.spark.operators.operator import Operator
 from acker_command.demo.categories import CATEGORIES, NAME
 from acker_command.demo.faults import Faults, Strike
 from acker_command.demo.sabotage import mid_work

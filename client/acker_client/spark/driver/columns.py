@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField
 
 
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
@@ -25,3 +26,12 @@ def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
 def renamed(data: Any, names: Sequence[str]) -> Any:
     """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
     return data.rename_columns(list(names)) if names else data
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it whole, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def nullable(field: StructField) -> StructField:
+    return StructField(field.name, field.dataType, True, field.metadata)

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from acker_client.spark.core.evidence import Undelivered
 from acker_client.spark.core.tally import MultipliedEdges
 from acker_client.spark.guard.refusals import Refused
-from acker_client.spark.operators.operators import OperatorError
+from acker_client.spark.task.returns import OperatorError
 
 # In a task they are raised in another process, and only their names come back.
 _RAISED_IN_TASKS = tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (OperatorError, MultipliedEdges))

@@ -7,7 +7,7 @@ session.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,8 @@ from acker_client.spark.task.returns import kind_of
 from acker_client.spark.task.rows import checked_schema, struct_type
 
 OnError = Literal["fail", "raise"]
+# What ``df.transform`` takes.
+Transform = Callable[[DataFrame], DataFrame]
 Kind = Literal["row", "pandas", "arrow"]
 
 DECORATORS: dict[Kind, str] = {"row": "operator", "pandas": "pandas_operator", "arrow": "arrow_operator"}

@@ -1,0 +1,71 @@
+"""Batch: a user's function over whole batches, as a step.
+
+Decides that a batch which raises is run again in halves, down to the rows that are to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from pyspark.sql.types import StructType
+
+from acker_client.spark.core.anchors import Rows
+from acker_client.spark.core.derive import derive
+from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.operators.culprits import Culprits
+from acker_client.spark.operators.declared import OnError
+from acker_client.spark.task.returns import BatchFunction, OperatorError, checked_batch
+from acker_client.spark.task.rows import arrow_schema
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStep:
+    """A batch operator as a step; ``function`` takes a RecordBatch."""
+
+    name: str
+    function: BatchFunction
+    schema: StructType
+    keep: tuple[str, ...]
+    on_error: OnError
+    digests_values: bool
+
+    def start(self, *, finds_copies: bool) -> BatchRun:
+        return BatchRun(self, finds_copies)
+
+
+class BatchRun:
+    """A batch operator in one task."""
+
+    def __init__(self, step: BatchStep, finds_copies: bool) -> None:
+        self._step = step
+        self._tally = Tally(step.name, finds_copies=finds_copies)
+        self._culprits = Culprits(step.name, step.on_error, self._tally)
+        self._schema = arrow_schema(step.schema)
+
+    def take(self, rows: Rows) -> Iterator[Rows]:
+        if not len(rows):
+            return
+        try:
+            given = self._step.function(rows.data)
+        except OperatorError:
+            raise
+        except Exception as error:
+            yield from self._halves(rows, error)
+            return
+        columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
+        names, keep = self._step.schema.names, self._step.keep
+        yield derive(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
+
+    def reports(self) -> Iterable[Report]:
+        return [self._tally.report()]
+
+    def _halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
+        n = len(rows)
+        if n == 1 or self._step.on_error == "raise":
+            self._culprits.fail(rows.anchors, 0, error)
+            self._tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
+            return
+        for start, stop in ((0, n // 2), (n // 2, n)):
+            yield from self.take(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))

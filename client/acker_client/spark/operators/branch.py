@@ -1,0 +1,69 @@
+"""Branch: copies of a frame for as many consumers; a row is done when all its copies are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame
+
+from acker_client.spark.core.anchors import Rows
+from acker_client.spark.core.tally import Report, Tally, digest_parents
+from acker_client.spark.guard import plan, stage
+from acker_client.spark.operators.declared import check_name, refuse_untracked
+
+
+def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:
+    """``copies`` frames with the same rows, for as many consumers; a row is done when all its copies are.
+
+    What is below is evaluated once for each copy that is used, unless it is cached for the batch: ``cache=True`` does
+    that, ``False`` never does; unless given, it is done from the batch on after one in which several copies were used,
+    and where the boundaries of its tasks may move between evaluations (orderBy, repartition without a number).
+    """
+    refuse_untracked(df, "branch")
+    if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
+        raise ValueError(f"branch: copies={copies!r}; give how many frames you need, as branch(df, 2)")
+    check_name("branch", name)
+    upstream = plan.guard(df, name)
+    record: Any = upstream.record
+    if cache is None:
+        cache = upstream.moving_boundaries or record.once.wants("branch", name)
+    if cache:
+        df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False)
+    schema = stage.user_schema(df)
+    steps = (BranchStep(name, index, copies) for index in range(copies))
+    return tuple(stage.apply_known(df, upstream, step, "branch", schema) for step in steps)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchStep:
+    """Makes ``copies`` of each row and hands on the one of ``index``; every copy's step says the same of all of
+    them."""
+
+    name: str
+    index: int
+    copies: int
+
+    def start(self, *, finds_copies: bool) -> BranchRun:
+        return BranchRun(self, Tally(self.name, finds_copies=finds_copies))
+
+
+class BranchRun:
+    """A branch in one task."""
+
+    def __init__(self, step: BranchStep, tally: Tally) -> None:
+        self._step = step
+        self._tally = tally
+
+    def take(self, rows: Rows) -> Iterator[Rows]:
+        n, copies = len(rows), self._step.copies
+        # All first copies, then all second ones: the k-th naming of a row is its k-th child, and a slice is one branch.
+        parents = np.tile(np.arange(n), copies)
+        digests = digest_parents(np.full(n, copies, np.int64), parents)
+        children = self._tally.derive(rows.anchors, parents, digests)
+        yield Rows(rows.data, children.slice(self._step.index * n, (self._step.index + 1) * n))
+
+    def reports(self) -> Iterable[Report]:
+        return [self._tally.report()]

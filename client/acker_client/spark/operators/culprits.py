@@ -1,0 +1,37 @@
+"""Culprits: what becomes of a row whose function raises: its tree fails, with the exception as reason."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from acker_client.spark.core.anchors import Anchors
+from acker_client.spark.core.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Tally
+from acker_client.spark.operators.declared import OnError
+
+_logger = logging.getLogger("acker.spark")
+
+
+class Culprits:
+    """The rows of one operator in one task that raised: fails their trees, and shows the first traceback."""
+
+    def __init__(self, name: str, on_error: OnError, tally: Tally) -> None:
+        self._name = name
+        self._on_error = on_error
+        self._tally = tally
+        self._is_first = True
+
+    def fail(self, anchors: Anchors, row: int, error: Exception) -> None:
+        """Fail the trees of one row; raises ``error`` again where the operator is to raise, or the row has no tree."""
+        roots = [root for root, _ in anchors.of(row)]
+        if self._on_error == "raise" or not roots:
+            raise error
+        brief = f"{self._name}: {type(error).__name__}"
+        reason = f"{brief}: {error}"[:REASON_LENGTH_MAX]
+        if self._is_first:
+            self._is_first = False
+            shown = "".join(traceback.format_exception(error))
+            _logger.error("operator %r: a row raised, and its record fails\n%s", self._name, shown)
+            reason = f"{reason}\n{shown[-TRACEBACK_LENGTH_MAX:]}"
+        for root in roots:
+            self._tally.fail(root, reason, brief)

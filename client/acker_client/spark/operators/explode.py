@@ -1,0 +1,172 @@
+"""Explode: a row for each element of an array or a map, each with an edge of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
+
+from acker_client.spark.core.anchors import Positions, Rows
+from acker_client.spark.core.derive import derive
+from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.driver.columns import nullable
+from acker_client.spark.driver.reruns import spark_checks_reruns
+from acker_client.spark.guard import plan, stage
+from acker_client.spark.operators.declared import Transform, check_into, check_name, refuse_untracked
+from acker_client.spark.task.returns import kind_of
+
+
+def explode(
+    column: str, into: str | tuple[str, str] | None = None, *, outer: bool = False, name: str = "explode"
+) -> Transform:
+    """One row for each element of ``column`` (an array or a map), each with an edge of its own.
+
+    ``into``: name of the element's column, the array's unless given; of a map ``(key, value)``, ``("key", "value")``
+    unless given. Rows without elements are done, and acked; with ``outer`` they are kept, with null.
+    """
+    if not isinstance(column, str):
+        raise TypeError(
+            f"explode: column is {kind_of(column)}; give the name of a column of arrays or maps, and make one"
+            " with df.withColumn('name', ...) where there is none"
+        )
+    check_into(into)
+    check_name("explode", name)
+
+    def multiply(df: DataFrame) -> DataFrame:
+        refuse_untracked(df, "explode")
+        upstream = plan.inspect(df, f"operator {name!r}")
+        given = stage.user_schema(df)
+        elements = _elements(given, column, into, name)
+        kept = [field for field in given.fields if field.name != column]
+        fans_out = isinstance(given[column].dataType, MapType)
+        ours = ExplodePlan(name, column, elements, kept, outer, fans_out)
+        return exploded(df, plan.take(df, upstream, name), ours)
+
+    return multiply
+
+
+@dataclass(frozen=True, slots=True)
+class ExplodePlan:
+    """What an explode is to do: the ``column``, what its elements become, the columns kept beside them, in order.
+
+    ``fans_out``: an element is a struct whose fields become the columns; else it is the one column itself.
+    """
+
+    name: str
+    column: str
+    elements: list[StructField]
+    kept: list[StructField]
+    outer: bool
+    fans_out: bool
+    digests_values: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ExplodeStep:
+    """Makes a row of each element of a column of arrays or maps; see :class:`ExplodePlan`."""
+
+    name: str
+    column: str
+    elements: tuple[str, ...]
+    keep: tuple[str, ...]
+    outer: bool
+    fans_out: bool
+    digests_values: bool
+
+    def start(self, *, finds_copies: bool) -> ExplodeRun:
+        return ExplodeRun(self, Tally(self.name, finds_copies=finds_copies))
+
+
+class ExplodeRun:
+    """An explode in one task."""
+
+    def __init__(self, step: ExplodeStep, tally: Tally) -> None:
+        self._step = step
+        self._tally = tally
+
+    def take(self, rows: Rows) -> Iterator[Rows]:
+        # A few rows at a time where the arrays are long, so that what is handed on stays bounded.
+        counts = self._counts(rows.data.column(self._step.column))
+        after = np.cumsum(counts)
+        start = 0
+        while start < len(rows):
+            reached = int(after[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(after, reached + stage.BATCH_ROWS, side="right")))
+            yield self._explode(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
+            start = stop
+
+    def reports(self) -> Iterable[Report]:
+        return [self._tally.report()]
+
+    def _explode(self, rows: Rows) -> Rows:
+        step = self._step
+        counts, elements = self._taken(rows.data.column(step.column))
+        made = derive(
+            self._tally, rows, elements, step.elements, step.keep, counts=counts, digests_values=step.digests_values
+        )
+        return Rows(made.data.select([*step.keep, *step.elements]), made.anchors)
+
+    def _counts(self, column: Any) -> Positions:
+        lengths: Positions = pc.fill_null(pc.list_value_length(_as_list(column)), 0).to_numpy().astype(np.int64)
+        return np.maximum(lengths, 1) if self._step.outer else lengths
+
+    def _taken(self, column: Any) -> tuple[Positions, list[Any]]:
+        """How many rows each row becomes, and the columns of their elements."""
+        lists = _as_list(column)
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+        found = lists.flatten()
+        elements = list(found.flatten()[: len(self._step.elements)]) if self._step.fans_out else [found]
+        if not self._step.outer or lengths.all():
+            return lengths, elements
+        counts = np.maximum(lengths, 1)
+        positions = np.insert(np.arange(int(lengths.sum())), np.cumsum(lengths)[lengths == 0], -1)
+        taken = pa.array(positions, mask=positions < 0)
+        return counts, [element.take(taken) for element in elements]
+
+
+def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataFrame:
+    keep, elements = [field.name for field in ours.kept], [field.name for field in ours.elements]
+    digests_values = not spark_checks_reruns(df.sparkSession)
+    step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
+    added = [nullable(field) if ours.outer else field for field in ours.elements]
+    return stage.apply_known(df, upstream, step, "operator", StructType([*ours.kept, *added]))
+
+
+def _elements(given: StructType, column: str, into: str | tuple[str, str] | None, name: str) -> list[StructField]:
+    """The columns that the elements of ``column`` become."""
+    kind: DataType | None = given[column].dataType if column in given.names else None
+    if isinstance(kind, ArrayType):
+        if isinstance(into, tuple):
+            raise ValueError(f"{name}({column!r}) is of an array: into takes one name")
+        fields = [StructField(into or column, kind.elementType, kind.containsNull)]
+    elif isinstance(kind, MapType):
+        names = ("key", "value") if into is None else into
+        if isinstance(names, str) or len(names) != 2:
+            raise ValueError(f"{name}({column!r}) is of a map: into takes the names of its key and its value")
+        fields = [StructField(names[0], kind.keyType, False), StructField(names[1], kind.valueType)]
+    else:
+        what = "is not there" if kind is None else f"is {kind.simpleString()}"
+        raise ValueError(
+            f"{name}({column!r}) takes the name of a column of arrays or maps; it {what}, of {given.names}"
+        )
+    taken = [field.name for field in fields if field.name in given.names and field.name != column]
+    if taken:
+        raise ValueError(
+            f"{name}({column!r}) makes a column {taken[0]!r}, which is there already: name it with into=..."
+        )
+    return fields
+
+
+def _as_list(column: Any) -> Any:
+    """A column of maps as one of lists of structs (key, value)."""
+    return column.cast(pa.list_(pa.struct(_entry_fields(column.type)))) if pa.types.is_map(column.type) else column
+
+
+def _entry_fields(kind: Any) -> list[Any]:
+    return [pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)]

@@ -1,0 +1,85 @@
+"""Join: tracked rows with an untracked table; each match is a row with an edge of its own.
+
+Decides that Spark finds the matches, all of a key as one array, so that rows stay one to one until ``explode`` makes a
+row of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from acker_client.spark.core.anchors import TRACKING, reserved
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.columns import quoted
+from acker_client.spark.driver.reruns import spark_checks_reruns
+from acker_client.spark.guard import plan, stage
+from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_untracked
+from acker_client.spark.operators.explode import ExplodePlan, exploded
+from acker_client.spark.task.returns import kind_of
+from acker_client.spark.task.rows import struct_type
+
+MATCHES = "_acker_matches"
+
+
+def join(
+    other: DataFrame, on: str | Sequence[str], how: Literal["inner", "left"] = "inner", *, name: str = "join"
+) -> Transform:
+    """Join tracked rows with an untracked table ``other`` that fits into memory, over columns ``on`` of both.
+
+    Each match is a row with an edge of its own; a row without a match is done, and acked (``"left"``: kept, with
+    nulls).
+    """
+    if how not in ("inner", "left"):
+        raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
+    if not isinstance(other, DataFrame):
+        raise TypeError(f"join: the table is {kind_of(other)}; give a DataFrame, as join(spark.table('prices'), 'sku')")
+    keys = column_names(on, "join", "on")
+    check_name("join", name)
+    missing = [key for key in keys if key not in other.columns]
+    if missing or not keys:
+        raise ValueError(f"join: on={on!r}; name columns of both sides: the table has {other.columns}")
+    added = [field for field in struct_type(other.schema) if field.name not in keys]
+    taken = reserved(field.name for field in added)
+    if taken:
+        raise ValueError(
+            f"join: the table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's own (Spark"
+            " takes names in any case). Rename it; two tracked frames meet in unionByName(...) and group(...)"
+        )
+
+    def match(df: DataFrame) -> DataFrame:
+        refuse_untracked(df, "join")
+        upstream = plan.inspect(df, f"operator {name!r}")
+        given = stage.user_schema(df)
+        _refuse_unfit(name, given, keys, added)
+        right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.records))
+        joined = df.join(right, keys, "left")
+        # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
+        digests_values = not spark_checks_reruns(df.sparkSession)
+        ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
+        return exploded(joined, plan.guard(joined, name), ours)
+
+    return match
+
+
+def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[StructField]) -> None:
+    missing = [key for key in keys if key not in given.names]
+    if missing:
+        raise ValueError(f"{name}: the tracked side has no column {missing[0]!r} to join on; it has {given.names}")
+    double = [field.name for field in added if field.name in given.names]
+    if double:
+        raise ValueError(f"{name}: both sides have a column {double[0]!r}; rename it on one of them, or join on it too")
+
+
+def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:
+    """All rows of a key as one array, in an order that does not hang on chance where Spark can sort them."""
+    matches = F.collect_list(F.struct(*(quoted(field.name) for field in added)) if added else F.struct(F.lit(True)))
+    if not any(
+        "map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added
+    ):
+        matches = F.sort_array(matches)
+    return other.groupBy(*map(quoted, keys)).agg(matches.alias(MATCHES))

@@ -1,0 +1,89 @@
+"""Where: keeps the rows for which a condition of Spark's is true; what is dropped is done, and acked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, NullType
+
+from acker_client.spark.core.anchors import Rows
+from acker_client.spark.core.derive import derive
+from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.driver.reruns import spark_checks_reruns
+from acker_client.spark.guard import stage
+from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
+
+# A column of our own between two nodes of the step; it never reaches the user.
+FLAG = "_acker_keep"
+
+
+def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
+    """Keep the rows for which ``condition`` (SQL, or a Column) is true; the others are done, and acked."""
+    if not isinstance(condition, (str, SparkColumn)):
+        raise TypeError(
+            f'where: the condition is a {type(condition).__name__}; give SQL, as where("qty > 0"), or a Column, as'
+            " where(F.col('qty') > 0). For a condition in Python use an @operator that yields nothing for what it drops"
+        )
+    if isinstance(condition, str) and not condition.strip():
+        raise ValueError('where: the condition is empty; give SQL, as where("qty > 0")')
+    check_name("where", name)
+
+    def keep(df: DataFrame) -> DataFrame:
+        refuse_untracked(df, "where")
+        flag = F.expr(condition) if isinstance(condition, str) else condition
+        step = WhereStep(name, not spark_checks_reruns(df.sparkSession))
+        flagged = df.withColumn(FLAG, flag)
+        kind = flagged.schema[FLAG].dataType
+        if isinstance(kind, NullType):
+            flagged = df.withColumn(FLAG, flag.cast("boolean"))
+        elif not isinstance(kind, BooleanType):
+            raise ValueError(
+                f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
+                ' as where("qty > 0")'
+            )
+        return stage.apply(flagged, step, "operator", stage.user_schema(df))
+
+    return keep
+
+
+@dataclass(frozen=True, slots=True)
+class WhereStep:
+    """Drops the rows whose flag is not true."""
+
+    name: str
+    digests_values: bool
+
+    def start(self, *, finds_copies: bool) -> WhereRun:
+        return WhereRun(self, Tally(self.name, finds_copies=finds_copies))
+
+
+class WhereRun:
+    """A where in one task."""
+
+    def __init__(self, step: WhereStep, tally: Tally) -> None:
+        self._step = step
+        self._tally = tally
+
+    def take(self, rows: Rows) -> Iterator[Rows]:
+        flags = rows.data.column(FLAG)
+        data = rows.data.select([name for name in rows.data.schema.names if name != FLAG])
+        kept = np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).astype(np.int64)
+        if len(kept) < len(rows):
+            data = data.filter(flags)
+        yield derive(
+            self._tally,
+            rows,
+            data.columns,
+            data.schema.names,
+            parents=kept,
+            digests_values=self._step.digests_values,
+        )
+
+    def reports(self) -> Iterable[Report]:
+        return [self._tally.report()]
