@@ -13,12 +13,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from acker_client import Settings
 from acker_client.spark.core.anchors import Rows, unpack
 from acker_client.spark.core.tally import Report
-from acker_client.spark.guard.stage import Arriving, Entry, Stage, Step
 from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.operators.read import BatchScope, Reading, Records
 from acker_client.spark.operators.row import RowStep
 from acker_client.spark.operators.sink import SinkStep
 from acker_client.spark.task.rows import struct_type
+from acker_client.spark.task.stage import Arriving, Entry, Stage, Step
 from acker_protocol.messages import FAIL
 
 SETTINGS = Settings(servers=("127.0.0.1:1",))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from acker_client.spark.core.tally import MultipliedEdges, Report
-from acker_client.spark.guard.stage import Arriving, Stage
 from acker_client.spark.operators.read import Reading, Records
+from acker_client.spark.task.stage import Arriving, Stage
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest

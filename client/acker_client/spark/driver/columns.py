@@ -1,4 +1,4 @@
-"""Columns: what PySpark makes of the names of a frame's columns.
+"""Columns: what PySpark makes of the columns of a frame, and which of them are the tracking ones.
 
 Decides under which names columns are handed to a Python function: PySpark looks each one up by its name, which it reads
 as a path (``a.b``), a quotation or a star, in any case. Never looks at what columns hold.
@@ -6,11 +6,11 @@ as a path (``a.b``), a quotation or a star, in any case. Never looks at what col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+
+from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING
+from acker_client.spark.task.rows import struct_type
 
 
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
@@ -23,9 +23,16 @@ def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
     return df.toDF(*(f"_{index}" for index in range(len(names)))), tuple(names)
 
 
-def renamed(data: Any, names: Sequence[str]) -> Any:
-    """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
-    return data.rename_columns(list(names)) if names else data
+def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
+    """The tracking columns of what is made of a frame with these: thin, or else packed."""
+    if columns == THIN:
+        return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
+    return [StructField(ANCHORS, BinaryType())]
+
+
+def user_schema(df: DataFrame) -> StructType:
+    """Schema of ``df`` without its tracking columns."""
+    return struct_type(StructType([field for field in df.schema.fields if field.name not in TRACKING]))
 
 
 def quoted(name: str) -> str:

@@ -26,9 +26,10 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.core.gist import gist
 from acker_client.spark.core.evidence import NEVER_MS, Action
-from acker_client.spark.driver.columns import into_python, renamed
+from acker_client.spark.driver.columns import into_python
 from acker_client.spark.driver.lineage import AGAIN, JOB_TAG, READS, new_tag
 from acker_client.spark.task.notes import Pen
+from acker_client.spark.task.stage import renamed
 
 _CUTS = re.compile(r"^[\s:+|-]*(GlobalLimit|LocalLimit|Limit|Tail|Offset|CollectLimit)\b", re.MULTILINE)
 _UNWATCHED = re.compile(r"^[\s:+|-]*MapIn(?:Arrow|Pandas) (?!acker_)", re.MULTILINE)

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Report, Tally, digest_parents
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.driver.columns import user_schema
+from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import check_name, refuse_untracked
 
 
@@ -32,9 +33,9 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
         cache = upstream.moving_boundaries or record.once.wants("branch", name)
     if cache:
         df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False)
-    schema = stage.user_schema(df)
+    schema = user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
-    return tuple(stage.apply_known(df, upstream, step, "branch", schema) for step in steps)
+    return tuple(fusing.apply_known(df, upstream, step, "branch", schema) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 from acker_client.spark.core.anchors import Positions, Rows
 from acker_client.spark.core.derive import derive
 from acker_client.spark.core.tally import Report, Tally
-from acker_client.spark.driver.columns import nullable
+from acker_client.spark.driver.columns import nullable, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import Transform, check_into, check_name, refuse_untracked
+from acker_client.spark.task import stage
 from acker_client.spark.task.returns import kind_of
 
 
@@ -41,7 +42,7 @@ def explode(
     def multiply(df: DataFrame) -> DataFrame:
         refuse_untracked(df, "explode")
         upstream = plan.inspect(df, f"operator {name!r}")
-        given = stage.user_schema(df)
+        given = user_schema(df)
         elements = _elements(given, column, into, name)
         kept = [field for field in given.fields if field.name != column]
         fans_out = isinstance(given[column].dataType, MapType)
@@ -135,7 +136,7 @@ def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataF
     digests_values = not spark_checks_reruns(df.sparkSession)
     step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
     added = [nullable(field) if ours.outer else field for field in ours.elements]
-    return stage.apply_known(df, upstream, step, "operator", StructType([*ours.kept, *added]))
+    return fusing.apply_known(df, upstream, step, "operator", StructType([*ours.kept, *added]))
 
 
 def _elements(given: StructType, column: str, into: str | tuple[str, str] | None, name: str) -> list[StructField]:

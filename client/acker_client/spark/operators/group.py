@@ -20,9 +20,9 @@ from acker_client.spark.core.anchors import PACKED, TRACKING, Anchors, Positions
 from acker_client.spark.core.derive import batch_of
 from acker_client.spark.core.tally import Report, Tally, digest_parents
 from acker_client.spark.core.values import digest_rows
-from acker_client.spark.driver.columns import into_python, nullable, quoted, renamed
+from acker_client.spark.driver.columns import into_python, nullable, quoted, tracking_fields
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import (
     OnError,
@@ -32,6 +32,7 @@ from acker_client.spark.operators.declared import (
     declared_fields,
     refuse_no_frame,
 )
+from acker_client.spark.task import stage
 from acker_client.spark.task.returns import OperatorError, checked_columns, checked_parents, kind_of
 from acker_client.spark.task.rows import arrow_schema
 
@@ -104,12 +105,12 @@ class Group:
         keys = [_key(key, df.columns, base.columns, self.name) for key in self.keys]
         upstream = plan.take(df, upstream, self.name)
         task = self._task(schema, df.sparkSession, names)
-        fields = [*schema.fields, *stage.tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
+        fields = [*schema.fields, *tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
         grouped = base.groupBy(*keys).applyInArrow(_table_function(task), StructType([nullable(f) for f in fields]))
         # How many groups a task gets is for adaptive execution to decide, anew in each evaluation.
         after = replace(upstream, columns=PACKED, moving_boundaries=True)
         step = AccountStep(self.name)
-        return stage.extend(stage.arriving(grouped, upstream), after, step, "operator", schema)
+        return fusing.extend(fusing.arriving(grouped, upstream), after, step, "operator", schema)
 
     def test(self, rows: pa.Table) -> pa.Table:
         """What the function makes of the ``rows`` of one group, without Spark or a server: the declared columns.
@@ -154,7 +155,7 @@ class GroupTask:
         A group that becomes nothing leaves one row that has the account and no anchors.
         """
         large = _is_large(table.schema, self.large)
-        rows = unpack(renamed(table, self.names).combine_chunks().to_batches()[0])
+        rows = unpack(stage.renamed(table, self.names).combine_chunks().to_batches()[0])
         tally = Tally(self.name, finds_copies=True)
         try:
             given = self.function(pa.Table.from_batches([rows.data]))

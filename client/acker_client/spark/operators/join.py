@@ -15,9 +15,9 @@ from pyspark.sql.types import StructField, StructType
 
 from acker_client.spark.core.anchors import TRACKING, reserved
 from acker_client.spark.driver import lineage
-from acker_client.spark.driver.columns import quoted
+from acker_client.spark.driver.columns import quoted, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.guard import plan
 from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_untracked
 from acker_client.spark.operators.explode import ExplodePlan, exploded
 from acker_client.spark.task.returns import kind_of
@@ -54,7 +54,7 @@ def join(
     def match(df: DataFrame) -> DataFrame:
         refuse_untracked(df, "join")
         upstream = plan.inspect(df, f"operator {name!r}")
-        given = stage.user_schema(df)
+        given = user_schema(df)
         _refuse_unfit(name, given, keys, added)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.records))
         joined = df.join(right, keys, "left")

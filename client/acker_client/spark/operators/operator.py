@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.spark.core.derive import batch_of
+from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.operators.declared import (
     DECORATORS,
@@ -30,6 +31,7 @@ from acker_client.spark.operators.declared import (
     refuse_no_frame,
 )
 from acker_client.spark.operators.row import RowFunction, RowStep
+from acker_client.spark.task import stage
 from acker_client.spark.task.returns import BatchFunction, checked_batch, one_batch, over_pandas
 from acker_client.spark.task.rows import RowReader, RowWriter, arrow_schema
 
@@ -57,12 +59,12 @@ class Operator:
         refuse_no_frame(df, self, f"{self.name}.test({_TESTED[self._kind]})")
         schema = self._declared.fields(self.name)
         upstream = plan.inspect(df, f"operator {self.name!r}")
-        given = stage.user_schema(df)
+        given = user_schema(df)
         keep = self._kept_of(given.names, schema)
         kept = StructType([field for field in given.fields if field.name in keep])
         step = self._step(df.sparkSession, given, schema, tuple(kept.names))
         upstream = plan.take(df, upstream, self.name)
-        return stage.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
+        return fusing.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
 
     def test(self, given: Any) -> Any:
         """What the operator makes of ``given``, without Spark or a server: a Row gives a list of Rows, a

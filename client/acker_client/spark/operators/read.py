@@ -21,8 +21,9 @@ from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows,
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.session import hand_down
 from acker_client.spark.evidence.record import BatchRecord, Once
-from acker_client.spark.guard.stage import Applied, Stage, plan_stage, remember
+from acker_client.spark.guard.fusing import Applied, plan_stage, remember
 from acker_client.spark.task.rows import struct_type
+from acker_client.spark.task.stage import Stage
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
 from acker_protocol.messages import InitScope
 

@@ -19,9 +19,9 @@ from pyspark.sql.types import StructType
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.derive import derive
 from acker_client.spark.core.tally import Report, Tally
-from acker_client.spark.guard import stage
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
+from acker_client.spark.task import stage
 from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter
 
 RowFunction = Callable[[Any], Any]

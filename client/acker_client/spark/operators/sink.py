@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame
 
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.evidence.following import Trail, follow
-from acker_client.spark.guard import plan, stage
+from acker_client.spark.guard import fusing, plan
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")
@@ -52,10 +53,10 @@ class Sink(Generic[Args, Value]):
         """Run the function on ``df`` without its tracking columns; returns what it returns."""
         df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
-        applied = stage.applied_to(df) or stage.arriving(df, upstream)
+        applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
         steps = applied.stage.then(SinkStep(self.name), is_tracked=False)
-        schema, records = stage.user_schema(df), applied.records
-        rows, node = stage.plan_stage(applied.base, steps, "sink", self.name, schema, upstream.columns, records)
+        schema, records = user_schema(df), applied.records
+        rows, node = fusing.plan_stage(applied.base, steps, "sink", self.name, schema, upstream.columns, records)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
         evidence = records[0].evidence_of(key, self.name)
@@ -77,7 +78,7 @@ class Sink(Generic[Args, Value]):
         """``df``, cached for the batch where that was asked for, or where its rows were evaluated more than once."""
         if self._cache is False or df.is_cached:
             return df
-        applied = stage.applied_to(df)
+        applied = fusing.applied_to(df)
         records: Any = applied.records if applied else plan.inspect(df, f"sink {self.name!r}").records
         if self._cache or any(record.once.wants("sink", self.name) for record in records):
             records[0].keep_cached(df)

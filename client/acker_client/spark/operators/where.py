@@ -15,8 +15,9 @@ from pyspark.sql.types import BooleanType, NullType
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.derive import derive
 from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import stage
+from acker_client.spark.guard import fusing
 from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
 
 # A column of our own between two nodes of the step; it never reaches the user.
@@ -47,7 +48,7 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
                 f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
                 ' as where("qty > 0")'
             )
-        return stage.apply(flagged, step, "operator", stage.user_schema(df))
+        return fusing.apply(flagged, step, "operator", user_schema(df))
 
     return keep
 

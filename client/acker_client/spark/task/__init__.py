@@ -1,1 +1,1 @@
-"""What tasks carry and use in executors: rows, schemas, content, notes."""
+"""What a task of Spark's runs: a stage of steps over its rows, and what it notes. Nothing here knows of plans."""

@@ -3,38 +3,29 @@
 Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and
 never before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A
 task that dies, is closed early or raises has reported nothing. Each step counts for itself, so a stage of three steps
-reports, edge for edge, what three stages of one step would. What steps do to rows is theirs to say (``operators``,
-``stock``, ``sink``); what stands between stages is the guard's (``plan``).
+reports, edge for edge, what three stages of one step would. What steps do to rows is theirs to say (``operators``);
+how they come to be one stage, and what stands between stages, is the guard's (``fusing``, ``plan``).
 
 Nothing here that is pickled holds a channel: a stage carries settings, and the client is made inside the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Protocol
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
 from acker_client.core.delivery import ReportResult
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING, Rows, pack, unpack
+from acker_client.spark.core.anchors import Rows, pack, unpack
 from acker_client.spark.core.tally import Report
-from acker_client.spark.driver import lineage
-from acker_client.spark.driver.columns import into_python, renamed
-from acker_client.spark.evidence import acked
-from acker_client.spark.guard import plan
-from acker_client.spark.task.notes import Pen, notebook_of
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.task.notes import Pen
 
 # A batch that a step has made large is handed to Spark in pieces of so many rows.
 BATCH_ROWS = 1 << 16
-
-_ATTRIBUTE = "_acker_stage"
 
 # Sends a report and waits for its answer.
 Send = Callable[[Report], ReportResult | None]
@@ -137,96 +128,9 @@ class Stage:
             self.pen.write("end", self.tag)
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A stage and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
-
-    Holds the records of its batches, so that the guard knows the frame as long as the frame lives.
-    """
-
-    base: DataFrame
-    stage: Stage
-    records: tuple[Any, ...]
-
-
-def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
-
-    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
-    exactly those of the stage before.
-    """
-    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
-
-
-def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
-    applied = applied_to(df) or arriving(df, upstream)
-    return extend(applied, upstream, step, kind, schema)
-
-
-def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
-    """A stage that begins with the rows of ``df``."""
-    records: tuple[Any, ...] = upstream.records
-    base, names = into_python(df)
-    return Applied(base, Stage(records[0].settings, Arriving(names)), records)
-
-
-def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
-    stage = applied.stage.then(step)
-    moving = upstream.moving_boundaries
-    columns, records = upstream.columns, applied.records
-    out, _ = plan_stage(applied.base, stage, kind, step.name, schema, columns, records, moving_boundaries=moving)
-    remember(out, Applied(applied.base, stage, records))
-    return out
-
-
-def plan_stage(
-    base: DataFrame,
-    stage: Stage,
-    kind: str,
-    name: str,
-    schema: StructType,
-    columns: tuple[str, ...],
-    records: tuple[object, ...],
-    *,
-    moving_boundaries: bool = False,
-) -> tuple[DataFrame, lineage.Node]:
-    """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
-    node = lineage.register(kind, name, *records, moving_boundaries=moving_boundaries)
-    notebook = notebook_of(base.sparkSession.sparkContext)
-    notebook.keep(node.tag)
-    function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))
-    function.__name__ = node.function
-    fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
-    df = acked.plain(base).mapInArrow(function, StructType(fields))
-    return acked.of_body(df, records[0]) if stage.is_tracked else df, node
-
-
-def remember(df: DataFrame, applied: Applied) -> None:
-    """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
-    setattr(df, _ATTRIBUTE, applied)
-
-
-def applied_to(df: DataFrame) -> Applied | None:
-    """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
-    applied = vars(df).get(_ATTRIBUTE)
-    if not isinstance(applied, Applied) or df.is_cached:
-        return None
-    level = df.storageLevel
-    return None if level.useMemory or level.useDisk else applied
-
-
-def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
-    """The tracking columns of what is made of a frame with these: thin, or else packed."""
-    if columns == THIN:
-        return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
-    return [StructField(ANCHORS, BinaryType())]
-
-
-def user_schema(df: DataFrame) -> StructType:
-    """Schema of ``df`` without its tracking columns."""
-    return struct_type(StructType([field for field in df.schema.fields if field.name not in TRACKING]))
+def renamed(data: Any, names: Sequence[str]) -> Any:
+    """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
+    return data.rename_columns(list(names)) if names else data
 
 
 def task_function(stage: Stage) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -1,0 +1,102 @@
+"""Fusing: how a step is put into a plan: in one stage with the steps before it where they touch, else in a new one.
+
+Decides which frames the next step may join in (the library's own, as they came, and not cached), and what the guard is
+to know of the stage that is planned. Whether a step may stand there at all is the guard's (``plan``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.columns import into_python, tracking_fields
+from acker_client.spark.evidence import acked
+from acker_client.spark.guard import plan
+from acker_client.spark.task.notes import notebook_of
+from acker_client.spark.task.stage import Arriving, Stage, Step, task_function
+
+_ATTRIBUTE = "_acker_stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A stage and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
+
+    Holds the records of its batches, so that the guard knows the frame as long as the frame lives.
+    """
+
+    base: DataFrame
+    stage: Stage
+    records: tuple[Any, ...]
+
+
+def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
+
+    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
+    exactly those of the stage before.
+    """
+    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
+
+
+def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
+    applied = applied_to(df) or arriving(df, upstream)
+    return extend(applied, upstream, step, kind, schema)
+
+
+def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
+    """A stage that begins with the rows of ``df``."""
+    records: tuple[Any, ...] = upstream.records
+    base, names = into_python(df)
+    return Applied(base, Stage(records[0].settings, Arriving(names)), records)
+
+
+def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
+    stage = applied.stage.then(step)
+    moving = upstream.moving_boundaries
+    columns, records = upstream.columns, applied.records
+    out, _ = plan_stage(applied.base, stage, kind, step.name, schema, columns, records, moving_boundaries=moving)
+    remember(out, Applied(applied.base, stage, records))
+    return out
+
+
+def plan_stage(
+    base: DataFrame,
+    stage: Stage,
+    kind: str,
+    name: str,
+    schema: StructType,
+    columns: tuple[str, ...],
+    records: tuple[object, ...],
+    *,
+    moving_boundaries: bool = False,
+) -> tuple[DataFrame, lineage.Node]:
+    """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
+    node = lineage.register(kind, name, *records, moving_boundaries=moving_boundaries)
+    notebook = notebook_of(base.sparkSession.sparkContext)
+    notebook.keep(node.tag)
+    function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))
+    function.__name__ = node.function
+    fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
+    df = acked.plain(base).mapInArrow(function, StructType(fields))
+    return acked.of_body(df, records[0]) if stage.is_tracked else df, node
+
+
+def remember(df: DataFrame, applied: Applied) -> None:
+    """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
+    setattr(df, _ATTRIBUTE, applied)
+
+
+def applied_to(df: DataFrame) -> Applied | None:
+    """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
+    applied = vars(df).get(_ATTRIBUTE)
+    if not isinstance(applied, Applied) or df.is_cached:
+        return None
+    level = df.storageLevel
+    return None if level.useMemory or level.useDisk else applied
