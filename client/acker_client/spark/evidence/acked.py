@@ -21,7 +21,8 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK
-from acker_client.spark.evidence.following import Trail, Witness, follow
+from acker_client.spark.evidence.following import follow
+from acker_client.spark.evidence.witness import Trail, Witness
 from acker_client.spark.task.notes import notebook_of
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)

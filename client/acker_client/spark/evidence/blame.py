@@ -10,7 +10,6 @@ from pyspark.errors import AnalysisException
 
 from acker_client.spark.core.evidence import Undelivered
 from acker_client.spark.core.tally import MultipliedEdges
-from acker_client.spark.guard.refusals import Refused
 from acker_client.spark.task.returns import OperatorError
 
 # In a task they are raised in another process, and only their names come back.
@@ -19,7 +18,7 @@ _RAISED_IN_TASKS = tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (Oper
 
 def is_of_the_program(error: BaseException) -> bool:
     """Whether no record and no other try can make ``error`` go away."""
-    if isinstance(error, (Refused, OperatorError, AnalysisException)) or getattr(error, "is_of_the_program", False):
+    if isinstance(error, (OperatorError, AnalysisException)) or getattr(error, "is_of_the_program", False):
         return True
     text = str(error)
     return any(name in text for name in _RAISED_IN_TASKS)

@@ -22,8 +22,10 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.evidence.acked import Acked
 from acker_client.spark.evidence.blame import is_of_the_program
-from acker_client.spark.evidence.executions import Executions, Look, Places
-from acker_client.spark.evidence.following import Witness
+from acker_client.spark.evidence.executions import Executions
+from acker_client.spark.evidence.graph import Places
+from acker_client.spark.evidence.look import Look
+from acker_client.spark.evidence.witness import Witness
 from acker_client.spark.task.notes import Notebook, notebook_of
 
 # What stands for all ack() columns of a run where it is remembered whose rows are evaluated more than once.
@@ -168,7 +170,7 @@ class BatchRecord:
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
         not need to read."""
-        look = self._executions.look()
+        look = Look(self._executions.ran())
         evidence = [(each, each.places()) for each in self._evidence.values()]
         error = next((each.error for each, _ in evidence if each.error is not None), None)
         self._learn(evidence, look)

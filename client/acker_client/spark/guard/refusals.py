@@ -16,6 +16,9 @@ from acker_client.spark.driver.lineage import Consumer, Node
 class Refused(AckerError):
     """The frame cannot be tracked as it stands. The message names the node and what to use instead."""
 
+    # No other try can make it go away; ``blame`` asks for this.
+    is_of_the_program = True
+
 
 class MovingBoundaries(UserWarning):
     """A frame whose task boundaries may move was evaluated a second time: safe, but it may cost a replay."""

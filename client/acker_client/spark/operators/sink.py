@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.evidence.following import Trail, follow
+from acker_client.spark.evidence.following import follow
+from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
 
 Args = ParamSpec("Args")

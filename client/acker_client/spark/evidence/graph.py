@@ -1,0 +1,170 @@
+"""Graph: the physical plan of an execution: the ways from the rows of a sink up to what was done with them.
+
+Decides what cuts rows off on such a way, what groups them, and what writes. Knows where rows are by the names of our
+functions (:class:`Places`), and Spark by the names of its nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from acker_client.spark.driver.lineage import READS
+from acker_client.spark.task.notes import Note
+
+# What ends before it has read its input, or hands on a part of it.
+CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
+
+# Behind one of these, unless it only drops copies (no functions), a cut cuts off groups and not rows.
+AGGREGATES = frozenset({"HashAggregate", "SortAggregate", "ObjectHashAggregate"})
+
+# Functions over an iterator of batches: they need not read it to its end.
+ITERATING = frozenset({"MapInArrow", "MapInPandas", "PythonMapInArrow"})
+PYTHON = ITERATING | {"ArrowEvalPython"}
+_OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
+_WRITES = re.compile(
+    r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
+    r"(?!Cache)\w*AsSelect|"
+    r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
+)
+
+# "HashAggregate(keys=[], functions=...", "SortAggregate(key=[], ..."
+_KEYLESS = re.compile(r"\bkeys?=\[\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """How the rows of a sink are known in what Spark ran.
+
+    ``functions``: names of functions in a plan, any of them, with the function ``below`` somewhere under it where one
+    is given; ``notes`` of its tasks; ``partitions``: how many each watched RDD has, by (tag, number in notes).
+    """
+
+    functions: tuple[str, ...]
+    notes: Sequence[Note] = ()
+    partitions: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    below: str = ""
+
+    @property
+    def cut(self) -> frozenset[str]:
+        """The functions of the user's that have left a part of their rows unread."""
+        return frozenset(note.function for note in self.notes if note.kind == "cut")
+
+    def are_in(self, text: str) -> bool:
+        return any(function in text for function in self.functions)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
+    whether rows are grouped, and whether they become one row (an aggregate without keys); the functions of the user's
+    over batches that ``reads`` them; whether one of these is not watched."""
+
+    names: tuple[str, ...]
+    cut: str
+    groups: bool
+    aggregates: bool
+    reads: tuple[str, ...]
+    is_unproven: bool
+
+    def is_cut(self, cut: Collection[str]) -> bool:
+        """Whether not all rows came through; ``cut``: the functions that have left rows unread."""
+        return bool(self.cut) or self.is_unproven or any(function in text for text in self.reads for function in cut)
+
+    @property
+    def writes(self) -> bool:
+        return any(_WRITES.match(name) for name in self.names)
+
+
+class Graph:
+    """The physical plan of an execution, as Spark keeps it."""
+
+    def __init__(self, graph: Any) -> None:
+        self._nodes: dict[int, tuple[str, str]] = {}
+        self._metrics: dict[int, Any] = {}
+        for node in each(graph.allNodes()):
+            number = int(node.id())
+            name = str(node.name())
+            self._nodes[number] = name, str(node.desc())
+            if name in PYTHON:
+                self._metrics[number] = node.metrics()
+        # More than one where an exchange is used again.
+        self._above: dict[int, list[int]] = defaultdict(list)
+        for edge in each(graph.edges()):
+            self._above[int(edge.fromId())].append(int(edge.toId()))
+
+    @property
+    def writes(self) -> bool:
+        """Whether the plan is a write of anything."""
+        return any(_WRITES.match(name) for name, _ in self._nodes.values())
+
+    def has(self, names: Collection[str]) -> bool:
+        return any(name in names for name, _ in self._nodes.values())
+
+    def places(self, places: Places) -> list[Way]:
+        """The ways up from each node that runs one of the functions."""
+        found = self._found(places)
+        if places.below:
+            under = [number for number, (_, text) in self._nodes.items() if places.below in text]
+            over = {above for number in under for way in self._ups(number) for above in way}
+            found = [number for number in found if number in over]
+        ways = [self._way(way) for number in found for way in self._ups(number)]
+        # What AQE has put an EmptyRelation in the place of is shown below it, and was not read there.
+        return [way for way in ways if "EmptyRelation" not in way.names]
+
+    def over(self, name: str) -> list[Way]:
+        """The ways up from each node that is called ``name``."""
+        found = [number for number, (called, _) in self._nodes.items() if called == name]
+        return [self._way(way) for number in found for way in self._ups(number)]
+
+    def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
+        """Whether nothing came out of any of the places. ``values``: of metrics; ``has_ended``: the execution itself
+        has read rows there to the end of a task, and not only what another one has cached."""
+        found = self._found(places)
+        names = {self._nodes[above][0] for number in found for way in self._ups(number) for above in way}
+        if not found or "EmptyRelation" in names or ("InMemoryTableScan" in names and not has_ended):
+            return False
+        return all(_is_zero(self._metrics[number], values) for number in found)
+
+    def _found(self, places: Places) -> list[int]:
+        return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
+
+    def _ups(self, number: int) -> Iterator[tuple[int, ...]]:
+        """Each way up from a node: the nodes above it, the nearest first."""
+        above = self._above.get(number)
+        if not above:
+            yield ()
+            return
+        for up in above:
+            yield from ((up, *way) for way in self._ups(up))
+
+    def _way(self, ups: Sequence[int]) -> Way:
+        above = [self._nodes[up] for up in ups]
+        names = tuple(name for name, _ in above)
+        groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
+        groups_at = next(groups, len(above))
+        cut = next((text for name, text in above[:groups_at] if name in CUTS), "")
+        iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
+        reads = tuple(text for text in iterating if READS in text)
+        aggregates = any(name in AGGREGATES and _KEYLESS.search(text) for name, text in above)
+        return Way(names, cut, groups_at < len(above), aggregates, reads, len(reads) < len(iterating))
+
+
+def _is_zero(metrics: Any, values: Any) -> bool:
+    """Whether a node has put out no rows, as far as its metrics say so at all."""
+    rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
+    counts = [values.get(metric.accumulatorId()) for metric in rows]
+    return bool(counts) and all(count.isDefined() and str(count.get()) == "0" for count in counts)
+
+
+def _groups(aggregate: str) -> bool:
+    """Whether an aggregate computes something of its rows; a distinct hands on rows, and a cut behind it cuts rows."""
+    return "functions=[]" not in aggregate
+
+
+def each(sequence: Any) -> Iterator[Any]:
+    for index in range(sequence.size()):
+        yield sequence.apply(index)

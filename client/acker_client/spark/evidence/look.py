@@ -1,0 +1,200 @@
+"""Look: what was done with the rows of a sink, as :class:`~acker_client.spark.core.evidence.Action`.
+
+Decides how each execution of SQL and each job of RDDs is read: what it did with the rows, whether with all of them, how
+it ended. What that proves is ``core.evidence``'s to decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from acker_client.spark.core.evidence import Action
+from acker_client.spark.evidence.executions import Execution, Job, Ran
+from acker_client.spark.evidence.graph import CUTS, ITERATING, Places, Way
+from acker_client.spark.task.notes import Note
+
+_DID = {
+    "Dataset.count": "counted them",
+    "Dataset.isEmpty": "asked whether there are any",
+    "Dataset.tailToPython": "read their tail",
+    "Dataset.toPythonIterator": "began to iterate over them",
+    "Dataset.localCheckpoint": "checkpointed them",
+    "Dataset.checkpoint": "checkpointed them",
+}
+
+# Jobs of RDDs that only look, by what began them.
+_LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
+
+# "CollectLimit 5", "TakeOrderedAndProject(limit=5, orderBy=..."
+_LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
+
+
+class Look:
+    """A look at what ``ran`` between two moments."""
+
+    def __init__(self, ran: Ran) -> None:
+        self.executions = ran.executions
+        self.jobs = ran.jobs
+        self.is_forgetful = ran.is_forgetful
+
+    def actions(self, places: Places) -> list[Action]:
+        """What was done with the rows at ``places``, in the order in which it began."""
+        found = [action for execution in self.executions if (action := self._of_execution(execution, places))]
+        found += [action for job in self.jobs if (action := self._of_job(job))]
+        found += self._found_none(places)
+        return sorted(found, key=lambda action: action.began_ms)
+
+    def is_pruned(self, places: Places) -> bool:
+        """Whether Spark planned to read the rows for an action that delivers, and then found that it need not."""
+        return any(self._needs_none(execution, places) for execution in self.executions)
+
+    def evaluations(self, places: Places) -> int:
+        """How many actions have read the rows to the end of a task. Jobs of an iterator are one."""
+        ended = [note for note in places.notes if note.kind == "end"]
+        executions = {note.execution for note in ended if note.execution >= 0}
+        stages = {note.stage for note in ended if note.execution < 0}
+        jobs = {
+            job.action if job.action in ("toLocalIterator", "runJob at PythonRDD") else job.number
+            for job in self.jobs
+            if not stages.isdisjoint(job.stages)
+        }
+        return len(executions) + len(jobs)
+
+    def names(self, function: str) -> bool:
+        """Whether something ran whose plan names ``function``."""
+        return any(function in execution.plan for execution in self.executions)
+
+    def has_user_code(self, function: str) -> bool:
+        """Whether something ran over the rows of ``function`` that may hold a ``Collector``: a job of RDDs, or a
+        function of the user's over batches."""
+        return any(_is_over_tracked_rows(job) for job in self.jobs) or any(
+            any(way.is_unproven for way in execution.graph.places(Places((function,))))
+            for execution in self.executions
+            if function in execution.plan
+        )
+
+    def has_arrow_code(self) -> bool:
+        """Whether a job of RDDs ran a function over Arrow columns, as ``ack()`` is."""
+        return any(job.computes("ArrowEvalPython") for job in self.jobs)
+
+    def _of_execution(self, execution: Execution, places: Places) -> Action | None:
+        if places.are_in(execution.plan):
+            above, is_proven = execution.graph.places(places), True
+            if not above:
+                return self._pruned(execution, places)
+        else:
+            above, is_proven = self._behind_an_rdd(execution, places)
+        if not above:
+            return None
+        parent = self._writing_parent(execution)
+        delivers = parent is not None or any(way.writes for way in above)
+        delivers = delivers or (execution.collects and not all(way.aggregates or way.cut for way in above))
+        failure = execution.failure or (parent.failure if parent else "")
+        # An aggregate takes in all rows and hands none on; beside a way that does it says nothing.
+        ways = [way for way in above if not way.groups] or above
+        is_whole = is_proven and any(not way.is_cut(places.cut) for way in ways)
+        if not failure and not (delivers and is_whole) and execution.found_none(places):
+            return Action("found none", True, True, execution.began_ms, execution.ended_ms)
+        did = _did(execution, above, delivers, is_whole)
+        ended_ms = max(execution.ended_ms, parent.ended_ms if parent else 0)
+        return Action(did, delivers, is_whole, execution.began_ms, ended_ms, failure)
+
+    def _pruned(self, execution: Execution, places: Places) -> Action | None:
+        """An execution that needed no rows in the end: what it wrote, it wrote without them."""
+        if execution.failure and execution.graph.writes:
+            return Action("tried to write them", True, False, execution.began_ms, execution.ended_ms, execution.failure)
+        if not self._needs_none(execution, places):
+            return None
+        return Action("wrote them", True, True, execution.began_ms, execution.ended_ms, execution.failure)
+
+    def _needs_none(self, execution: Execution, places: Places) -> bool:
+        """Whether an execution was planned over the rows, hands on what it made, and was then adapted to do without.
+
+        A command names the plan of what it runs in an execution of its own; that one is the evidence, then.
+        """
+        has_child = any(
+            other.number > execution.number and other.root == execution.root and execution.encloses(other)
+            for other in self.executions
+        )
+        is_planned = execution.is_adaptive and places.are_in(execution.plan) and not has_child and not places.below
+        if not is_planned or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
+            return False
+        hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution) is not None
+        return hands_on and not execution.graph.places(places)
+
+    def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
+        """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
+        if "ExistingRDD" not in execution.plan:
+            return [], False
+        noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
+        # Of one that failed nothing is noted; it may have been over these rows.
+        if not noted and not (execution.failure and execution.graph.has(ITERATING)):
+            return [], False
+        return execution.graph.over("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
+
+    def _writing_parent(self, execution: Execution) -> Execution | None:
+        """The command that ran this execution as a part of its own, as a write over JDBC does."""
+        if execution.root == execution.number:
+            return None
+        for other in self.executions:
+            is_before = other.number < execution.number and other.root == execution.root
+            if is_before and other.encloses(execution) and other.graph.writes:
+                return other
+        return None
+
+    def _of_job(self, job: Job) -> Action | None:
+        """A job of RDDs that failed, and that nobody has seen fail: it may have been over these rows. What succeeds is
+        seen by who called it, or proves nothing."""
+        if job.is_seen or job.action in _LOOKS:
+            return None
+        # To be asked in this order: a job of somebody else's that runs on is not waited for.
+        if not (job.has_ended or _is_over_tracked_rows(job)) or not job.failure:
+            return None
+        if not _is_over_tracked_rows(job):
+            return None
+        return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure)
+
+    def _found_none(self, places: Places) -> list[Action]:
+        """A look at an RDD runs a job for some partitions after the other; together they may have found no row."""
+        jobs = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
+        noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
+        if not noted or not self._has_all(noted, places) or not _are_empty(noted):
+            return []
+        jobs = [job for job in jobs if any(note.stage in job.stages for note in noted)]
+        return [Action("found none", True, True, jobs[0].began_ms, max(job.ended_ms for job in jobs))]
+
+    def _has_all(self, noted: Iterable[Note], places: Places) -> bool:
+        read: dict[tuple[str, int], set[int]] = defaultdict(set)
+        for note in noted:
+            if note.kind == "part":
+                read[note.tag, note.rdd].add(note.index)
+        return any(len(read[rdd]) == count for rdd, count in places.partitions.items())
+
+
+def _is_over_tracked_rows(job: Job) -> bool:
+    """Whether a job of RDDs computes tracked frames; Spark names their operators there, and not whose they are."""
+    return job.computes("MapInArrow", "ArrowEvalPython")
+
+
+def _are_empty(noted: Sequence[Note]) -> bool:
+    return all(note.is_empty for note in noted if note.kind == "part")
+
+
+def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bool) -> str:
+    method = ".".join(execution.method.split(".")[-2:])
+    if method in _DID:
+        return _DID[method]
+    cut = next((way.cut for way in ways if way.cut), "")
+    if cut:
+        number = _LIMIT.search(cut)
+        return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
+    if delivers and not is_whole:
+        return (
+            "handed them to a function (mapInArrow, mapInPandas) that need not have read them all: one that stops"
+            " early, or over a frame that does not begin with the sink's own (not other.join(rows): rows.join(other))"
+        )
+    if delivers:
+        return "wrote them"
+    return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"
