@@ -24,10 +24,10 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_service.core.parts import Part
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
 from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
-from acker_service.core.state import Part
 from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.system.logs import Log, RateLimit
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,6 +90,48 @@ class Batch:
         """No more inits: what was kept to judge them may go."""
         self.is_open = False
         self.seen = self.covered = NO_MAP
+
+    @property
+    def longest_ms(self) -> int:
+        """The longer of its limits; 0: it has none."""
+        return max(self.limits.message_timeout_ms, self.limits.progress_timeout_ms)
+
+    def busy_s(self, now: float) -> float:
+        """For how long it has had roots pending; one that is not held is never older than its message timeout."""
+        timeout_ms = 0 if self.held else self.limits.message_timeout_ms
+        return min(now - self.idle, timeout_ms / 1000) if timeout_ms else now - self.idle
+
+    # -- state
+
+    def dump(self, now: float) -> dict[str, Any]:
+        """What is small of it: all but its maps, of which it gives the length."""
+        names = ("number", "index", "first", "up_to", "held", "is_open", "inits")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "age_s": now - self.opened,
+            "busy_s": now - self.idle,
+            "limits": [self.limits.message_timeout_ms, self.limits.progress_timeout_ms],
+            "words": len(self.seen),
+        }
+
+    @classmethod
+    def load(cls, session: int, content: dict[str, Any], seen: Column, covered: Column, now: float) -> Batch:
+        """What `dump` gave, with its maps."""
+        return cls(
+            session,
+            content["number"],
+            content["index"],
+            now - content["age_s"],
+            content["first"],
+            content["up_to"],
+            content["held"],
+            Limits(*content["limits"]),
+            content["is_open"],
+            content["inits"],
+            seen,
+            covered,
+            now - content.get("busy_s", content["age_s"]),
+        )
 
 
 class Indexes:

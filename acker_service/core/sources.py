@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from acker_protocol.messages import Settlement
 from acker_service.core.batches import Batch
@@ -70,8 +71,43 @@ class Source:
     def stream(self) -> Batch:
         return self.batches[0]
 
+    def changed(self, change: Change, pending: int) -> SourceChange:
+        """What becomes of it, with what it has; ``pending``: its roots that have no outcome."""
+        open_batches = sum(bool(batch.number and batch.is_open) for batch in self.batches.values())
+        return SourceChange(change, self.name, self.session, pending, len(self.outbox), open_batches)
+
     def remember(self, number: int, settled: Settled) -> None:
         self.settled[number] = settled
         self.last_settled = max(self.last_settled, number)
         if len(self.settled) > SETTLED_MAX:
             self.settled.popitem(last=False)
+
+    # -- state
+
+    def dump(self, now: float) -> dict[str, Any]:
+        """What is small of it, with its batches; the columns of these and of its outbox come in parts of their own."""
+        return {
+            "name": self.name,
+            "session": self.session,
+            "generation": self.generation,
+            "lease_s": self.lease_s,
+            "silent_s": now - self.watched,
+            "freed": self.outbox.freed,
+            "outbox": self.outbox.stretches(),
+            "last_settled": self.last_settled,
+            "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
+            "batches": [batch.dump(now) for batch in self.batches.values()],
+        }
+
+    @classmethod
+    def load(cls, content: dict[str, Any], now: float) -> Source:
+        """What `dump` gave, without its batches and outcomes."""
+        # Anew: for as long as nobody served, nobody could renew it.
+        lease_s = content["lease_s"]
+        source = cls(content["name"], content["session"], now + lease_s, content["generation"], lease_s)
+        source.outbox = Outbox(content["freed"])
+        source.last_settled = content["last_settled"]
+        source.watched = now - content.get("silent_s", 0.0)
+        for number, settlement, cursor, roots in content["settled"]:
+            source.settled[number] = Settled(Settlement(settlement), cursor, roots)
+        return source

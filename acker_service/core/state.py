@@ -1,237 +1,256 @@
-"""State: a shard as arrays and back.
+"""State: all that a server keeps, and what happens to several of its parts at once.
 
-Decides the layout of a dumped state: parts in a fixed order, each some columns of numbers, and first of all one column
-of bytes with a JSON header for what is small and has structure (sources, batches, answers). What is large comes in many
-parts, so that neither a stop nor a start needs room for it twice. Times are stored as time remaining or as age, so that
-a state may travel to a process with another clock. Reading and writing files is not done here.
+Decides who gets an outcome, what becomes of a batch and of a source that end, and in which order the parts are dumped
+and loaded; each of them dumps and loads itself. What is large comes in many parts, so that neither a stop nor a start
+needs room for it twice. Times are dumped as time remaining or as age, so that a state may travel to a process with
+another clock. Which calls do what is ``shard``'s to decide; reading and writing files is not done here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.messages import Limits, Settlement
-from acker_service.core.batches import Batch, limit_ticks
-from acker_service.core.outbox import Outbox
-from acker_service.core.sources import Settled, Source
-
-if TYPE_CHECKING:
-    from acker_service.core.shard import Shard
+from acker_protocol.ids import Column
+from acker_protocol.messages import Kinds, Settlement, Verdict
+from acker_service.core import kernels, parts
+from acker_service.core.batches import Batch, Indexes, limit_ticks
+from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
+from acker_service.core.ledger import Ledger, Told
+from acker_service.core.parts import FORMAT, Part
+from acker_service.core.reasons import Reasons
+from acker_service.core.room import Room
+from acker_service.core.sources import Change, Settled, Source, SourceChange
+from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
-# A name of PARTS, and columns.
-Part = tuple[str, dict[str, Array]]
 
-FORMAT = 2
-# Every part of a state and its columns.
-PARTS = {
-    "header": {"json": "u1"},
-    "batches": {"seen": "u8", "covered": "u8"},
-    "outbox": {"roots": "u8", "verdicts": "u1", "reason_ids": "u4"},
-    "ledger": {"keys": "u8", "vals": "u8", "flags": "u8", "ages": "i8"},
-    "contents": {"keys": "u8", "ages": "f8", "maps": "u1"},
-    "sessions": {"keys": "u8", "ages": "f8"},
-    "sequences": {"keys": "u8", "maps": "u1"},
-}
+# Changes of sources that wait to be taken; where nobody takes them the oldest go.
+CHANGES_MAX = 4096
+_INDEX = kernels.INDEXES - 1
 
 
-def dump(shard: Shard) -> Iterator[Part]:
-    """All of a shard at its present time, part by part; it must not change until the last one was taken."""
-    now, sources = shard._now, list(shard._sources.values())
-    header = {
-        "format": FORMAT,
-        "generation": shard.generation,
-        "registrations": shard.registrations,
-        "counters": dataclasses.asdict(shard._counters),
-        "reasons": shard._reasons.dump(),
-        "sources": [_dump_source(source, now) for source in sources],
-        "totals": _totals(shard),
-    }
-    batches = [batch for source in sources for batch in source.batches.values()]
-    yield "header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)}
-    yield (
-        "batches",
-        {
-            "seen": _joined([batch.seen for batch in batches], np.uint64),
-            "covered": _joined([batch.covered for batch in batches], np.uint64),
-        },
-    )
-    yield from (("outbox", columns) for source in sources for columns in source.outbox.dump())
-    yield from (("ledger", columns) for columns in shard._ledger.dump(shard._tick))
-    yield from (("contents", columns) for columns in shard._dedupe.dump_contents(now))
-    yield from (("sessions", columns) for columns in shard._dedupe.dump_sessions(now))
-    yield from (("sequences", columns) for columns in shard._dedupe.dump_sequences())
+class State:
+    """``generation`` names it and travels with it; ``registrations`` counts the sources that it ever had. ``now`` is in
+    seconds of a clock that does not go back, ``tick`` the same in ticks. Orphans are bounded by half of the room."""
 
+    def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
+        self.generation, self.registrations = generation, 0
+        self.now, self.tick = 0.0, 0
+        self.room = room
+        self.ledger = Ledger(max(1024, room.max_pending // 2))
+        self.dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
+        self.reasons = Reasons()
+        self.indexes = Indexes()
+        self.sources: dict[int, Source] = {}
+        self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
+        self.counters = Counters()
+        # Batches that take no more inits, of which roots are pending.
+        self._closing: set[Batch] = set()
 
-def load(shard: Shard, parts: Iterable[Part]) -> None:
-    """Fill an empty shard, at its present time. Raises ValueError if the state is not whole."""
-    try:
-        _load(shard, parts)
-    except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"the state is not whole: {type(error).__name__}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"the state is not whole: {error}") from error
+    def advance(self, now: float) -> None:
+        """Time passes; it never goes back."""
+        self.now = max(self.now, now)
+        self.tick = int(self.now * kernels.TICKS_A_SECOND)
 
+    # -- batches
 
-def _load(shard: Shard, parts: Iterable[Part]) -> None:
-    left = iter(parts)
-    header = json.loads(_take("header", left)["json"].tobytes())
-    if header["format"] != FORMAT:
-        raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
-    shard.generation, shard.registrations = header["generation"], header["registrations"]
-    _load_counters(shard, header["counters"])
-    shard._reasons.load(header["reasons"])
-    _load_sources(shard, header["sources"], _take("batches", left))
-    for content in header["sources"]:
-        outbox = shard._sources[content["session"]].outbox
-        for count, reasons in content["outbox"]:
-            outbox.load(count, reasons, _take("outbox", left))
-        shard._unconfirmed += len(outbox)
-    for name, columns in left:
-        _check(name, columns)
+    def open(self, source: Source, batch: Batch) -> None:
+        """``batch`` is one of ``source`` from now on."""
+        self.indexes.claim(batch)
+        source.batches[batch.number] = batch
+        self.ledger.limits[batch.index] = limit_ticks(batch.limits)
+
+    def sweep(self, actions: Mapping[Batch, int]) -> None:
+        """Do with all pending roots of these batches what is said (an action of ``kernels``), in one sweep."""
+        table = np.zeros(kernels.INDEXES, np.uint8)
+        for batch, action in actions.items():
+            table[batch.index] = action
+        if not np.any(self.ledger.pending[table != kernels.KEEP]):
+            return
+        for told in self.ledger.settle(table):
+            self.deliver(told, kernels.REASONS)
+
+    def settle(self, batch: Batch, settlement: Settlement) -> None:
+        """``batch``, swept before, takes no more inits; what was not read of it is LOST."""
+        source = self.sources[batch.session]
+        unread = batch.unread()
+        source.outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
+        self.counters.lost += len(unread)
+        self.room.close(batch.reserved, len(unread))
+        roots = batch.inits - int(self.ledger.pending[batch.index]) + len(unread)
+        batch.close()
+        self._closing.add(batch)
+        source.remember(batch.number, Settled(settlement, source.outbox.cursor, roots))
+
+    def release(self) -> None:
+        """Give back the indexes of closed batches of which nothing is pending any more."""
+        for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
+            self._closing.discard(batch)
+            self.indexes.release(batch)
+            source = self.sources.get(batch.session)
+            if source is not None:
+                source.batches.pop(batch.number, None)
+
+    # -- sources
+
+    def pending_of(self, source: Source) -> int:
+        """Its roots that have no outcome."""
+        return sum(int(self.ledger.pending[batch.index]) for batch in source.batches.values())
+
+    def lacks_room(self, source: Source, roots: int) -> str:
+        """Why there is no room for ``roots`` more of ``source``; nothing ("") when there is."""
+        reserved = sum(batch.reserved for batch in source.batches.values())
+        return self.room.lacks(roots, self.pending_of(source) + reserved + len(source.outbox))
+
+    def drop(self, sources: Sequence[Source], change: Change) -> None:
+        """Forget sources and all their roots, with one sweep."""
+        self.changes.extend(source.changed(change, self.pending_of(source)) for source in sources)
+        batches = [batch for source in sources for batch in source.batches.values()]
+        pending = sum(self.pending_of(source) for source in sources)
+        self.sweep(dict.fromkeys(batches, kernels.DROP))
+        self.counters.roots_dropped += pending
+        reserved, unconfirmed = sum(batch.reserved for batch in batches), sum(len(source.outbox) for source in sources)
+        self.room.drop(pending, reserved, unconfirmed)
+        for batch in batches:
+            batch.close()
+            self._closing.add(batch)
+        for source in sources:
+            del self.sources[source.session]
+        self.release()
+
+    # -- outcomes
+
+    def deliver(self, told: Told, texts: Sequence[str]) -> None:
+        """Put outcomes into the outboxes of their sources."""
+        if not len(told.roots):
+            return
+        if told.is_uniform:
+            info = int(told.info[0])
+            self._put(info & _INDEX, told.roots, info >> 16 & 0xFF, info >> 32, texts)
+        else:
+            self._deliver_groups(told, texts)
+        self.room.finish(len(told.roots))
+        self.release()
+
+    def _deliver_groups(self, told: Told, texts: Sequence[str]) -> None:
+        indexes = told.info & np.uint64(_INDEX)
+        verdicts, codes = (told.info >> np.uint64(16)).astype(np.uint8), told.info >> np.uint64(32)
+        if np.all(indexes == indexes[0]):
+            self._put(int(indexes[0]), told.roots, verdicts, codes, texts)
+            return
+        order = np.argsort(indexes, kind="stable")
+        starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
+        for group in np.split(order, starts[1:]):
+            self._put(int(indexes[group[0]]), told.roots[group], verdicts[group], codes[group], texts)
+
+    def _put(self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+        source = self.sources[self.indexes[index].session]
+        source.outbox.append(roots, verdicts, codes, texts)
+        self.counters.count(verdicts, len(roots))
+
+    # -- dumped and loaded
+
+    def dump(self) -> Iterator[Part]:
+        """All of it at its present time, part by part; it must not change until the last one was taken."""
+        sources = list(self.sources.values())
+        header = {
+            "format": FORMAT,
+            "generation": self.generation,
+            "registrations": self.registrations,
+            "counters": dataclasses.asdict(self.counters),
+            "reasons": self.reasons.dump(),
+            "sources": [source.dump(self.now) for source in sources],
+            "totals": self._totals(),
+        }
+        batches = [batch for source in sources for batch in source.batches.values()]
+        yield "header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)}
+        yield (
+            "batches",
+            {
+                "seen": parts.joined([batch.seen for batch in batches], np.uint64),
+                "covered": parts.joined([batch.covered for batch in batches], np.uint64),
+            },
+        )
+        yield from (("outbox", columns) for source in sources for columns in source.outbox.dump())
+        yield from (("ledger", columns) for columns in self.ledger.dump(self.tick))
+        yield from (("contents", columns) for columns in self.dedupe.dump_contents(self.now))
+        yield from (("sessions", columns) for columns in self.dedupe.dump_sessions(self.now))
+        yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
+
+    def load(self, dumped: Iterable[Part]) -> None:
+        """Fill this one, which is empty, at its present time. Raises ValueError if what was dumped is not whole."""
+        try:
+            self._load(iter(dumped))
+        except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"the state is not whole: {type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"the state is not whole: {error}") from error
+
+    def _load(self, dumped: Iterator[Part]) -> None:
+        header = json.loads(parts.take("header", dumped)["json"].tobytes())
+        if header["format"] != FORMAT:
+            raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
+        self.generation, self.registrations = header["generation"], header["registrations"]
+        self.counters = Counters.load(header["counters"])
+        self.dedupe.dropped = self.counters.identities_dropped
+        self.reasons.load(header["reasons"])
+        self._load_sources(header["sources"], parts.take("batches", dumped))
+        for content in header["sources"]:
+            outbox = self.sources[content["session"]].outbox
+            for count, reasons in content["outbox"]:
+                outbox.load(count, reasons, parts.take("outbox", dumped))
+            self.room.unconfirmed += len(outbox)
+        for name, columns in dumped:
+            parts.check(name, columns)
+            self._load_part(name, columns)
+        if self._totals() != header["totals"]:
+            raise ValueError(f"there should be {header['totals']} in it, and there are {self._totals()}")
+        self._check_owners()
+
+    def _load_part(self, name: str, columns: dict[str, Array]) -> None:
         if name == "ledger":
-            shard._ledger.load(columns, shard._tick)
+            self.ledger.load(columns, self.tick)
         elif name == "contents":
-            shard._dedupe.load_contents(columns, shard._now)
+            self.dedupe.load_contents(columns, self.now)
         elif name == "sessions":
-            shard._dedupe.load_sessions(columns, shard._now)
+            self.dedupe.load_sessions(columns, self.now)
         elif name == "sequences":
-            shard._dedupe.load_sequences(columns, shard._now)
+            self.dedupe.load_sequences(columns, self.now)
         else:
             raise ValueError(f"a second {name} in it")
-    if _totals(shard) != header["totals"]:
-        raise ValueError(f"there should be {header['totals']} in it, and there are {_totals(shard)}")
-    _check_owners(shard)
 
+    def _load_sources(self, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
+        seen, covered = parts.taker(batches["seen"]), parts.taker(batches["covered"])
+        for content in sources:
+            source = self.sources[content["session"]] = Source.load(content, self.now)
+            for each in content["batches"]:
+                batch = Batch.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
+                self.open(source, batch)
+                self.room.reserve(batch.reserved)
+                if not batch.is_open:
+                    self._closing.add(batch)
+        self.indexes.settle_free()
 
-def _take(name: str, parts: Iterator[Part]) -> dict[str, Array]:
-    found, columns = next(parts, ("nothing", {}))
-    if found != name:
-        raise ValueError(f"{name} is missing, and {found} in its place")
-    _check(name, columns)
-    return columns
+    def _totals(self) -> dict[str, int]:
+        return {
+            "ledger": self.ledger.entries,
+            "contents": len(self.dedupe),
+            "sessions": self.dedupe.sessions,
+            "sequences": self.dedupe.sequences,
+        }
 
-
-def _check(name: str, columns: Mapping[str, Array]) -> None:
-    for column, kind in PARTS[name].items():
-        if column not in columns:
-            raise ValueError(f"{name}.{column} is missing")
-        if columns[column].dtype != np.dtype(kind):
-            raise ValueError(f"{name}.{column} is {columns[column].dtype}, not {np.dtype(kind)}")
-
-
-def _totals(shard: Shard) -> dict[str, int]:
-    dedupe = shard._dedupe
-    return {
-        "ledger": shard._ledger.entries,
-        "contents": len(dedupe),
-        "sessions": dedupe.sessions,
-        "sequences": dedupe.sequences,
-    }
-
-
-def _load_counters(shard: Shard, counters: Mapping[str, int]) -> None:
-    for field in dataclasses.fields(shard._counters):
-        setattr(shard._counters, field.name, int(counters.get(field.name, 0)))
-    shard._dedupe.dropped = shard._counters.identities_dropped
-
-
-def _dump_source(source: Source, now: float) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "session": source.session,
-        "generation": source.generation,
-        "lease_s": source.lease_s,
-        "silent_s": now - source.watched,
-        "freed": source.outbox.freed,
-        "outbox": source.outbox.stretches(),
-        "last_settled": source.last_settled,
-        "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in source.settled.items()],
-        "batches": [_dump_batch(batch, now) for batch in source.batches.values()],
-    }
-
-
-def _dump_batch(batch: Batch, now: float) -> dict[str, Any]:
-    names = ("number", "index", "first", "up_to", "held", "is_open", "inits")
-    return {
-        **{name: getattr(batch, name) for name in names},
-        "age_s": now - batch.opened,
-        "busy_s": now - batch.idle,
-        "limits": [batch.limits.message_timeout_ms, batch.limits.progress_timeout_ms],
-        "words": len(batch.seen),
-    }
-
-
-def _load_sources(shard: Shard, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
-    seen, covered = _taker(batches["seen"]), _taker(batches["covered"])
-    for content in sources:
-        # Anew: for as long as nobody served, nobody could renew it.
-        lease_s = content["lease_s"]
-        source = Source(content["name"], content["session"], shard._now + lease_s, content["generation"], lease_s)
-        source.outbox = Outbox(content["freed"])
-        source.last_settled = content["last_settled"]
-        source.watched = shard._now - content.get("silent_s", 0.0)
-        for number, settlement, cursor, roots in content["settled"]:
-            source.settled[number] = Settled(Settlement(settlement), cursor, roots)
-        shard._sources[source.session] = source
-        for each in content["batches"]:
-            _load_batch(shard, source, each, seen(each["words"]), covered(each["words"]))
-    shard._indexes.settle_free()
-
-
-def _load_batch(shard: Shard, source: Source, content: dict[str, Any], seen: Array, covered: Array) -> None:
-    batch = Batch(
-        source.session,
-        content["number"],
-        content["index"],
-        shard._now - content["age_s"],
-        content["first"],
-        content["up_to"],
-        content["held"],
-        Limits(*content["limits"]),
-        content["is_open"],
-        content["inits"],
-        seen,
-        covered,
-        shard._now - content.get("busy_s", content["age_s"]),
-    )
-    shard._indexes.claim(batch)
-    source.batches[batch.number] = batch
-    shard._ledger.limits[batch.index] = limit_ticks(batch.limits)
-    shard._reserved += batch.reserved
-    if not batch.is_open:
-        shard._closing.add(batch)
-
-
-def _check_owners(shard: Shard) -> None:
-    """Every pending root belongs to a batch, and every source has its open stream."""
-    owned = [batch.index for batch in shard._indexes]
-    shard._pending = int(shard._ledger.pending.sum())
-    if int(shard._ledger.pending[owned].sum()) != shard._pending:
-        raise ValueError("roots in it belong to no batch")
-    if any(0 not in source.batches for source in shard._sources.values()):
-        raise ValueError("a source in it has no open stream")
-
-
-def _joined(parts: list[Array], dtype: type[Any]) -> Array:
-    return np.concatenate([*parts, np.empty(0, dtype)])
-
-
-def _taker(column: Array) -> Callable[[int], Array]:
-    """Hands out a column stretch by stretch. Raises ValueError when it is too short."""
-    at = 0
-
-    def take(count: int) -> Array:
-        nonlocal at
-        if at + count > len(column):
-            raise ValueError("a column is shorter than its header says")
-        at += count
-        return column[at - count : at].copy()
-
-    return take
+    def _check_owners(self) -> None:
+        """Every pending root belongs to a batch, and every source has its open stream."""
+        owned = [batch.index for batch in self.indexes]
+        self.room.pending = int(self.ledger.pending.sum())
+        if int(self.ledger.pending[owned].sum()) != self.room.pending:
+            raise ValueError("roots in it belong to no batch")
+        if any(0 not in source.batches for source in self.sources.values()):
+            raise ValueError("a source in it has no open stream")

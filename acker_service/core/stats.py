@@ -1,8 +1,13 @@
-"""Stats: what a shard counted, how full it is and who fills it, as plain numbers. Decides names; counts nothing."""
+"""Stats: what a shard counted, how full it is and who fills it, as plain numbers. Decides names."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+
+from acker_protocol.messages import Kinds, Verdict
 
 
 @dataclass(slots=True)
@@ -26,6 +31,26 @@ class Counters:
     identities_dropped: int = 0  # forgotten early, for want of room
     leases_expired: int = 0
     roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to be told
+
+    def count(self, verdicts: Kinds | int, roots: int) -> None:
+        """Count ``roots`` outcomes by verdict: uint8[roots], or one for all."""
+        if isinstance(verdicts, np.ndarray):
+            counts = np.bincount(verdicts, minlength=len(Verdict) + 1).tolist()
+            self._add(*counts[1:])
+        else:
+            self._add(*(roots * (verdict == verdicts) for verdict in Verdict))
+
+    def _add(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
+        """As ``Verdict`` counts them, from 1 on."""
+        self.acked += acked
+        self.failed += failed
+        self.timed_out += timed_out
+        self.lost += lost
+
+    @classmethod
+    def load(cls, counted: Mapping[str, int]) -> Counters:
+        """What was dumped, as a dictionary; what is missing was not counted yet."""
+        return cls(**{field.name: int(counted.get(field.name, 0)) for field in fields(cls)})
 
 
 @dataclass(slots=True)

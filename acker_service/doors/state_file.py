@@ -24,10 +24,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from acker_service.core.parts import Part
 from acker_service.system.logs import Log
-
-# A name, and arrays by theirs.
-Part = tuple[str, dict[str, npt.NDArray[Any]]]
 
 FORMAT = 2
 MAGIC = b"acker-state "

@@ -19,7 +19,7 @@ def shard() -> Shard:
 
 def tick(shard: Shard, until: float) -> None:
     """As the server does, every 50 ms."""
-    for step in range(int(shard._now * 20) + 1, int(until * 20) + 1):
+    for step in range(int(shard._state.now * 20) + 1, int(until * 20) + 1):
         shard.tick(step / 20)
 
 

@@ -19,7 +19,7 @@ PEAK = """
 import json, sys
 from caller import acks, inits, roots_of
 from acker_protocol.messages import Watch
-from acker_service import heap
+from acker_service.system import heap
 from acker_service.core.shard import Shard
 
 def resident():

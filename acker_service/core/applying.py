@@ -1,0 +1,186 @@
+"""Applying: what one message of a report does to the state, and how it is answered.
+
+Decides in which order its effects happen. A message that is refused leaves no trace. Acks are never refused for want of
+room; inits of an open batch neither, since their room was reserved. The arithmetic is ``ledger``'s, what counted before
+is ``dedupe``'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import Column, mix64
+from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, InitScope, Status
+from acker_service.core import kernels
+from acker_service.core.batches import Batch
+from acker_service.core.ledger import Effect, Report
+from acker_service.core.malformed import malformed_apply
+from acker_service.core.orphans import Orphans
+from acker_service.core.outbox import cut
+from acker_service.core.state import State
+
+Array = npt.NDArray[Any]
+
+# A bit a slot.
+ALL_SLOTS = np.full(16, np.iinfo(np.uint64).max, np.uint64)
+# After an answer that there is no room, or that a source is not known yet.
+RETRY_DELAY_MS = 200
+
+
+class Applying:
+    """``incarnation``: of the process that answers."""
+
+    def __init__(self, state: State, orphans: Orphans, incarnation: int) -> None:
+        self._state = state
+        self._orphans = orphans
+        self._incarnation = incarnation
+        self._marked_at = -1
+        self._spoilt = 0
+
+    def apply(self, message: Apply) -> ApplyReply:
+        """Apply the sections of a message that were not applied before. Raises nothing: what is wrong is a status."""
+        state, entries = self._state, message.entries
+        batch = self._batch_of(message.inits)
+        trouble = malformed_apply(message, batch)
+        if trouble:
+            return self._refuse(Status.INVALID, trouble)
+        report = state.ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
+        if isinstance(report, str):
+            return self._refuse(Status.INVALID, report)
+        known = state.dedupe.look(message.identity, message.digest)
+        if isinstance(known, Status):
+            if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
+                self._spoil(report)
+            return self._refuse_sections(known, len(report.slots))
+        asked = int.from_bytes(report.bits.tobytes(), "little")
+        if message.inits is not None and (asked & ~known or not asked):
+            refusal = self._refuse_inits(message.inits, batch, report, asked & ~known)
+            if refusal:
+                return refusal
+        state.dedupe.note(message.identity, message.digest, asked, state.now)
+        effect = self._apply(message, batch, report, asked & ~known) if asked & ~known else Effect()
+        if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
+            batch.cover(_column(message.inits.covered, np.uint64))
+        return self._reply(report, asked, known, effect)
+
+    def _batch_of(self, scope: InitScope | None) -> Batch | None:
+        source = self._state.sources.get(scope.session) if scope is not None else None
+        return source.batches.get(scope.batch) if source is not None and scope is not None else None
+
+    # -- refused
+
+    def _refuse_inits(self, scope: InitScope, batch: Batch | None, report: Report, fresh: int) -> ApplyReply | None:
+        source = self._state.sources.get(scope.session)
+        if source is None:
+            return self._refuse(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
+        if batch is None or not batch.is_open:
+            return self._refuse(Status.UNKNOWN_BATCH, f"batch {scope.batch} of source {source.name!r} is not open")
+        if batch.number:
+            return None
+        trouble = self._state.lacks_room(source, _entries_in(report, fresh))
+        return self._refuse(Status.OVERLOADED, trouble) if trouble else None
+
+    def _refuse(self, status: Status, detail: str) -> ApplyReply:
+        return ApplyReply(self._incarnation, status, retry_delay_ms=delay_ms(status), detail=detail)
+
+    def _refuse_sections(self, status: Status, sections: int) -> ApplyReply:
+        counters = self._state.counters
+        if status == Status.STALE:
+            counters.sections_stale += sections
+            detail = f"sequence: older than the last {self._state.dedupe.window} of its session"
+        else:
+            counters.sections_conflict += sections
+            detail = "identity: known with another digest; two reports of different content say they are the same work"
+        return ApplyReply(self._incarnation, status, detail=detail)
+
+    # -- applied
+
+    def _apply(self, message: Apply, batch: Batch | None, report: Report, fresh: int) -> Effect:
+        slots = np.frombuffer(fresh.to_bytes(128, "little"), np.uint64)
+        vals = _column(message.entries.ack_vals, np.uint64)
+        if message.inits is None or batch is None:
+            return self._apply_updates(message.entries, report, vals, slots)
+        return self._apply_inits(batch, report, vals, slots)
+
+    def _apply_inits(self, batch: Batch, report: Report, vals: Column, slots: Column) -> Effect:
+        state, counters = self._state, self._state.counters
+        effect = state.ledger.apply_inits(report, vals, slots, batch.index, batch.held, batch.numbering, state.tick)
+        state.room.initialise(effect.created, were_reserved=bool(batch.number))
+        if batch.number:
+            batch.inits += effect.created
+        counters.inits += effect.created
+        counters.inits_known += effect.known
+        counters.inits_conflicting += effect.conflicts
+        counters.updates += effect.applied
+        state.deliver(state.ledger.told(), state.reasons.texts)
+        return effect
+
+    def _apply_updates(self, entries: Entries, report: Report, vals: Column, slots: Column) -> Effect:
+        state = self._state
+        kinds, reason_ids = _column(entries.kinds, np.uint8), _column(entries.reason_ids, np.uint32)
+        effect, tombstones = state.ledger.apply_updates(
+            report, vals, kinds, reason_ids, slots, self._orphans.ticks, state.tick
+        )
+        state.counters.updates += effect.applied
+        state.counters.orphans_dropped += effect.dropped
+        state.deliver(state.ledger.told(), entries.reasons)
+        if len(tombstones):
+            self._label(report, entries, tombstones)
+        return effect
+
+    def _spoil(self, report: Report) -> None:
+        """Two attempts at the same work made different things of these roots. Which of them was committed nobody here
+        can tell, and the second one may have failed a root that the first one finished: none of them gets to zero."""
+        self._spoilt += 1
+        vals = np.full(len(report.keys), mix64(self._incarnation ^ mix64(self._spoilt)), np.uint64)
+        self._apply_updates(Entries(report.keys, vals), report, vals, ALL_SLOTS)
+
+    def _label(self, report: Report, entries: Entries, tombstones: Array) -> None:
+        """Keep the reasons of new tombstones."""
+        ledger, reasons, tick = self._state.ledger, self._state.reasons, self._state.tick
+        fails = np.cumsum(entries.kinds & FAIL != 0) - 1
+        local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
+        texts = [cut(entries.reasons[number]) for number in local.tolist()]
+        ids = [reasons.id_of(text) for text in texts]
+        ledger.label(report.keys[tombstones], np.array(ids, np.uint64)[positions])
+        if reasons.is_full and tick >= self._marked_at + kernels.TICKS_A_SECOND:
+            self._marked_at = tick
+            used = reasons.empty_marks()
+            ledger.mark_reasons(used)
+            reasons.keep(used)
+
+    def _reply(self, report: Report, asked: int, known: int, effect: Effect) -> ApplyReply:
+        counters = self._state.counters
+        sections, duplicate = len(report.slots), (asked & known).bit_count()
+        counters.sections_applied += sections - duplicate
+        counters.sections_duplicate += duplicate
+        status = Status.DUPLICATE if sections and duplicate == sections else Status.APPLIED
+        statuses = NO_KINDS
+        if 0 < duplicate < sections:
+            bits = np.unpackbits(np.frombuffer(known.to_bytes(128, "little"), np.uint8), bitorder="little")
+            statuses = np.where(bits[report.slots], Status.DUPLICATE, Status.APPLIED).astype(np.uint8)
+        return ApplyReply(
+            self._incarnation, status, statuses, inits_known=effect.known, inits_conflicting=effect.conflicts
+        )
+
+
+def delay_ms(status: Status) -> int:
+    """After how many ms to ask again, where that can help."""
+    return RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0
+
+
+def _column(values: Array, dtype: type[Any]) -> Array:
+    """As the kernels want it: contiguous and aligned; the same array where it is."""
+    column = np.ascontiguousarray(values, dtype)
+    return column if column.flags.aligned else column.copy()
+
+
+def _entries_in(report: Report, slots: int) -> int:
+    """How many entries lie in slots of a 1024-bit map, all of which are in the report."""
+    if slots.bit_count() == len(report.slots):
+        return len(report.keys)
+    bits = np.unpackbits(np.frombuffer(slots.to_bytes(128, "little"), np.uint8), bitorder="little")
+    return int(np.diff(report.starts)[bits[report.slots] != 0].sum())
