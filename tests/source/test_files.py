@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acker_client.source.core.input import Progress
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.files import FileInput, find_files
 from acker_client.source.inputs.lines import TextParser
-from acker_client.source.stores.checkpoint import Progress
 from tests.source.disks import without_rights
 
 contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline"]), max_size=9).map(

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_client.source.core.tracker import Records
-from acker_client.source.stores.checkpoint import Progress
+
+# What a checkpoint holds of an input, in the input's own words; it goes through JSON.
+Progress = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

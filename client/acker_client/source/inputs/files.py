@@ -18,12 +18,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from acker_client.source.core.input import Original, Origins
+from acker_client.source.core.input import Original, Origins, Progress
 from acker_client.source.core.tracker import NO_RECORDS, Records
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.lines import LF, LINE_BYTES_MAX, LineSlice, Parser, Part, find_lines, read_bytes
-from acker_client.source.stores.checkpoint import Progress
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -17,7 +17,7 @@ from acker_client.core.gist import gist
 from acker_client.core.registration import Watched
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.flight import Fallen, Flight, Landed, excusing
-from acker_client.source.core.input import Input
+from acker_client.source.core.input import Input, Progress
 from acker_client.source.core.listener import Seen
 from acker_client.source.core.retry import PIECES, Group
 from acker_client.source.core.summary import Summary
@@ -28,7 +28,7 @@ from acker_client.source.run.booking import Booking
 from acker_client.source.run.burial import Burial
 from acker_client.source.run.options import Options
 from acker_client.source.run.rim import Blame, FramePlan, Rim
-from acker_client.source.stores.checkpoint import Checkpoint, Progress
+from acker_client.source.stores.checkpoint import Checkpoint
 from acker_protocol.messages import Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")

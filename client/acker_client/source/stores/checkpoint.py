@@ -15,13 +15,12 @@ import os
 from pathlib import Path
 from typing import IO, Any
 
+from acker_client.source.core.input import Progress
 from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import CheckpointError
 
 FORMAT = "acker-checkpoint"
 VERSION = 1
-
-Progress = dict[str, Any]
 
 # What a system answers when another has the lock.
 _HELD = (errno.EAGAIN, errno.EACCES)
