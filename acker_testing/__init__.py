@@ -1,7 +1,7 @@
 """Testing: for users' tests. A real shard in memory, without a server, a socket or a wait; and whole pipelines.
 
     from acker_client import AckerClient, Verdict
-    from acker_client.testing import LocalServer, SimulatedTime
+    from acker_testing import LocalServer, SimulatedTime
     from acker_protocol import ids
 
     time = SimulatedTime()
@@ -52,5 +52,5 @@ def __getattr__(name: str) -> Any:
     try:
         from acker_testing import pipeline
     except ImportError as error:
-        raise missing(f"acker_client.testing.{name}", "service,spark", error) from error
+        raise missing(f"acker_testing.{name}", "service,spark", error) from error
     return getattr(pipeline, name)

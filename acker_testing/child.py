@@ -69,7 +69,7 @@ class Child:
     def _failed(self) -> Exception:
         said = self._log.read_text(errors="replace").strip()
         if "pip install" in said:
-            return ImportError(f"acker_client.testing.Pipeline: {said.splitlines()[-1]}")
+            return ImportError(f"acker_testing.Pipeline: {said.splitlines()[-1]}")
         return RuntimeError(f"the server of this test did not start within {START_S:g} s: {said or 'it said nothing'}")
 
 

@@ -158,7 +158,7 @@ def new_shard(*, incarnation: int | None = None, generation: int | None = None, 
     try:
         from acker_service.core.shard import Shard
     except ImportError as error:
-        raise missing("acker_client.testing", "service", error) from error
+        raise missing("acker_testing", "service", error) from error
     return Shard(
         incarnation=secrets.randbits(64) if incarnation is None else incarnation,
         generation=secrets.randbits(64) if generation is None else generation,

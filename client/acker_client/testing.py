@@ -1,7 +1,7 @@
-"""Testing: the name under which users import what their tests need.
+"""Testing: another name of ``acker_testing``, which stands on client and service.
 
-All of it stands in ``acker_testing``, on client and service; it is looked up when it is asked for, so that the client
-itself stands on neither of them. Its types are in the stub beside this file.
+What it gives is looked up when it is asked for, so that the client itself stands on neither of them. Type checkers want
+the package's own name.
 """
 
 from __future__ import annotations

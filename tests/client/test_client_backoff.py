@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.core.backoff import Backoff, Deadline, Patience
-from acker_client.testing import SimulatedTime
+from acker_testing import SimulatedTime
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1, exclude_max=True))

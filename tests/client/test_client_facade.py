@@ -15,10 +15,10 @@ import pytest
 
 from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, errors
 from acker_client.plain.client import of_process
-from acker_client.testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 from acker_protocol import ids
 from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status
 from acker_protocol.reports import fold
+from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
 ROOT = ids.root_id(1 << 40, 0)
 OTHER = ids.root_id(1 << 40, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from play import Play
 
 from acker_client import Settlement, Verdict
-from acker_client.testing import LocalServer, SimulatedTime
+from acker_testing import LocalServer, SimulatedTime
 
 SEEDS = st.integers(0, 2**32 - 1)
 RATES = st.sampled_from([0.0, 0.1, 0.3, 0.6])

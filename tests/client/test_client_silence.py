@@ -10,8 +10,8 @@ import pytest
 
 from acker_client import AckerClient, Settings, errors
 from acker_client.core.silence import AGAIN_S, Silence
-from acker_client.testing import LocalServer, SimulatedTime
 from acker_protocol import ids
+from acker_testing import LocalServer, SimulatedTime
 
 ROOT = ids.root_id(1 << 40, 0)
 

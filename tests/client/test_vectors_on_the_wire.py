@@ -6,9 +6,9 @@ import pytest
 from vectors import apply_of, protocol, report
 
 from acker_client import AckerClient
-from acker_client.testing import LocalServer, LocalTransport
 from acker_protocol import reports, wire
 from acker_protocol.messages import Apply, Limits, OpenBatch, Status, Watch
+from acker_testing import LocalServer, LocalTransport
 
 
 class Recorder(LocalTransport):

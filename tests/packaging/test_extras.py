@@ -26,8 +26,8 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
         ("import acker_client.source", ["pyarrow"], "acker_client.source needs pyarrow, which is not here"),
         ("from acker_client.source import Files", ["pyarrow", "pyspark"], "acker_client.source needs pyarrow"),
         ("import acker_client.spark", ["pyspark"], "acker_client.spark needs pyspark"),
-        ("from acker_client.testing import new_shard; new_shard()", ["numba"], "acker_client.testing needs numba"),
-        ("from acker_client.testing import Pipeline", ["pyspark"], "acker_client.testing.Pipeline needs pyspark"),
+        ("from acker_testing import new_shard; new_shard()", ["numba"], "acker_testing needs numba"),
+        ("from acker_testing import Pipeline", ["pyspark"], "acker_testing.Pipeline needs pyspark"),
     ],
 )
 def test_what_is_imported_without_its_extra_says_which_one_to_install(
@@ -43,3 +43,10 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
 
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
     assert tried("import acker_client.source", "pyspark", "pandas", "grpc", "numba").returncode == 0
+
+
+def test_what_tests_need_has_a_name_in_the_client_too_which_loads_it_only_when_asked() -> None:
+    lazy = "import sys, acker_client.testing as named; assert 'acker_testing' not in sys.modules"
+    same = "from acker_client.testing import *; import acker_testing; assert Pipeline is acker_testing.Pipeline"
+    done = tried(f"{lazy}; {same}; assert dir(named) == sorted(acker_testing.__all__)")
+    assert done.returncode == 0, done.stderr

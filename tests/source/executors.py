@@ -16,10 +16,10 @@ from acker_client.source import Batch, Files, Listener, Seen
 from acker_client.source.core.flight import Fallen
 from acker_client.source.run.rim import FramePlan, Rim
 from acker_client.source.run.watcher import says_something
-from acker_client.testing import LocalServer, SimulatedTime
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 from acker_protocol.reports import fold, fold_updates
+from acker_testing import LocalServer, SimulatedTime
 
 
 @dataclass

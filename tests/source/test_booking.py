@@ -10,7 +10,7 @@ import pytest
 from acker_client import AckerClient
 from acker_client.source import SourceError
 from acker_client.source.run.booking import REOPEN_S, Booking
-from acker_client.testing import new_shard
+from acker_testing import new_shard
 from tests.source.executors import Cluster
 
 FIRST = 1 << 40

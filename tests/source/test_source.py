@@ -656,7 +656,7 @@ def test_no_server_at_all_ends_the_run_with_a_clear_error(cluster: Cluster) -> N
 
 
 def test_a_batch_larger_than_the_server_ends_with_the_option_to_lower(cluster: Cluster) -> None:
-    from acker_client.testing import new_shard
+    from acker_testing import new_shard
 
     cluster.server.shard = new_shard(max_pending=5)
     cluster.write("a.txt", *(str(k) for k in range(20)))

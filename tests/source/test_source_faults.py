@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from acker_client import AckerClient, Settings
 from acker_client.source import Batch, Retry, Seen, SourceError
 from acker_client.source.run.watcher import Watcher
-from acker_client.testing import LocalServer
+from acker_testing import LocalServer
 from tests.source.executors import Cluster, Frame, Log, Row
 
 FAULTS = [

@@ -17,7 +17,7 @@ from pyspark.sql import Row, SparkSession
 from acker_client import Verdict
 from acker_client.source import Retry
 from acker_client.spark import operator, sink
-from acker_client.testing import Dead, Outcome, Pipeline
+from acker_testing import Dead, Outcome, Pipeline
 
 
 @operator("word string")

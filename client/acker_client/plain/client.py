@@ -58,7 +58,7 @@ class AckerClient:
     """A client of the acker.
 
     ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``connect`` makes
-    the transport to an address (``acker_client.testing`` has one without sockets); ``clock``, ``sleep`` and ``random``
+    the transport to an address (``acker_testing`` has one without sockets); ``clock``, ``sleep`` and ``random``
     are for tests. Thread-safe; only ``watch`` is for one thread at a time.
 
     >>> with AckerClient("localhost:7070") as client:
