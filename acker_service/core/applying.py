@@ -19,7 +19,6 @@ from acker_service.core.batches import Batch
 from acker_service.core.ledger import Effect, Report
 from acker_service.core.malformed import malformed_apply
 from acker_service.core.orphans import Orphans
-from acker_service.core.outbox import cut
 from acker_service.core.state import State
 
 Array = npt.NDArray[Any]
@@ -143,8 +142,7 @@ class Applying:
         ledger, reasons, tick = self._state.ledger, self._state.reasons, self._state.tick
         fails = np.cumsum(entries.kinds & FAIL != 0) - 1
         local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
-        texts = [cut(entries.reasons[number]) for number in local.tolist()]
-        ids = [reasons.id_of(text) for text in texts]
+        ids = [reasons.id_of(entries.reasons[number]) for number in local.tolist()]
         ledger.label(report.keys[tombstones], np.array(ids, np.uint64)[positions])
         if reasons.is_full and tick >= self._marked_at + kernels.TICKS_A_SECOND:
             self._marked_at = tick

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from acker_protocol.ids import Column
 from acker_protocol.messages import Kinds, Outcomes
+from acker_service.core.reasons import cut
 
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
 # Reasons are text from clients: what a chunk of them may take is bounded, in bytes as they travel, tag and length too.
-REASON_BYTES = 4096
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
 REASON_HEAD_BYTES = 4
@@ -184,12 +184,6 @@ class Outbox:
 
     def _stretches(self) -> list[tuple[Chunk, slice]]:
         return [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
-
-
-def cut(reason: str) -> str:
-    """A reason as it is kept: its first REASON_BYTES, no character in halves."""
-    reason = reason[:REASON_BYTES]
-    return reason if reason.isascii() else reason.encode()[:REASON_BYTES].decode(errors="ignore")
 
 
 def _widened(column: Array, room: int) -> Array:

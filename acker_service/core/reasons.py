@@ -13,6 +13,8 @@ import numpy as np
 from acker_protocol.messages import Kinds
 from acker_service.core import kernels
 
+# Of one reason, in bytes as they travel.
+REASON_BYTES = 4096
 REASONS_MAX = kernels.TOMBSTONE_REASONS
 LOST = "(the server kept too many reasons to keep this one)"
 ROOT_CONFLICT = "root_conflict"
@@ -31,9 +33,10 @@ class Reasons:
         return not self._free
 
     def id_of(self, text: str) -> int:
-        """The id of a text, made if there is room."""
+        """The id of a text, cut to what is kept of it, made if there is room."""
         if not text:
             return 0
+        text = cut(text)
         known = self._ids.get(text)
         if known is not None:
             return known
@@ -67,3 +70,9 @@ class Reasons:
             self._ids[text] = reason_id
             self.texts[reason_id - 1] = text
         self._free = sorted(set(range(1, REASONS_MAX + 1)) - set(self._ids.values()), reverse=True)
+
+
+def cut(reason: str) -> str:
+    """A reason as it is kept: its first REASON_BYTES, no character in halves."""
+    reason = reason[:REASON_BYTES]
+    return reason if reason.isascii() else reason.encode()[:REASON_BYTES].decode(errors="ignore")

@@ -106,8 +106,8 @@ class State:
 
     def lacks_room(self, source: Source, roots: int) -> str:
         """Why there is no room for ``roots`` more of ``source``; nothing ("") when there is."""
-        reserved = sum(batch.reserved for batch in source.batches.values())
-        return self.room.lacks(roots, self.pending_of(source) + reserved + len(source.outbox))
+        held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
+        return self.room.lacks(roots, held)
 
     def drop(self, sources: Sequence[Source], change: Change) -> None:
         """Forget sources and all their roots, with one sweep."""

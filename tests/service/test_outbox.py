@@ -10,7 +10,8 @@ import pytest
 from acker_protocol import wire
 from acker_protocol.messages import Outcomes, Status, Verdict, WatchReply
 from acker_service.core import outbox
-from acker_service.core.outbox import DROPPED_REASON, REASON_BYTES, REASONS_MAX, Outbox
+from acker_service.core.outbox import DROPPED_REASON, REASONS_MAX, Outbox
+from acker_service.core.reasons import REASON_BYTES
 from acker_service.shared import OUTCOMES_MAX
 
 Row = tuple[int, int, str]

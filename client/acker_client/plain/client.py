@@ -23,7 +23,7 @@ from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.registration import Registration, Watched, check_number, check_source
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.members.connection import Connect, Connection
-from acker_client.members.courier import Call, Courier
+from acker_client.members.trying import Call, Trying
 from acker_client.plain.process import Process
 from acker_client.settings import Settings, addresses
 from acker_protocol.ids import check_column
@@ -145,7 +145,7 @@ class AckerClient:
         refuses a report for good: that report is dropped, and its roots time out.
         """
         process = self._process()
-        patience = process.courier.patience()
+        patience = process.trying.patience()
         # Reports go one after the other, so no more than one sequence is ever unanswered at the server.
         with process.sending:
             while process.unanswered or process.seal():
@@ -165,7 +165,7 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         delivery = Delivery(identity, entries, inits)
         try:
-            process.courier.deliver(delivery, process.courier.patience(), self._renewal(process, delivery))
+            process.courier.deliver(delivery, process.trying.patience(), self._renewal(process, delivery))
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
@@ -191,7 +191,7 @@ class AckerClient:
         check_source(name, session, lease_s, limits)
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, limits, self._clock())
-        self._renew(process, registration, process.courier.patience())
+        self._renew(process, registration, process.trying.patience())
         process.registration = registration
         process.source_session = drawn
         return drawn
@@ -205,7 +205,7 @@ class AckerClient:
         with process.lock:
             request = registration.request(0.0, 1, close=True)
         try:
-            process.courier.answer(_watch(request), process.courier.patience(1.0))
+            process.trying.answer(_watch(request), process.trying.patience(1.0))
         except AckerError as error:
             log.info("source %r could not be closed, and ends with its lease: %s", registration.name, error)
 
@@ -232,7 +232,7 @@ class AckerClient:
         process.courier.accepted(
             lambda transport, timeout_s: transport.open_batch(request, timeout_s),
             f"open batch {number}",
-            process.courier.patience(budget_s),
+            process.trying.patience(budget_s),
             self._renewal(process),
         )
 
@@ -247,7 +247,7 @@ class AckerClient:
         return process.courier.accepted(
             lambda transport, timeout_s: transport.settle(request, timeout_s),
             f"settle batch {number}",
-            process.courier.patience(),
+            process.trying.patience(),
             self._renewal(process),
         )
 
@@ -260,7 +260,7 @@ class AckerClient:
         process = self._process()
         registration = process.source()
         check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
-        patience = process.courier.patience(wait_s)
+        patience = process.trying.patience(wait_s)
         watched: Watched | None = None
         while True:
             asked_at = self._clock()
@@ -295,13 +295,13 @@ class AckerClient:
 
     def hello(self) -> HelloReply:
         """Greet the server within the budget: is it there, which is it, what does it take?"""
-        courier = self._process().courier
-        return courier.greeted(courier.patience()).hello
+        trying = self._process().trying
+        return trying.greeted(trying.patience()).hello
 
     def stats(self) -> StatsReply:
         """The server's own figures, as its /metrics names them."""
-        courier = self._process().courier
-        return courier.answer(lambda transport, timeout_s: transport.stats(timeout_s), courier.patience())
+        trying = self._process().trying
+        return trying.answer(lambda transport, timeout_s: transport.stats(timeout_s), trying.patience())
 
     @property
     def totals(self) -> ReportResult:
@@ -317,7 +317,7 @@ class AckerClient:
         dropped = process.buffered() + len(process.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
-        process.courier.connection.close()
+        process.trying.connection.close()
 
     @property
     def is_closed(self) -> bool:
@@ -357,10 +357,10 @@ class AckerClient:
             return "not connected yet"
         if process.is_closed:
             return "closed"
-        since = process.courier.silent_since
+        since = process.trying.silent_since
         if since is not None:
             return f"silent for {self._clock() - since:.0f} s"
-        return "connected" if process.courier.connection.is_greeted else "not connected yet"
+        return "connected" if process.trying.connection.is_greeted else "not connected yet"
 
     def _process(self) -> Process:
         process = self._processes.get(os.getpid())
@@ -373,7 +373,7 @@ class AckerClient:
 
     def _new_process(self) -> Process:
         connection = Connection(self.settings, self._connect or _grpc(self.settings))
-        return Process(Courier(self.settings, connection, self._clock, self._sleep, self._random))
+        return Process(Trying(self.settings, connection, self._clock, self._sleep, self._random))
 
     def _with_room(self) -> Process:
         process = self._process()
@@ -403,7 +403,7 @@ class AckerClient:
         while True:
             with process.lock:
                 request = registration.request(0.0, 1)
-            reply = process.courier.answer(_watch(request), patience)
+            reply = process.trying.answer(_watch(request), patience)
             with process.lock:
                 is_current = registration.renewed(request, reply, self._clock())
             if is_current:
@@ -418,7 +418,7 @@ class AckerClient:
         # The answer needs time to travel, and the handshake too, also when the caller will not wait.
         answer_by = Deadline(request.wait_ms / 1000 + self.settings.call_timeout_s / 2, self._clock)
         try:
-            reply = process.courier.once(_watch(request), answer_by, answer_by.budget_s)
+            reply = process.trying.once(_watch(request), answer_by, answer_by.budget_s)
         except Unavailable:
             return None
         with process.lock:

@@ -15,6 +15,7 @@ from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.registration import Registration
 from acker_client.errors import AckerError, UnknownSource
 from acker_client.members.courier import Courier
+from acker_client.members.trying import Trying
 from acker_protocol.messages import Identity, InitScope
 
 log = logging.getLogger("acker_client")
@@ -34,11 +35,13 @@ class Process:
         "session",
         "source_session",
         "totals",
+        "trying",
         "unanswered",
     )
 
-    def __init__(self, courier: Courier) -> None:
-        self.courier = courier
+    def __init__(self, trying: Trying) -> None:
+        self.trying = trying
+        self.courier = Courier(trying)
         self.lock = threading.Lock()
         self.sending = threading.Lock()
         self.session = secrets.randbits(64)

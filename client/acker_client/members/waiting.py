@@ -1,0 +1,52 @@
+"""Waiting: which answers of a server are waited out, and what is said when that was in vain, or cannot help.
+
+Decides whose move an answer is: the server's, within the budget, or the caller's, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from acker_client.core.backoff import Patience
+from acker_client.core.delivery import Refusal
+from acker_client.errors import AckerError, DeadlineExceeded, Overloaded, Rejected, UnknownBatch, UnknownSource
+from acker_protocol.messages import Status
+
+# Called with what is left of the budget when the server does not know the source.
+Renew = Callable[[Patience], None]
+
+_WAITED_OUT = {
+    Status.NOT_OWNER: DeadlineExceeded,
+    Status.OVERLOADED: Overloaded,
+    Status.UNKNOWN_SOURCE: UnknownSource,
+}
+_HINTS = {
+    Status.NOT_OWNER: "The server is handing its slots over; a longer budget_s waits that out",
+    Status.OVERLOADED: "Emit less at a time, let outcomes be confirmed, or start the server with more --max-pending",
+    Status.UNKNOWN_SOURCE: "The source has to be open, and watched more often than its lease lasts",
+    Status.UNKNOWN_BATCH: "It was settled, never opened, or lost with the server's state; replay its roots",
+    Status.INVALID: "Sending it again gives the same answer",
+    Status.CONFLICT: "The same number was used before with other content",
+}
+
+
+def wait_out(refusal: Refusal, what: str, patience: Patience, renew: Renew) -> None:
+    """Wait until ``what`` may be tried again; raises where that cannot help, or the budget does not last so long."""
+    if refusal.status not in _WAITED_OUT:
+        raise _refused(refusal, what)
+    if refusal.status == Status.UNKNOWN_SOURCE:
+        renew(patience)
+    if not patience.wait(refusal.retry_delay_ms / 1000):
+        budget = f"{patience.deadline.budget_s:g} s ({patience.tries} tries)"
+        sentence = f"{what}: the server answered {_said(refusal)} for {budget}. {_HINTS[refusal.status]}."
+        raise _WAITED_OUT[refusal.status](sentence)
+
+
+def _refused(refusal: Refusal, what: str) -> AckerError:
+    kind = UnknownBatch if refusal.status == Status.UNKNOWN_BATCH else Rejected
+    hint = _HINTS.get(refusal.status, "Install the same version of acker on both sides")
+    return kind(f"{what}: the server answered {_said(refusal)}. {hint}.")
+
+
+def _said(refusal: Refusal) -> str:
+    return f"{refusal.status.name} ({refusal.detail})" if refusal.detail else refusal.status.name
