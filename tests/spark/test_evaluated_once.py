@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 
 from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
-from acker_client.spark import Operator, branch, operator, sink
+from acker_client.spark import Operator, branch, group, operator, sink
 from acker_client.spark import functions as AF
 
 RECORDS = 300
@@ -91,7 +93,27 @@ def acks_looked_at_after(rows: DataFrame) -> None:
     acked.first()
 
 
-@pytest.mark.parametrize("job", [count_before, two_sinks, acks_counted_before, acks_looked_at_after])
+@group("key", "key long, numbers long")
+def pairs(rows: pa.Table) -> Any:
+    return pa.table({"key": rows["key"][:1], "numbers": pa.array([len(rows)], pa.int64())}), "all"
+
+
+def groups_looked_at_after(rows: DataFrame) -> None:
+    # A look at groups outside of the sink: how many of them a task gets is decided anew for it.
+    grouped = rows.withColumn("key", F.expr("number div 2")).transform(pairs)
+    left(grouped)
+    grouped.isEmpty()
+
+
+def sorted_for_a_sink(rows: DataFrame) -> None:
+    # The bounds of the ranges are found by an evaluation of their own.
+    left(rows.repartitionByRange(3, "number"))
+
+
+@pytest.mark.parametrize(
+    "job",
+    [count_before, two_sinks, acks_counted_before, acks_looked_at_after, groups_looked_at_after, sorted_for_a_sink],
+)
 def test_a_transient_error_in_rows_that_are_evaluated_twice_costs_no_innocent_more_than_one_replay(
     spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path, job: Callable[[DataFrame], None]
 ) -> None:

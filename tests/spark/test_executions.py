@@ -98,6 +98,10 @@ def noop(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
 
+def no_room(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("word", F.expr("raise_error('no room')"))
+
+
 def failing(rows: DataFrame) -> None:
     with suppress(Exception):
         noop(rows.mapInArrow(full, rows.schema))
@@ -314,6 +318,13 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "a failed foreach": (lambda rows, _: suppressing(lambda: rows.foreach(raising_one)), "failed"),
     "a failed job behind a checkpoint": (lambda rows, _: failing(rows.localCheckpoint()), "failed"),
+    "a write, then a failed checkpoint": (
+        lambda rows, _: (
+            noop(rows),
+            suppressing(lambda: no_room(rows).localCheckpoint()),
+        ),
+        "failed",
+    ),
     "a write, then a failed one behind a checkpoint": (
         lambda rows, _: (noop(rows), failing(rows.localCheckpoint())),
         "failed",
@@ -535,6 +546,7 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
         lambda rows, _: noop(rows.mapInArrow(every_batch, rows.schema)),
         lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
         lambda rows, _: (rows.rdd.count(), rows.foreachPartition(read)),
+        lambda rows, _: noop(rows.localCheckpoint()),
         _text_file,
         _frame_of_rdd,
     ],
@@ -559,6 +571,8 @@ def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
         (lambda rows: suppressing(lambda: rows.foreachPartition(raising)), "failed"),
         (lambda rows: (rows.foreachPartition(read), suppressing(lambda: rows.rdd.foreach(raising_one))), "failed"),
         (lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), "need not have read them all"),
+        (lambda rows: rows.localCheckpoint(), "it checkpointed them"),
+        (lambda rows: (noop(rows), suppressing(lambda: no_room(rows).localCheckpoint())), "failed"),
     ],
 )
 def test_an_ack_column_does_not_count_when_nothing_outside_of_sql_hands_all_rows_on(

@@ -44,7 +44,8 @@ class Node:
     """One applied tracked stage: a source's read, an operator, a stock operator.
 
     ``records`` are the driver's records of the batches whose rows it takes, held weakly. ``moving_boundaries``: a
-    second evaluation may cut the rows that reach this stage into other tasks.
+    second evaluation may cut the rows that reach this stage into other tasks; ``moves``: not for what stands before the
+    stage below; ``is_moved``: it is so for a stage that takes its rows.
     """
 
     kind: str
@@ -52,6 +53,8 @@ class Node:
     tag: str
     record_refs: tuple[weakref.ref[object], ...]
     moving_boundaries: bool = False
+    moves: bool = False
+    is_moved: bool = field(default=False, init=False)
     consumer: Consumer | None = field(default=None, init=False)
 
     @property
@@ -92,10 +95,17 @@ def function_name(kind: str, name: str, tag: str) -> str:
     return f"acker_{kind}_{name}_{tag}"
 
 
-def register(kind: str, name: str, *records: object, tag: str | None = None, moving_boundaries: bool = False) -> Node:
+def register(
+    kind: str,
+    name: str,
+    *records: object,
+    tag: str | None = None,
+    moving_boundaries: bool = False,
+    moves: bool = False,
+) -> Node:
     """Remember a stage as long as all ``records`` (weakly referenced) live; draws a tag unless given. Returns its
     node."""
-    node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, records)), moving_boundaries)
+    node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, records)), moving_boundaries, moves)
     with _lock:
         if node.tag in _nodes:
             raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a stage is registered once")

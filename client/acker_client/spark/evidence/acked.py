@@ -2,8 +2,8 @@
 
 Decides that a tracked frame, and every frame the user derives from it, knows when an ``ack()`` column enters it: the
 records of the batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
-cached. When it leaves SQL (as an RDD, as an iterator, through a function over batches), what comes is followed as a
-sink's rows are (``following``). All else is Spark's own.
+cached. When it leaves SQL (as an RDD, an iterator, a checkpoint, through a function over batches), what comes is
+followed as a sink's rows are (``following``). All else is Spark's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property, wraps
 from types import MethodType
 from typing import Any
 
-from pyspark import RDD
+from pyspark import RDD, StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
@@ -56,6 +56,12 @@ class BodyFrame(ClassicFrame):
 
     def mapInPandas(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
         return self._leaving().mapInPandas(func, *args, **kwargs)
+
+    def checkpoint(self, eager: bool = True) -> DataFrame:
+        return self._leaving().checkpoint(eager)
+
+    def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
+        return self._leaving().localCheckpoint(eager, storageLevel)
 
     def _leaving(self) -> DataFrame:
         """This frame as it leaves SQL: followed where ``ack()`` stands in its plan."""

@@ -80,10 +80,21 @@ class FollowedFrame(_Followed, ClassicFrame):
         return super().mapInPandas(_over_batches(func, self._trail.witness), *args, **kwargs)
 
     def checkpoint(self, eager: bool = True) -> DataFrame:
-        return self._again(super().checkpoint(eager))
+        return self._checkpointed(lambda: super(FollowedFrame, self).checkpoint(eager))
 
     def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
-        return self._again(super().localCheckpoint(eager, storageLevel))
+        return self._checkpointed(lambda: super(FollowedFrame, self).localCheckpoint(eager, storageLevel))
+
+    def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
+        """A checkpoint hands nothing on; one that fails is the beginning of a delivery that does."""
+        began_ms = now_ms()
+        try:
+            df = checkpoint()
+        except Exception as error:
+            action = Action("tried to checkpoint them", True, False, began_ms, now_ms(), gist(error))
+            self._trail.witness.see(action, self._trail)
+            raise
+        return self._again(df)
 
     def _again(self, df: DataFrame) -> DataFrame:
         """``df``, whose plan has lost where its rows come from, under a name by which its executions are known."""

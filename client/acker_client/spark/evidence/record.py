@@ -204,9 +204,12 @@ class BatchRecord:
         nodes = lineage.of(self)
         again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
         again += [("branch", name) for name in _branched(nodes)]
-        has_conflict = any(note.kind == "conflict" for note in self._notebook.of([node.tag for node in nodes]))
+        notes = self._notebook.of([node.tag for node in nodes])
+        has_conflict = any(note.kind == "conflict" for note in notes)
         if has_conflict:
             again += [("sink", each.name) for each, _ in evidence]
+        if has_conflict or len({note.execution for note in notes if note.kind == "read"}) > 1:
+            again += self._moving(nodes)
         # Behind a cache an action more is no evaluation more.
         if not self.once.wants(*ACK_COLUMN) and any(
             len(self._actions_of_acks(node, look)) > 1 for node in _untaken(nodes)
@@ -216,6 +219,12 @@ class BatchRecord:
             self.unfinished_because = EVALUATED_AGAIN
         for kind, name in again:
             self.once.learn(kind, name)
+
+    def _moving(self, nodes: Sequence[lineage.Node]) -> list[tuple[str, str]]:
+        """The stages whose rows are to be cached so that no other evaluation cuts rows into other tasks: those from
+        which on it may, and those that stand before (a range is sampled by an evaluation of its own)."""
+        moving = dict.fromkeys((node.kind, node.name) for node in nodes if node.moves or node.is_moved)
+        return [stage for stage in moving if stage[0] != "sink" and not self.once.wants(*stage)]
 
     def _judge_untaken(self, look: Look) -> list[Undelivered | None]:
         """Of each stage whose rows no sink and no other stage took: how they were acked, if at all."""
@@ -246,7 +255,10 @@ class BatchRecord:
         partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
         known = [function for acked in self._acked if node.function in acked.nodes for function in acked.functions]
         # What came into a frame that nobody follows is known by what stands below it.
-        acks = Places(tuple(known), notes, partitions) if known else Places((ACK,), notes, partitions, node.function)
+        again = [AGAIN + witness.tag for witness in seen]
+        acks = (
+            Places((*known, *again), notes, partitions) if known else Places((ACK,), notes, partitions, node.function)
+        )
         actions = look.actions(acks) if partitions or any(map(look.names, acks.functions)) else []
         actions += [action for witness in seen for action in witness.actions(acks.cut)]
         return sorted(actions, key=lambda action: action.began_ms)

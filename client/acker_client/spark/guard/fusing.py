@@ -59,10 +59,14 @@ def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
 def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
     """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
     stage = applied.stage.then(step)
-    moving = upstream.moving_boundaries
     columns, records = upstream.columns, applied.records
-    out, _ = plan_stage(applied.base, stage, kind, step.name, schema, columns, records, moving_boundaries=moving)
+    out, node = plan_stage(applied.base, stage, kind, step.name, schema, columns, records)
+    node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
     remember(out, Applied(applied.base, stage, records))
+    # The copies of a branch are made anew each time, of rows that are cached.
+    if kind != "branch" and records[0].once.wants(kind, step.name):
+        records[0].keep_cached(out)
+        node.moving_boundaries = False
     return out
 
 
@@ -74,11 +78,9 @@ def plan_stage(
     schema: StructType,
     columns: tuple[str, ...],
     records: tuple[object, ...],
-    *,
-    moving_boundaries: bool = False,
 ) -> tuple[DataFrame, lineage.Node]:
     """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
-    node = lineage.register(kind, name, *records, moving_boundaries=moving_boundaries)
+    node = lineage.register(kind, name, *records)
     notebook = notebook_of(base.sparkSession.sparkContext)
     notebook.keep(node.tag)
     function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))

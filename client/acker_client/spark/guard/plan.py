@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -34,12 +34,14 @@ class Upstream:
     """What a consumer stands on: the tracked stages whose rows reach it, one for each leg of a union.
 
     ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
-    ``repeated``: the same sink had these rows before.
+    ``moves``: that is so for a node between these stages and the consumer. ``repeated``: the same sink had these rows
+    before.
     """
 
     nodes: tuple[Node, ...]
     columns: tuple[str, ...]
     moving_boundaries: bool
+    moves: bool = False
     repeated: bool = False
 
     @property
@@ -85,7 +87,9 @@ def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "opera
         raise refusals.second_consumer(taker, error.node) from None
     if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
         warnings.warn(refusals.moving_boundaries(taker), stacklevel=4)
-    return Upstream(upstream.nodes, upstream.columns, upstream.moving_boundaries, repeated)
+    for node in upstream.nodes:
+        node.is_moved |= upstream.moves
+    return replace(upstream, repeated=repeated)
 
 
 def inspect(df: DataFrame, consumer: str) -> Upstream:
@@ -94,7 +98,7 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     walk.run()
     _refuse_doubles(walk.nodes, consumer)
     moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
-    return Upstream(tuple(walk.nodes), walk.columns, moving)
+    return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
 
 
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:

@@ -32,7 +32,7 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
     if cache is None:
         cache = upstream.moving_boundaries or record.once.wants("branch", name)
     if cache:
-        df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False)
+        df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     schema = user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
     return tuple(fusing.apply_known(df, upstream, step, "branch", schema) for step in steps)

@@ -108,7 +108,7 @@ class Group:
         fields = [*schema.fields, *tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
         grouped = base.groupBy(*keys).applyInArrow(_table_function(task), StructType([nullable(f) for f in fields]))
         # How many groups a task gets is for adaptive execution to decide, anew in each evaluation.
-        after = replace(upstream, columns=PACKED, moving_boundaries=True)
+        after = replace(upstream, columns=PACKED, moving_boundaries=True, moves=True)
         step = AccountStep(self.name)
         return fusing.extend(fusing.arriving(grouped, upstream), after, step, "operator", schema)
 

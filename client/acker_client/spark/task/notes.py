@@ -15,10 +15,10 @@ from typing import Any, Literal
 from pyspark import Accumulator, SparkContext, TaskContext
 from pyspark.accumulators import AccumulatorParam
 
-# end: a tracked stage has read its input to the end, and its reports are answered; cut: a function of the user's ended
-# before its input did; part: one partition of an RDD was read to its end; conflict: a report was counted before with
-# other content.
-Kind = Literal["end", "cut", "part", "conflict"]
+# read: a stage has read records of a source, and its reports are answered; end: a tracked stage has read its input
+# to the end, and its reports are answered; cut: a function of the user's ended before its input did; part: one
+# partition of an RDD was read to its end; conflict: a report was counted before with other content.
+Kind = Literal["read", "end", "cut", "part", "conflict"]
 
 EXECUTION = "spark.sql.execution.id"
 

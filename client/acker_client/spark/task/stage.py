@@ -96,7 +96,8 @@ class Arriving:
 class Stage:
     """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not).
 
-    A sink's stage notes the end of each of its tasks, and any stage that another attempt has reported something else.
+    A sink's stage notes the end of each of its tasks, one that reads a source likewise, and any stage that another
+    attempt has reported something else.
     """
 
     settings: Settings
@@ -124,6 +125,8 @@ class Stage:
         results = [send(report) for report in reports if not report.is_empty]
         if self.pen is not None and any(result is not None and result.conflict for result in results):
             self.pen.write("conflict", self.tag)
+        if self.pen is not None and not self.entry.from_outside:
+            self.pen.write("read", self.tag)
         if self.pen is not None and not self.is_tracked:
             self.pen.write("end", self.tag)
 
