@@ -175,11 +175,20 @@ class Judge:
         last = delivering[-1]
         return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) did not go through")
 
+    def _was_whole(self, batch: int, end: End, needed: Tokens) -> bool:
+        """Whether a partial write turned out to hold all rows, as one does that takes the only batch of each task. A
+        delivery that failed is held against it all the same."""
+        mine = [each for each in self.executions if each.batch == batch and each.end.frame == end.frame]
+        parts = [each.read() for each in mine if each.what == "part" and each.went_through and each.read is not None]
+        return all(each.what in ("part", "look") for each in mine) and any(not needed - part for part in parts)
+
     def _missing(self, batch: int, end: End, rows: Sequence[Row]) -> str:
         last, why = self._last(batch, end)
+        needed = Counter(t for _, t in rows)
+        if last is None and self._was_whole(batch, end, needed):
+            return ""
         if last is None or last.read is None:
             return why
-        needed = Counter(t for _, t in rows)
         if last.how == "filtered":
             needed = filtered(needed, rows)
         if last.how == "joined with nothing":

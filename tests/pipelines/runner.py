@@ -461,7 +461,8 @@ class _Runner:
             _look(rows, act.how)
             return None
         if act.what == "part":
-            return self._part(rows, act.how, path)
+            self._part(rows, act.how, path)
+            return (lambda: _stored(Path(path), "parquet")) if act.how == "map cut" else None
         if act.what == "fail":
             return self._fail(rows, act.how, path)
         return self._deliver(end, self._late(end, rows), act.how, path)

@@ -55,7 +55,10 @@ def test_a_record_may_be_acked_when_its_rows_stand_in_the_last_delivery_of_its_b
     assert not judge(("deliver", False, []), ("deliver", True, ["3.0"]), ("look", False, [])).objection(1, 3)
     assert "{'3.0': 1} are missing" in judge(("deliver", True, ["9.0"])).objection(1, 3)
     assert "did not go through" in judge(("deliver", True, ["3.0"]), ("fail", False, [])).objection(1, 3)
-    assert "no delivery" in judge(("look", True, []), ("part", True, ["3.0"])).objection(1, 3)
+    assert "no delivery" in judge(("look", True, []), ("part", True, ["9.0"])).objection(1, 3)
+    # A part that was all there was.
+    assert not judge(("look", True, []), ("part", True, ["3.0"])).objection(1, 3)
+    assert "did not go through" in judge(("part", True, ["3.0"]), ("fail", False, [])).objection(1, 3)
     assert "no delivery" in judge(("deliver", True, ["3.0"])).objection(2, 3)
     abandoned = judge(("deliver", True, ["3.0"]))
     abandoned.abandoned[1] = "the body raised"
