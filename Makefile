@@ -2,7 +2,8 @@
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test         all tests (ARGS="tests/service -k settle")
-#   make test-long    the tests that take minutes, which `make test` leaves out
+#   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
+#   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
@@ -14,9 +15,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long pipelines check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long test-matrix pipelines check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
+ON ?=
 SEEDS ?= 500
 FROM ?= 1
 VENV := .venv
@@ -57,6 +59,11 @@ test: $(READY)
 
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
+	@test -n "$(ARGS)" || .ci/matrix run "$$(.ci/matrix today)"
+
+# Those whose Python is here, unless named; which is not here is said.
+test-matrix: $(READY)
+	@ON="$(ON)"; .ci/matrix run $${ON:-$$(.ci/matrix names)}
 
 pipelines: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m tests.pipelines --seeds $(SEEDS) --from $(FROM) --shrink

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
 from acker_client.source.run.burial import TRACEBACK
-from acker_client.spark.driver.session import SERVERS, local_session
+from acker_client.spark.driver.session import SERVERS, check_session, local_session
 from acker_protocol.messages import Verdict
 from acker_testing.child import Child, python_path
 
@@ -110,6 +110,8 @@ class Pipeline:
             return seen.result(Files(path, **{**defaults, **options}).run(spark, process))
 
     def __enter__(self) -> Self:
+        if self._given is not None:
+            check_session(self._given)
         with ExitStack() as undo:
             folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="acker-server-")))
             server = Child(folder)

@@ -18,6 +18,8 @@ from acker_protocol import ids
 from acker_protocol.messages import Apply, Entries, Hello, Identity
 from acker_protocol.reports import digest, fold
 
+pytestmark = pytest.mark.matrix
+
 COUNT = 200_000
 
 
@@ -149,6 +151,14 @@ def test_whoever_else_listens_there_is_named(answer: bytes, kind: type[Exception
         client.hello()
     client.close()
     door.close()
+
+
+def test_a_call_that_ends_without_an_answer_leaves_open_whether_it_was_applied() -> None:
+    transport = GrpcTransport("127.0.0.1:1")
+    transport._stub.Stats = lambda request, timeout, metadata: None
+    with pytest.raises(errors.Unavailable, match=r"127\.0\.0\.1:1: the call ended without an answer"):
+        transport.stats(1.0)
+    transport.close()
 
 
 def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:

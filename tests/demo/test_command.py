@@ -11,6 +11,7 @@ from acker_command.demo import command, corpus, job
 from acker_command.demo.command import demo
 
 
+@pytest.mark.matrix
 def test_help_defines_every_figure() -> None:
     told = CliRunner().invoke(demo, ["--help"]).output
     for figure in ("records", "acked", "dead_lettered", "lost", "false_acks", "failed", "timed_out", "replayed"):

@@ -16,6 +16,8 @@ from acker_protocol import messages, reports, wire
 from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
 from acker_protocol.v1 import acker_pb2 as pb
 
+pytestmark = pytest.mark.matrix
+
 uint64 = st.integers(0, 2**64 - 1)
 uint32 = st.integers(0, 2**32 - 1)
 sentences = st.text(max_size=20)

@@ -49,6 +49,7 @@ def test_a_tree_goes_in_and_its_outcome_comes_out(caller: Caller) -> None:
     ack_a_tree(caller, 1)
 
 
+@pytest.mark.matrix
 def test_a_server_in_its_own_process_does_the_same(server_process: Callable[..., Any]) -> None:
     with Caller(server_process().address) as caller:
         ack_a_tree(caller, 1)
@@ -189,6 +190,7 @@ def test_a_timeout_wakes_the_watch(caller: Caller) -> None:
 # -- health, reflection, HTTP
 
 
+@pytest.mark.matrix
 def test_health_says_serving_and_at_a_stop_first_of_all_not_serving(start_server: StartServer) -> None:
     server = start_server()
     with Caller(server.address) as caller:
@@ -205,6 +207,7 @@ def test_health_says_serving_and_at_a_stop_first_of_all_not_serving(start_server
         assert watching.result().status == Status.APPLIED
 
 
+@pytest.mark.matrix
 def test_reflection_is_offered_only_when_asked_for(start_server: StartServer) -> None:
     def services(server: Server) -> list[str]:
         with grpc.insecure_channel(server.address) as channel:
@@ -216,6 +219,7 @@ def test_reflection_is_offered_only_when_asked_for(start_server: StartServer) ->
     assert refusal(lambda: services(start_server()))[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.matrix
 def test_http_says_live_and_ready_and_measures(start_server: StartServer) -> None:
     server = start_server(http_port=0)
     assert page(server, "/livez") == (200, "ok\n")
@@ -283,6 +287,7 @@ def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
     assert "--host" in result.stderr
 
 
+@pytest.mark.matrix
 def test_the_command_acker_serve_takes_the_same_options_and_gives_the_same_errors() -> None:
     result = start_command("--prot=1", module="acker_command")
     assert (result.returncode, "the nearest is --port" in result.stderr) == (2, True)
@@ -299,6 +304,7 @@ def test_the_command_says_its_version() -> None:
 # -- state
 
 
+@pytest.mark.matrix
 def test_a_planned_restart_forgets_nothing(server_process: Callable[..., Any], tmp_path: Path) -> None:
     process = server_process("--state-dir", str(tmp_path / "state"))
     with Caller(process.address) as caller:

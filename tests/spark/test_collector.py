@@ -126,6 +126,7 @@ def test_a_record_without_anchors_is_refused_and_an_unanchored_one_is_not() -> N
     assert out.report().is_empty
 
 
+@pytest.mark.matrix
 def test_an_rdd_job_is_acked_over_two_collectors(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         settings = collector_settings_of(trial)
@@ -152,6 +153,7 @@ def test_an_rdd_job_is_acked_over_two_collectors(spark: SparkSession, server: An
         assert trial.reasons[3] == "finish: on purpose"
 
 
+@pytest.mark.matrix
 def test_foreach_partition_acks(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         settings = collector_settings_of(trial)
@@ -184,6 +186,7 @@ def test_a_collector_in_a_task_goes_to_the_servers_of_the_session(trial: Callabl
     assert batch.settle() == dict.fromkeys(range(20), ACKED)
 
 
+@pytest.mark.matrix
 def test_a_collector_in_a_job_of_frames_goes_to_the_servers_of_the_session(trial: Callable[..., Any]) -> None:
     batch = trial(texts(20))
 

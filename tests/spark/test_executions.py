@@ -6,7 +6,7 @@ Forty records in four partitions, behind an operator. Each case says whether the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -348,6 +348,23 @@ def raising_one(row: Any) -> None:
     raise Full
 
 
+# Of both, those between which every name occurs that Spark may call otherwise in another version.
+MATRIX = {
+    "parquet", "partitioned", "table", "insert into", "writeTo", "SQL", "JDBC", "collect", "toPandas", "toArrow",
+    "an iterator to its end", "foreachPartition", "RDD collect", "toDF", "a cache, written", "an aggregate, written",
+    "a broadcast join with a table that is empty", "mapInPandas, written",
+    "count", "take", "isEmpty", "tail", "an aggregate, collected", "an iterator that is left", "limit, written",
+    "the first of an order, written", "limit of a distinct, written", "mapInArrow of one batch",
+    "foreachPartition that reads one row", "an RDD in other partitions that are not read", "a checkpoint",
+    "limit, created as a table in SQL", "limit, written over JDBC", "a part beside an aggregate",
+    "a view of them in the cache", "a failed write", "a failed job behind a checkpoint",
+}  # fmt: skip
+
+
+def cases(of: Iterable[str]) -> list[Any]:
+    return [pytest.param(case, marks=[pytest.mark.matrix] * (case in MATRIX)) for case in of]
+
+
 @pytest.fixture
 def run(trial: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[Callable[..., Any]]:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
@@ -362,12 +379,12 @@ def run(trial: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[
     spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("case", DONE)
+@pytest.mark.parametrize("case", cases(DONE))
 def test_a_sink_that_hands_all_its_rows_on_has_done_its_work(run: Any, case: str) -> None:
     assert run(DONE[case]) == ({Verdict.ACKED}, "")
 
 
-@pytest.mark.parametrize("case", NOT_DONE)
+@pytest.mark.parametrize("case", cases(NOT_DONE))
 def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_lost(run: Any, case: str) -> None:
     function, because = NOT_DONE[case]
     verdicts, error = run(function)
@@ -417,6 +434,7 @@ def breaking(row: Any) -> Any:
     return (row.number,)
 
 
+@pytest.mark.matrix
 def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch_and_not_the_run(trial: Any) -> None:
     batch = trial(TEXTS)
     sink(lambda rows: noop(_joined_with_nothing_small(rows)), name="save")(batch.df.transform(breaking))
@@ -424,6 +442,7 @@ def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
+@pytest.mark.matrix
 def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any, spark: SparkSession) -> None:
     kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
     batch = trial(TEXTS, slices=4)
@@ -499,6 +518,7 @@ def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(trial:
     assert set(other.settle().values()) == {Verdict.LOST}
 
 
+@pytest.mark.matrix
 def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(trial: Any) -> None:
     batch = trial(TEXTS, slices=4)
     noop(batch.df.transform(split).select("word", AF.ack()))

@@ -47,6 +47,7 @@ def first_program() -> str:
     return found[1]
 
 
+@pytest.mark.matrix
 def test_the_first_program_of_the_readme_runs_as_it_stands(
     connected: SparkSession, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_row_that_spark_itself_cannot_evaluate_ends_alone_in_the_dead_letters(
     assert saved(connected, tmp_path) == Counter([("1",), ("3",)])
 
 
+@pytest.mark.matrix
 def test_json_lines_become_columns_and_malformed_ones_dead_letters(
     connected: SparkSession, tmp_path: Path, save: Any
 ) -> None:
@@ -127,6 +129,7 @@ def test_json_lines_become_columns_and_malformed_ones_dead_letters(
     assert sorted(letter["line"] for letter in dead) == [2, 3, 5]
 
 
+@pytest.mark.matrix
 def test_a_server_that_comes_back_without_its_state_costs_a_replay_and_the_loop_goes_on(
     spark: SparkSession,
     start_server: Callable[..., Any],

@@ -14,6 +14,8 @@ from trial import ACKED, FAILED, Trial, texts
 from acker_client.spark import functions as AF
 from acker_client.spark import group
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture
 def servers(spark: SparkSession, server: Any) -> Iterator[str]:

@@ -238,6 +238,7 @@ def after_text(row: Row) -> Any:
     return (row.text,)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("step", LARGE)
 def test_text_and_bytes_with_wide_offsets_pass_everywhere(
     spark: SparkSession, trial: Callable[..., Any], conf: Conf, step: str
@@ -263,6 +264,7 @@ def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(trial: C
     assert batch.settle() == ALL
 
 
+@pytest.mark.matrix
 def test_functions_take_packed_anchors_with_wide_offsets(trial: Callable[..., Any], conf: Conf) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
     batch = trial(texts(4))
@@ -314,6 +316,7 @@ def thin_and_packed(df: DataFrame, name: str) -> DataFrame:
     return first.unionByName(second.transform(merged), allowMissingColumns=True)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("step", MIXED)
 def test_thin_and_packed_frames_meet_in_a_union(trial: Callable[..., Any], step: str) -> None:
     batch = trial(texts(4))

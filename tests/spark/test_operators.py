@@ -119,6 +119,7 @@ def test_what_breaks_the_contract_fails_the_task_and_is_named(function: Any, say
     assert "operator 'words'" in str(error.value)
 
 
+@pytest.mark.matrix
 def test_pandas_sees_a_frame_and_its_index_is_the_parents() -> None:
     def explode(frame: Any) -> Any:
         words = frame.assign(word=frame["text"].str.split(" ")).explode("word")
@@ -194,6 +195,7 @@ ANY = StructType(
 )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float64", "int64", "object", "datetime64[ns]", "bool", "Int64", "string"])
 def test_a_frame_without_rows_is_taken_for_columns_of_every_type(dtype: str) -> None:
     empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name in ANY.names})
@@ -297,6 +299,7 @@ def test_an_operator_is_tested_on_a_row_and_held_against_its_schema() -> None:
         items(Row(items=[], path="x"))  # type: ignore[arg-type]
 
 
+@pytest.mark.matrix
 def test_batch_operators_are_tested_on_a_batch_of_their_kind() -> None:
     table = pa.table({"number": [7, 8], "text": ["a b", "c"]})
     expected = {"word": ["a", "b", "c"], "number": [7, 7, 8]}
@@ -342,6 +345,7 @@ def collect(rows: DataFrame) -> set[tuple[int, str]]:
     return {(row.number, row.word) for row in rows.collect()}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("split", [words, arrow_words, pandas_words], ids=lambda split: str(split.name))
 @pytest.mark.parametrize("hop", [False, True], ids=["fused", "unfused"])
 def test_every_record_is_acked_when_all_of_it_is_written(
@@ -353,6 +357,7 @@ def test_every_record_is_acked_when_all_of_it_is_written(
         assert trial.settle() == dict.fromkeys(range(20), ACKED)
 
 
+@pytest.mark.matrix
 def test_a_frame_counted_fused_and_written_unfused_is_one_derivation(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         split = trial.df.transform(words)
@@ -362,6 +367,7 @@ def test_a_frame_counted_fused_and_written_unfused_is_one_derivation(spark: Spar
         assert trial.settle() == dict.fromkeys(range(20), ACKED)
 
 
+@pytest.mark.matrix
 def test_a_row_that_raises_fails_its_record_alone(spark: SparkSession, server: Any) -> None:
     with Trial(spark, server.address, texts(20)) as trial:
         kept = trial.df.transform(picky)

@@ -47,6 +47,7 @@ def pipeline(spark: SparkSession) -> Iterator[Pipeline]:
         yield pipeline
 
 
+@pytest.mark.matrix
 def test_a_pipeline_says_which_records_were_acked_and_which_died_of_what(pipeline: Pipeline) -> None:
     written: list[Row] = []
     result = pipeline.run(["a b", "help!", "c"], saving(words, written), retry=Retry(max_retries=0))

@@ -11,9 +11,12 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from stages import Record, packed_stage, stage
 
+from acker_client.spark import compat
 from acker_client.spark.driver import lineage
 from acker_client.spark.guard import plan
 from acker_client.spark.guard.plan import MovingBoundaries, Refused
+
+pytestmark = pytest.mark.matrix
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -54,13 +57,16 @@ ONE_TO_ONE: dict[str, Step] = {
     "withWatermark": lambda df: df.withColumn("at", F.current_timestamp()).withWatermark("at", "1 second"),
     "window function": lambda df: df.withColumn("rank", F.row_number().over(by_id())),
     "na.fill of own columns": lambda df: df.na.fill("", subset=["word"]),
-    "zipWithIndex": lambda df: df.zipWithIndex(),
-    "pandas on Spark": lambda df: df.pandas_api(index_col="id").to_spark(index_col="id"),
     "temp view": sql("SELECT *, id + 1 AS next FROM tracked"),
     "scalar subquery beside it": sql("SELECT *, (SELECT max(id) FROM range(3)) AS top FROM tracked"),
     "CTE": sql("WITH a AS (SELECT * FROM tracked), b AS (SELECT * FROM a) SELECT * FROM b"),
     "pipe syntax": sql("FROM tracked |> EXTEND id + 1 AS next |> SET id = 3"),
 }
+# Older PySparks lack the one, and refuse the other in ANSI mode.
+if compat.SPARK >= (4, 2):
+    ONE_TO_ONE["zipWithIndex"] = lambda df: df.zipWithIndex()
+if compat.SPARK >= (4, 1):
+    ONE_TO_ONE["pandas on Spark"] = lambda df: df.pandas_api(index_col="id").to_spark(index_col="id")
 
 MOVING: dict[str, Step] = {
     "orderBy": lambda df: df.orderBy("id"),

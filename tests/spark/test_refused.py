@@ -16,6 +16,8 @@ from acker_client.spark import branch, explode, join, operator, sink, where
 from acker_client.spark.guard import plan
 from acker_client.spark.guard.plan import Refused
 
+pytestmark = pytest.mark.matrix
+
 SAME = "id long, word string, _root bigint, _edge bigint"
 
 REFUSED: dict[str, tuple[Step, str, str]] = {

@@ -31,6 +31,8 @@ from acker_client.spark.operators.row import RowStep
 from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
 
+pytestmark = pytest.mark.matrix
+
 PAIR = StructType([StructField("word", StringType()), StructField("size", IntegerType(), False)])
 EVERYTHING = StructType(
     [

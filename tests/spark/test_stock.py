@@ -13,6 +13,8 @@ from trial import ACKED, LOST, Trial, texts
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
 
+pytestmark = pytest.mark.matrix
+
 ALL = dict.fromkeys(range(20), ACKED)
 
 

@@ -108,7 +108,10 @@ class GrpcTransport:
         self, method: Callable[..., Any], request: object, decode: Callable[[Any], Reply], timeout_s: float
     ) -> Reply:
         try:
-            return decode(method(request, timeout=timeout_s, metadata=self._metadata))
+            answer = method(request, timeout=timeout_s, metadata=self._metadata)
+            if answer is None:  # as an older gRPC (1.66) has it where a server dies in a call
+                raise Unavailable(f"{self.address}: the call ended without an answer")
+            return decode(answer)
         except grpc.RpcError as error:
             raise translated(self.address, error) from None
         except wire.Malformed as error:
@@ -141,7 +144,8 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
 
 def _no_grpc(details: str) -> str:
     byte = _FOURTH_BYTE.search(details)
-    is_http = byte is None or chr(int(byte[1])) in _OF_HTTP
+    # An older gRPC (1.66) does not say the byte, and has a sentence of its own for HTTP/1.
+    is_http = "http1.x" in details if byte is None else chr(int(byte[1])) in _OF_HTTP
     port = f"the acker's gRPC port is {DEFAULT_PORT} by default"
     if is_http:
         return f"this looks like an HTTP port, like the acker's own for /metrics; {port}"

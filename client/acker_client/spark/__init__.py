@@ -14,6 +14,8 @@ try:
 except ImportError as error:
     raise missing("acker_client.spark", "spark", error) from error
 
+# First: it refuses a PySpark with which the others could not be imported.
+from acker_client.spark import compat  # noqa: F401  # isort: skip
 from acker_client.spark import functions
 from acker_client.spark.driver.check import check
 from acker_client.spark.guard.refusals import MovingBoundaries, Refused

@@ -19,24 +19,28 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
 
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, Anchors, of_columns
+from acker_client.spark import compat
+from acker_client.spark.core.anchors import EDGE, ROOT, Anchors, of_columns
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.lineage import ACK, new_tag
 from acker_client.spark.driver.session import SessionError, settings_of
 from acker_client.spark.task.stage import Sender
 
 THIN = (ROOT, EDGE)
-PACKED = (ANCHORS,)
+
+Run = Callable[[Iterator[Any]], Iterator[Any]]
+
+# By how many tracking columns there are: packed, thin, or both.
+_TYPES = {1: (pa.binary(),), 2: (pa.int64(), pa.int64()), 3: (pa.int64(), pa.int64(), pa.binary())}
 
 
 def ack(*anchors: str | Column, name: str = "ack") -> Column:
     """A column of true that acks each row. ``anchors``: the tracking columns, ``_root`` and ``_edge`` unless given;
     of a frame with packed anchors ``"_anchors"``."""
     settings = _settings()
-    return _column(name, lambda batches: _acked(batches, name, settings), anchors or THIN)
+    return _column(name, lambda batches: _acked(batches, name, settings), (), anchors or THIN)
 
 
 def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Column:
@@ -47,13 +51,15 @@ def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Co
     neither can arrive, or be pruned by Spark, without the other.
     """
     settings = _settings()
-    return _column(name, lambda batches: _failed(batches, name, settings), (reason, *(anchors or THIN)))
+    return _column(name, lambda batches: _failed(batches, name, settings), (reason,), anchors or THIN)
 
 
-def _column(name: str, run: Callable[[Iterator[Any]], Iterator[Any]], columns: tuple[str | Column, ...]) -> Column:
+def _column(name: str, run: Run, reasons: tuple[str | Column, ...], anchors: tuple[str | Column, ...]) -> Column:
+    if len(anchors) not in _TYPES:
+        raise ValueError(f"{name}: {len(anchors)} tracking columns; give _root and _edge, _anchors, or all three")
     run.__name__ = f"{ACK}{name}_{new_tag()}"
-    udf: Any = arrow_udf(run, "boolean", ArrowUDFType.SCALAR_ITER)
-    flag = udf.asNondeterministic()(*(F.col(c) if isinstance(c, str) else c for c in columns))
+    columns = [F.col(column) if isinstance(column, str) else column for column in (*reasons, *anchors)]
+    flag = compat.flag_column(run, [*(pa.string() for _ in reasons), *_TYPES[len(anchors)]], columns)
     # A generator of one row: Spark evaluates it whether or not it is selected later, and refuses it within expressions.
     return F.explode(F.array(flag)).alias(name)
 

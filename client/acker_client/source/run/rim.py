@@ -105,7 +105,7 @@ def arrow_schema(schema: Any) -> Any:
 def _connect(spark: Any) -> AckerClient:
     from acker_client.spark.driver.session import settings_of
 
-    if spark is None or not hasattr(spark, "sparkContext"):
+    if not hasattr(spark, "conf"):
         raise SourceError(f"batches({spark!r}): give the SparkSession to run the batches in")
     return AckerClient(settings_of(spark))
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.core.gist import gist
 from acker_client.settings import Settings
-from acker_client.spark.driver.session import SessionError, settings_of
+from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
 # What two sides of one job must have alike, but for a patch.
@@ -61,6 +61,7 @@ def check(spark: SparkSession, settings: Settings | None = None) -> Report:
 
     Raises :class:`~acker_client.spark.driver.session.SessionError` when the job itself cannot run, with what to do.
     """
+    check_session(spark)
     settings = settings or settings_of(spark)
     tasks = max(spark.sparkContext.defaultParallelism * _TASKS_A_CORE, 2)
     try:

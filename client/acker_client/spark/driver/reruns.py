@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from acker_client.spark import compat
+
 # Spark's own check that a task which is run again gives the same rows; with it off, batch operators digest values too.
 RETRY_ON_MISMATCH = "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch"
 
 
 def spark_checks_reruns(spark: SparkSession) -> bool:
     """Whether Spark aborts a job in which a task that is run again gives other rows."""
-    return str(spark.conf.get(RETRY_ON_MISMATCH, None)).lower() == "true"
+    return compat.CHECKS_RERUNS and str(spark.conf.get(RETRY_ON_MISMATCH, None)).lower() == "true"

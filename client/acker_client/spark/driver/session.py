@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.errors import AckerError
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
+from acker_client.spark import compat
 
 SERVERS = "spark.acker.servers"
 TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI and logs
@@ -43,12 +44,7 @@ class SessionError(AckerError):
 def settings_of(spark: SparkSession) -> Settings:
     """How tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
     check_packages()
-    if not hasattr(spark, "conf"):
-        raise SessionError(f"a SparkSession is due, got a {type(spark).__name__}: build one with SparkSession.builder")
-    if not hasattr(spark, "_jsparkSession"):
-        raise SessionError(
-            "this is a Spark Connect session; the acker needs a classic one for now: SparkSession.builder.master(...)"
-        )
+    check_session(spark)
     _check_workers(spark)
     found = _settings(lambda key: spark.conf.get(key, None))
     if found is None:
@@ -57,6 +53,14 @@ def settings_of(spark: SparkSession) -> Settings:
             f" {SERVERS_VARIABLE} in the environment of the driver; `acker serve` starts a server"
         )
     return found
+
+
+def check_session(spark: object) -> None:
+    """Raise :class:`SessionError` unless this is a classic SparkSession."""
+    if not hasattr(spark, "conf"):
+        raise SessionError(f"a SparkSession is due, got a {type(spark).__name__}: build one with SparkSession.builder")
+    if compat.is_connect(spark):
+        raise SessionError(compat.CONNECT)
 
 
 def settings_here() -> Settings:
@@ -141,6 +145,8 @@ def local_session(
 def prepare() -> None:
     """Everything that must be right before a ``SparkSession`` is built: packages, Java, Python, no channel yet."""
     check_packages()
+    if compat.is_remote():
+        raise SessionError(compat.CONNECT)
     ensure_java()
     ensure_python()
     refuse_open_channels()
@@ -185,7 +191,9 @@ def ensure_python() -> str:
 
 
 def check_packages() -> None:
-    """Raise :class:`SessionError` unless pyspark is 4, and pandas and pyarrow are here in versions it works with."""
+    """Raise :class:`SessionError` unless pandas and pyarrow are here in versions that PySpark works with.
+
+    PySpark's own version is looked at when this package is imported (``compat``)."""
     problem = _package_problem()
     if problem:
         raise SessionError(problem)
@@ -208,15 +216,12 @@ def refuse_open_channels() -> None:
 
 @functools.cache
 def _package_problem() -> str:
-    spark = metadata.version("pyspark")
-    if spark.split(".")[0] != "4":
-        return f"pyspark {spark} is installed, and the acker is built for 4.3: pip install 'acker[spark]'"
     for name in ("pandas", "pyarrow"):
         if util.find_spec(name) is None:
             return f"{name} is missing, without which Spark cannot hand rows to Python: pip install 'acker[spark]'"
     pandas = metadata.version("pandas")
     if int(pandas.split(".")[0]) >= 3:
-        return f"pandas {pandas} is installed, with which PySpark 4.3 does not work: pip install 'pandas>=2.2,<3'"
+        return f"pandas {pandas} is installed, with which PySpark does not work yet: pip install 'pandas>=2.2.2,<3'"
     return ""
 
 

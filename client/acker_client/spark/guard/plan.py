@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from acker_client.spark import compat
 from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import Consumer, Node
@@ -101,6 +102,14 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
 
 
+def refuse_other_frames(df: object, consumer: str) -> None:
+    """Raise TypeError for what is no DataFrame, and :class:`Refused` for one whose plan is not here to be read."""
+    if not isinstance(df, DataFrame):
+        raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
+    if compat.is_connect(df):
+        raise refusals.connect_frame(consumer)
+
+
 def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
     return Executions(df.sparkSession).have_run([node.function for node in nodes])
 
@@ -109,10 +118,7 @@ class _Walk:
     """One walk from the top of a frame down to every tracked stage below it."""
 
     def __init__(self, df: DataFrame, consumer: str) -> None:
-        if not isinstance(df, DataFrame):
-            raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
-        if not hasattr(df, "_jdf"):
-            raise refusals.connect_frame(consumer)
+        refuse_other_frames(df, consumer)
         self._df = df
         self._consumer = consumer
         self._session = df.sparkSession

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from acker_client.errors import AckerError
+from acker_client.spark import compat
 from acker_client.spark.core.anchors import TRACKING, reserved
 from acker_client.spark.driver.lineage import Consumer, Node
 
@@ -179,11 +180,7 @@ def rows_twice(consumer: str, node: Node) -> Refused:
 
 
 def connect_frame(consumer: str) -> Refused:
-    return _refused(
-        consumer,
-        "it is of Spark Connect, whose plans the guard cannot read yet. Build the session with .master(...), not"
-        " .remote(...).",
-    )
+    return _refused(consumer, f"{compat.CONNECT}.")
 
 
 def second_consumer(taker: Consumer, node: Node) -> Refused:

@@ -15,7 +15,9 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from acker_client.spark import compat
 from acker_client.spark.core.anchors import TRACKING, reserved
+from acker_client.spark.guard import refusals
 from acker_client.spark.task.returns import kind_of
 from acker_client.spark.task.rows import checked_schema, struct_type
 
@@ -127,6 +129,7 @@ def refuse_no_frame(df: Any, what: object, test: str) -> None:
     """TypeError when ``what`` is applied to something else than a DataFrame. ``test``: how to try it without one."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{what!r} is applied to a DataFrame, got {kind_of(df)}; to try it without Spark, use {test}")
+    refuse_connect(df, repr(what))
 
 
 def _refuse_names(fields: StructType, who: str) -> None:
@@ -173,6 +176,14 @@ def refuse_untracked(df: Any, what: str) -> None:
     """TypeError when a stock operator is applied to something else than a DataFrame."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{what} is applied to a tracked DataFrame, got {kind_of(df)}; start from batch.df")
+    refuse_connect(df, what)
+
+
+def refuse_connect(df: DataFrame, what: str) -> None:
+    """Raise ``Refused`` for a frame of Spark Connect, before anything is asked of its columns: that would be a call to
+    its server."""
+    if compat.is_connect(df):
+        raise refusals.connect_frame(what)
 
 
 def _iterable(value: Any) -> Iterable[Any]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from acker_client.spark import compat
 from acker_client.spark.core.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, unpack
 from acker_client.spark.core.derive import batch_of
 from acker_client.spark.core.tally import Report, Tally, digest_parents
@@ -154,7 +155,7 @@ class GroupTask:
 
         A group that becomes nothing leaves one row that has the account and no anchors.
         """
-        large = _is_large(table.schema, self.large)
+        large = compat.GROUPS_MAY_BE_LARGE and _is_large(table.schema, self.large)
         rows = unpack(stage.renamed(table, self.names).combine_chunks().to_batches()[0])
         tally = Tally(self.name, finds_copies=True)
         try:

@@ -18,7 +18,7 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.columns import quoted, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.guard import plan
-from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_untracked
+from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_connect, refuse_untracked
 from acker_client.spark.operators.explode import ExplodePlan, exploded
 from acker_client.spark.task.returns import kind_of
 from acker_client.spark.task.rows import struct_type
@@ -38,6 +38,7 @@ def join(
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
     if not isinstance(other, DataFrame):
         raise TypeError(f"join: the table is {kind_of(other)}; give a DataFrame, as join(spark.table('prices'), 'sku')")
+    refuse_connect(other, "join")
     keys = column_names(on, "join", "on")
     check_name("join", name)
     missing = [key for key in keys if key not in other.columns]

@@ -52,6 +52,7 @@ class Sink(Generic[Args, Value]):
 
     def __call__(self, df: DataFrame, /, *args: Args.args, **kwargs: Args.kwargs) -> Value:
         """Run the function on ``df`` without its tracking columns; returns what it returns."""
+        plan.refuse_other_frames(df, f"sink {self.name!r}")
         df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
         applied = fusing.applied_to(df) or fusing.arriving(df, upstream)

@@ -21,8 +21,6 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import Row
-from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -40,6 +38,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
+from acker_client.spark import compat
 from acker_client.spark.task import ddl
 
 Child = tuple[Any, ...]
@@ -127,7 +126,7 @@ def _without_sizes(kind: Any) -> Any:
 def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
     """The Arrow schema that Spark expects of a stage with this schema. ``large``: strings and bytes with offsets of 64
     bits, as ``spark.sql.execution.arrow.useLargeVarTypes`` asks for."""
-    return to_arrow_schema(schema, timezone="UTC", prefers_large_types=large)
+    return compat.arrow_schema(schema, large=large)
 
 
 class RowReader:
@@ -143,7 +142,7 @@ class RowReader:
             return [self._make(()) for _ in range(batch.num_rows)]
         columns = [
             values if convert is None else [convert(value) for value in values]
-            for values, convert in zip(map(_values, batch.columns), self._converters, strict=True)
+            for values, convert in zip(map(compat.values, batch.columns), self._converters, strict=True)
         ]
         return list(map(self._make, zip(*columns, strict=True)))
 
@@ -263,16 +262,8 @@ def _is_taken(kind: type, declared: DataType) -> bool:
     return True
 
 
-def _values(column: Any) -> list[Any]:
-    values: list[Any] = ArrowTableToRowsConversion._to_pylist(column)
-    return values
-
-
 def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
-    if isinstance(kind, BinaryType):
-        return None
-    convert: Callable[[Any], Any] | None = ArrowTableToRowsConversion._create_converter(kind, none_on_identity=True)
-    return convert
+    return None if isinstance(kind, BinaryType) else compat.from_arrow(kind)
 
 
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
@@ -285,8 +276,7 @@ def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
         "geometry",
     ):
         return None
-    convert: Callable[[Any], Any] | None = LocalDataToArrowConversion._create_converter(kind, none_on_identity=True)
-    return convert
+    return compat.to_arrow(kind)
 
 
 def _shown(value: Any) -> str:

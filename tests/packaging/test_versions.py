@@ -1,0 +1,107 @@
+"""Versions that users have: what pyproject.toml allows is what `make test-matrix` tries, and what README.md says."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# With what nothing in the package is written yet.
+NOT_YET = {"kafka", "kinesis"}
+# What PySpark keeps to itself, or calls by another name in another version.
+OURS_ALONE = ("pyspark.sql.conversion", "pyspark.sql.pandas", "pyspark.version", "pyspark.util")
+
+
+def canonical(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def pinned(file: str) -> dict[str, str]:
+    lines = (ROOT / file).read_text().splitlines()
+    return {canonical(name): version for name, _, version in (line.partition("==") for line in lines) if version}
+
+
+def floors() -> dict[str, str]:
+    """The lowest version that pyproject.toml allows of each package that the package and its tests stand on."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    given = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]
+    given += [one for name, each in extras.items() if name not in NOT_YET for one in each]
+    found = (re.match(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", one) for one in given)
+    return {canonical(match[1]): match[2] for match in found if match}
+
+
+def environments() -> list[list[str]]:
+    """Rows of .ci/matrix.txt: name, Python, pyspark, rest."""
+    lines = (line.partition("#")[0].split() for line in (ROOT / ".ci/matrix.txt").read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def as_numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(part) for part in version.split(".")]
+    while numbers[-1:] == [0]:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def test_the_oldest_environment_has_every_package_at_the_floor_of_pyproject() -> None:
+    tried = {name: as_numbers(version) for name, version in pinned(".ci/oldest.txt").items()}
+    allowed = {name: as_numbers(version) for name, version in floors().items() if name != "pyspark"}
+    assert tried == allowed
+
+
+def test_every_minor_version_of_pyspark_that_pyproject_allows_is_tried_from_the_oldest_to_the_newest() -> None:
+    (spark,) = (one for one in PROJECT["project"]["optional-dependencies"]["spark"] if one.startswith("pyspark"))
+    assert spark.replace("[sql]", "") == "pyspark>=4.0,<4.4"
+    assert {pyspark.rpartition(".")[0] for _, _, pyspark, _ in environments()} == {"4.0", "4.1", "4.2", "4.3"}
+    assert ["4.0.0", "oldest"] in [one[2:] for one in environments()]
+    assert [pinned("constraints.txt")["pyspark"], "newest"] in [one[2:] for one in environments()]
+
+
+def test_compat_allows_the_pysparks_that_pyproject_allows() -> None:
+    # Read and not imported: a test of packaging needs no Spark.
+    text = (ROOT / "client/acker_client/spark/compat.py").read_text()
+    assert "OLDEST, NEWEST = (4, 0), (4, 3)" in text
+    assert 'RANGE = "pyspark>=4.0,<4.4"' in text
+
+
+def test_every_python_that_the_classifiers_name_is_tried() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["project"]["classifiers"]))
+    tried = {python for _, python, _, _ in environments()}
+    assert named
+    assert set(named) <= tried
+
+
+def test_the_readme_has_a_row_for_every_environment() -> None:
+    place = re.search(
+        r"<!-- versions.*?-->\n(.*?)<!-- end of versions -->", (ROOT / "README.md").read_text(), re.DOTALL
+    )
+    assert place is not None
+    rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+) \| ([\d.]+) \| (\w+)", place[1], re.MULTILINE)
+    assert [list(row) for row in rows] == environments()
+
+
+def test_compat_alone_asks_which_pyspark_is_here_or_uses_what_it_keeps_to_itself() -> None:
+    found = {}
+    for path in sorted((ROOT / "client").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        asks = {name for node in ast.walk(tree) for name in names_in(node) if name.startswith(OURS_ALONE)}
+        if asks and path.name != "compat.py":
+            found[path.name] = asks
+    assert found == {}
+
+
+def names_in(node: ast.AST) -> list[str]:
+    """What a node imports, or asks of pyspark itself."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+    if isinstance(node, ast.Attribute) and node.attr == "__version__" and ast.unparse(node.value) == "pyspark":
+        return ["pyspark.version"]
+    is_call = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("metadata.version")
+    if is_call and any(isinstance(one, ast.Constant) and one.value == "pyspark" for one in node.args):
+        return ["pyspark.version"]
+    return []
