@@ -81,8 +81,8 @@ from pyspark.sql.utils import is_remote as is_remote_mode  # noqa: E402
 # From 4.1 on Spark can abort a job in which a task that is run again gives other rows; in 4.0 its setting does nothing.
 CHECKS_RERUNS = SPARK >= (4, 1)
 
-# Before 4.2 Spark takes strings and bytes of applyInArrow with offsets of 32 bits only, whatever it hands over.
-GROUPS_MAY_BE_LARGE = SPARK >= (4, 2)
+# Before 4.3 Spark takes strings and bytes of applyInArrow with offsets of 32 bits only, whatever it hands over.
+GROUPS_MAY_BE_LARGE = SPARK >= (4, 3)
 
 # Of this module PySpark's types know the common calls only.
 _UDFS: Any = functions
