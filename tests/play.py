@@ -10,7 +10,7 @@ import numpy as np
 from faulty import FAULTS, FaultyTransport
 from trees import Forest, Update
 
-from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, Watched
+from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, WatchResult
 from acker_client.errors import RETRYABLE
 from acker_protocol import ids
 from acker_protocol.messages import Identity, InitScope, SettleReply, Transport
@@ -78,7 +78,7 @@ class Play:
             except RETRYABLE:
                 continue
 
-    def watch(self, wait_s: float = 0.0) -> Watched:
+    def watch(self, wait_s: float = 0.0) -> WatchResult:
         """Hear outcomes: each root once, ACKED only if its whole tree was processed, FAILED only for a reason."""
         watched = self.source.watch(wait_s, max_outcomes=self.dice.choice([1, 7, 1_000_000]))
         if watched.generation_changed:

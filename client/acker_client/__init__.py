@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from acker_client import errors
 from acker_client.core.delivery import ReportResult
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.settings import Settings
 from acker_protocol.messages import Entries, Identity, InitScope, Limits, Outcomes, Settlement, SettleReply, Verdict
@@ -25,6 +25,6 @@ __all__ = [
     "Settings",
     "Settlement",
     "Verdict",
-    "Watched",
+    "WatchResult",
     "errors",
 ]

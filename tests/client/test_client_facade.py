@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, errors
-from acker_client.plain.client import of_process
+from acker_client.plain.client import shared_client
 from acker_protocol import ids
 from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status
 from acker_protocol.reports import fold
@@ -527,10 +527,10 @@ def test_a_client_with_a_connect_of_its_own_is_not_pickled(client: AckerClient) 
 
 def test_a_process_has_one_client_for_the_same_settings() -> None:
     settings = Settings(("far-away:7070",))
-    first = of_process(settings)
-    assert of_process(pickle.loads(pickle.dumps(settings))) is first
+    first = shared_client(settings)
+    assert shared_client(pickle.loads(pickle.dumps(settings))) is first
     first.close()
-    assert of_process(settings) is not first
+    assert shared_client(settings) is not first
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])

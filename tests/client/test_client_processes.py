@@ -9,7 +9,7 @@ from typing import Any
 FORK = """
 import os, pickle, sys
 from acker_client import AckerClient, Verdict
-from acker_client.plain.client import of_process
+from acker_client.plain.client import shared_client
 from acker_protocol import ids
 
 address, uses_in_parent = sys.argv[1], sys.argv[2] == "used"
@@ -20,7 +20,7 @@ if uses_in_parent:
     client.init(root, edge)
     client.flush()
     client.ack(root, 7)  # buffered at the fork: the parent's to send, not the child's
-    of_process(client.settings).hello()
+    shared_client(client.settings).hello()
 
 pid = os.fork()
 if pid == 0:
@@ -29,7 +29,7 @@ if pid == 0:
         client.ack(root, edge)
         client.flush()
         pickle.loads(pickle.dumps(client)).hello()
-        of_process(client.settings).hello()
+        shared_client(client.settings).hello()
         os._exit(0)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from acker_client import AckerClient, Settings
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.source import Batch, Files, Listener, Seen
 from acker_client.source.core.flight import Fallen
 from acker_client.source.run.rim import FramePlan, Rim
@@ -132,7 +132,7 @@ class Polling:
         self._on_lost = on_lost
         self._cursor = 0
 
-    def take(self, timeout_s: float) -> Watched | None:
+    def take(self, timeout_s: float) -> WatchResult | None:
         watched = self._client.watch(timeout_s)
         if watched.generation_changed:
             self._on_lost()

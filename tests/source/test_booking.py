@@ -16,7 +16,7 @@ from tests.source.executors import Cluster
 FIRST = 1 << 40
 
 
-class Watched(AckerClient):
+class WatchResult(AckerClient):
     """Does ``before`` ahead of each call that opens a batch, and notes its budget."""
 
     before: Callable[[], object] | None = None
@@ -38,9 +38,9 @@ def cluster(tmp_path: Any) -> Cluster:
     return Cluster(tmp_path)
 
 
-def started(cluster: Cluster, *, deadline_s: float = 30.0, lease_s: float = 1000.0) -> tuple[Watched, Booking]:
-    client = cluster.client(Watched)
-    assert isinstance(client, Watched)
+def started(cluster: Cluster, *, deadline_s: float = 30.0, lease_s: float = 1000.0) -> tuple[WatchResult, Booking]:
+    client = cluster.client(WatchResult)
+    assert isinstance(client, WatchResult)
     client.open_source("lines", lease_s=lease_s)
     return client, Booking(client, cluster.rim(), deadline_s)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.run.rim import Blame
 from tests.source.disks import full
@@ -559,9 +559,9 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
     class Slow(Polling):
         """Brings what it learns one look later."""
 
-        held: Watched | None = None
+        held: WatchResult | None = None
 
-        def take(self, timeout_s: float) -> Watched | None:
+        def take(self, timeout_s: float) -> WatchResult | None:
             if self.held is not None:
                 brought, self.held = self.held, None
                 return brought

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from acker_client import errors
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.source.run import watcher
 from acker_client.source.run.watcher import ERRORS_A_LINE, Watcher
 
@@ -16,15 +16,15 @@ class Refusing:
     """A client whose watches are refused so often, go through once, are refused once more, and then it is closed."""
 
     def __init__(self, refusals: int) -> None:
-        self._answers: list[Any] = [errors.Rejected("no")] * refusals + [Watched(), errors.Rejected("no again")]
+        self._answers: list[Any] = [errors.Rejected("no")] * refusals + [WatchResult(), errors.Rejected("no again")]
 
-    def watch(self, wait_s: float) -> Watched:
+    def watch(self, wait_s: float) -> WatchResult:
         if not self._answers:
             raise errors.Closed("closed")
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        assert isinstance(answer, Watched)
+        assert isinstance(answer, WatchResult)
         return answer
 
 

@@ -39,7 +39,7 @@ class ReportResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ErrorReply:
     """An answer that is not final, or not good: ``status`` is the gravest of its sections'."""
 
     status: Status
@@ -107,8 +107,8 @@ class Delivery:
         rest = [(key, message) for key, message in self._messages.items() if key != self._covering]
         return rest or list(self._messages.items())
 
-    def answered(self, key: int, reply: ApplyReply) -> Refusal | None:
-        """Count what is final in the answer to message ``key``; a refusal when something of it is left to send.
+    def answered(self, key: int, reply: ApplyReply) -> ErrorReply | None:
+        """Count what is final in the answer to message ``key``; an :class:`ErrorReply` when something of it is left to send.
 
         ValueError when the answer does not match the message: the server is broken.
         """
@@ -124,7 +124,7 @@ class Delivery:
             del self._messages[key]
             return None
         self._messages[key] = replace(message, entries=_without(message.entries, starts, final))
-        return Refusal(Status(int(statuses.max())), reply.detail, reply.retry_delay_ms)
+        return ErrorReply(Status(int(statuses.max())), reply.detail, reply.retry_delay_ms)
 
     def _uncover_after_conflict(self) -> None:
         # Numbers whose inits were not counted under this identity are not covered by it: they end as LOST, never as

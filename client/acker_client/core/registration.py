@@ -45,7 +45,7 @@ def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchResult:
     """What one watch brought.
 
     ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or
@@ -112,7 +112,7 @@ class Registration:
         self.heard_at = now
         return reply.status != Status.INVALID or not is_foreign
 
-    def heard(self, request: Watch, reply: WatchReply, now: float) -> Watched | None:
+    def heard(self, request: Watch, reply: WatchReply, now: float) -> WatchResult | None:
         """Take an answer whole: its outcomes are handed over now, and confirmed by the next request.
 
         None when the poll has to be made again.
@@ -120,11 +120,11 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        return Watched(reply.outcomes, self._told(), True, reply.cursor, reply.generation)
+        return WatchResult(reply.outcomes, self._told(), True, reply.cursor, reply.generation)
 
-    def nothing(self) -> Watched:
+    def nothing(self) -> WatchResult:
         """What a watch brings that was not answered; what a renewal has found out is reported also then."""
-        return Watched(generation_changed=self._told(), cursor=self.cursor, generation=self.generation)
+        return WatchResult(generation_changed=self._told(), cursor=self.cursor, generation=self.generation)
 
     def _told(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False

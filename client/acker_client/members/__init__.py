@@ -1,1 +1,1 @@
-"""One conversation with one server: its channel, the greeting, and trying until there is an answer."""
+"""One conversation with one server: its channel, the greeting, and calls that are tried until they are answered."""

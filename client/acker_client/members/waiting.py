@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from acker_client.core.backoff import Patience
-from acker_client.core.delivery import Refusal
+from acker_client.core.delivery import ErrorReply
 from acker_client.errors import AckerError, DeadlineExceeded, Overloaded, Rejected, UnknownBatch, UnknownSource
 from acker_protocol.messages import Status
 
@@ -30,23 +30,23 @@ _HINTS = {
 }
 
 
-def wait_out(refusal: Refusal, what: str, patience: Patience, renew: Renew) -> None:
+def wait_out(error: ErrorReply, what: str, patience: Patience, renew: Renew) -> None:
     """Wait until ``what`` may be tried again; raises where that cannot help, or the budget does not last so long."""
-    if refusal.status not in _WAITED_OUT:
-        raise _refused(refusal, what)
-    if refusal.status == Status.UNKNOWN_SOURCE:
+    if error.status not in _WAITED_OUT:
+        raise _refused(error, what)
+    if error.status == Status.UNKNOWN_SOURCE:
         renew(patience)
-    if not patience.wait(refusal.retry_delay_ms / 1000):
+    if not patience.wait(error.retry_delay_ms / 1000):
         budget = f"{patience.deadline.budget_s:g} s ({patience.tries} tries)"
-        sentence = f"{what}: the server answered {_said(refusal)} for {budget}. {_HINTS[refusal.status]}."
-        raise _WAITED_OUT[refusal.status](sentence)
+        sentence = f"{what}: the server answered {_said(error)} for {budget}. {_HINTS[error.status]}."
+        raise _WAITED_OUT[error.status](sentence)
 
 
-def _refused(refusal: Refusal, what: str) -> AckerError:
-    kind = UnknownBatch if refusal.status == Status.UNKNOWN_BATCH else Rejected
-    hint = _HINTS.get(refusal.status, "Install the same version of acker on both sides")
-    return kind(f"{what}: the server answered {_said(refusal)}. {hint}.")
+def _refused(error: ErrorReply, what: str) -> AckerError:
+    kind = UnknownBatch if error.status == Status.UNKNOWN_BATCH else Rejected
+    hint = _HINTS.get(error.status, "Install the same version of acker on both sides")
+    return kind(f"{what}: the server answered {_said(error)}. {hint}.")
 
 
-def _said(refusal: Refusal) -> str:
-    return f"{refusal.status.name} ({refusal.detail})" if refusal.detail else refusal.status.name
+def _said(error: ErrorReply) -> str:
+    return f"{error.status.name} ({error.detail})" if error.detail else error.status.name

@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
 from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.registration import Registration, Watched, check_number, check_source
+from acker_client.core.registration import Registration, WatchResult, check_number, check_source
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
+from acker_client.members.caller import Call, Caller
 from acker_client.members.connection import Connect, Connection
-from acker_client.members.trying import Call, Trying
-from acker_client.plain.process import Process
+from acker_client.members.retrying import deliver, until_accepted
+from acker_client.plain.state import ClientState
 from acker_client.settings import Settings, addresses
 from acker_protocol.ids import check_column
 from acker_protocol.messages import (
@@ -83,7 +84,7 @@ class AckerClient:
         self._sleep = sleep
         # Forked processes share the state of the module's generator; the system's they do not.
         self._random = random or random_module.SystemRandom().random
-        self._processes: dict[int, Process] = {}
+        self._states: dict[int, ClientState] = {}
 
     # -- the plain API: buffered, folded per root, sent by flush
 
@@ -93,49 +94,49 @@ class AckerClient:
         This and the calls below are buffered. One that finds the buffer full flushes it first, and raises what
         ``flush`` raises; a call that raises has not counted.
         """
-        process = self._with_room()
-        process.source()
-        with process.lock:
-            process.accumulator.init(root, edges, batch)
+        state = self._with_room()
+        state.source()
+        with state.lock:
+            state.accumulator.init(root, edges, batch)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
         """The record of ``edge`` is done, and ``emitted`` are the edges of its children."""
-        process = self._with_room()
-        with process.lock:
-            process.accumulator.ack(root, edge, emitted)
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.ack(root, edge, emitted)
 
     def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None:
         """The tree of ``root`` fails. ``edge``: the edge of the record that failed, where there is one."""
-        process = self._with_room()
-        with process.lock:
-            process.accumulator.fail(root, reason, edge)
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.fail(root, reason, edge)
 
     def reset_timeout(self, root: int) -> None:
         """The timeout of ``root`` starts anew."""
-        process = self._with_room()
-        with process.lock:
-            process.accumulator.reset_timeout(root)
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.reset_timeout(root)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int = 0) -> None:
         """``init`` in columns (uint64 or int64, [n]); rows of the same root are its edges and XOR together."""
-        process = self._with_room()
-        process.source()
-        with process.lock:
-            process.accumulator.init_columns(roots, vals, batch)
+        state = self._with_room()
+        state.source()
+        with state.lock:
+            state.accumulator.init_columns(roots, vals, batch)
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
         """``ack`` in columns (uint64 or int64, [n]): ``vals`` are edges, or edge XOR the children's edges."""
-        process = self._with_room()
-        with process.lock:
-            process.accumulator.ack_columns(roots, vals)
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.ack_columns(roots, vals)
 
     def fail_columns(
         self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
     ) -> None:
         """``fail`` in columns; one reason for all, or one a row. ``vals``: the edges of the records that failed."""
-        process = self._with_room()
-        with process.lock:
-            process.accumulator.fail_columns(roots, reasons, vals)
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.fail_columns(roots, reasons, vals)
 
     def flush(self) -> None:
         """Send what is buffered, and wait until it is answered.
@@ -144,12 +145,12 @@ class AckerClient:
         flush sends it again, under the same identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
         refuses a report for good: that report is dropped, and its roots time out.
         """
-        process = self._process()
-        patience = process.trying.patience()
+        state = self._state()
+        patience = state.caller.patience()
         # Reports go one after the other, so no more than one sequence is ever unanswered at the server.
-        with process.sending:
-            while process.unanswered or process.seal():
-                self._send_oldest(process, patience)
+        with state.sending:
+            while state.unanswered or state.seal():
+                self._send_oldest(state, patience)
 
     # -- whole reports
 
@@ -160,17 +161,17 @@ class AckerClient:
         same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent (the same report may be sent
         again); :class:`Rejected` and :class:`UnknownBatch` at once.
         """
-        process = self._process()
+        state = self._state()
         check_column("entries.root_ids", entries.root_ids)
         check_column("entries.ack_vals", entries.ack_vals)
         delivery = Delivery(identity, entries, inits)
         try:
-            process.courier.deliver(delivery, process.trying.patience(), self._renewal(process, delivery))
+            deliver(state.caller, delivery, state.caller.patience(), self._renewal(state, delivery))
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
-            process.go_on_without(delivery, error)
-        return process.counted(delivery.result)
+            state.go_on_without(delivery, error)
+        return state.counted(delivery.result)
 
     # -- sources
 
@@ -182,30 +183,30 @@ class AckerClient:
         The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
         where that is shorter. ``limits`` are those of batch 0.
         """
-        process = self._process()
-        if process.registration is not None:
+        state = self._state()
+        if state.registration is not None:
             raise ValueError(
-                f"source {process.registration.name!r} is open on this client, and one client has one source: make"
+                f"source {state.registration.name!r} is open on this client, and one client has one source: make"
                 " another AckerClient, or close_source() first"
             )
         check_source(name, session, lease_s, limits)
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, limits, self._clock())
-        self._renew(process, registration, process.trying.patience())
-        process.registration = registration
-        process.source_session = drawn
+        self._renew(state, registration, state.caller.patience())
+        state.registration = registration
+        state.source_session = drawn
         return drawn
 
     def close_source(self) -> None:
         """End the session: the server drops the source's roots. Tried for a second; else the lease ends it."""
-        process = self._process()
-        registration, process.registration = process.registration, None
+        state = self._state()
+        registration, state.registration = state.registration, None
         if registration is None:
             return
-        with process.lock:
+        with state.lock:
             request = registration.request(0.0, 1, close=True)
         try:
-            process.trying.answer(_watch(request), process.trying.patience(1.0))
+            state.caller.answer(_watch(request), state.caller.patience(1.0))
         except AckerError as error:
             log.info("source %r could not be closed, and ends with its lease: %s", registration.name, error)
 
@@ -224,16 +225,17 @@ class AckerClient:
         Waits while the server is overloaded, within ``budget_s`` (None: that of the settings): this is the
         backpressure. Raises ``Overloaded`` after it.
         """
-        process = self._process()
+        state = self._state()
         check_number("number", number, least=1)
         check_number("first", first, least=1)
         check_number("up_to", up_to)
-        request = OpenBatch(process.source().session, number, first, up_to, held, limits)
-        process.courier.accepted(
+        request = OpenBatch(state.source().session, number, first, up_to, held, limits)
+        until_accepted(
+            state.caller,
             lambda transport, timeout_s: transport.open_batch(request, timeout_s),
             f"open batch {number}",
-            process.trying.patience(budget_s),
-            self._renewal(process),
+            state.caller.patience(budget_s),
+            self._renewal(state),
         )
 
     def settle(self, number: int, settlement: Settlement) -> SettleReply:
@@ -241,30 +243,31 @@ class AckerClient:
 
         ``UnknownBatch`` when the server does not know it: it has lost its state, or the batch was never opened.
         """
-        process = self._process()
+        state = self._state()
         check_number("number", number, least=1)
-        request = Settle(process.source().session, number, Settlement(settlement))
-        return process.courier.accepted(
+        request = Settle(state.source().session, number, Settlement(settlement))
+        return until_accepted(
+            state.caller,
             lambda transport, timeout_s: transport.settle(request, timeout_s),
             f"settle batch {number}",
-            process.trying.patience(),
-            self._renewal(process),
+            state.caller.patience(),
+            self._renewal(state),
         )
 
-    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> Watched:
+    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
         """Outcomes of this source, waiting up to ``wait_s`` for the first of them. Confirms those of the call before.
 
         Also renews the lease, so call it again and again. A silent server is no error here: the call keeps trying for
         its time and comes back with nothing; ``silent_for_s`` tells how long that has been going on.
         """
-        process = self._process()
-        registration = process.source()
+        state = self._state()
+        registration = state.source()
         check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
-        patience = process.trying.patience(wait_s)
-        watched: Watched | None = None
+        patience = state.caller.patience(wait_s)
+        watched: WatchResult | None = None
         while True:
             asked_at = self._clock()
-            polled = self._poll(process, registration, patience.deadline, max_outcomes)
+            polled = self._poll(state, registration, patience.deadline, max_outcomes)
             watched = polled or watched
             if polled is not None and (len(polled.outcomes) or polled.generation_changed):
                 return polled
@@ -272,64 +275,64 @@ class AckerClient:
                 break
             if polled is not None and self._clock() - asked_at < _POLL_PAUSE_S:
                 self._sleep(min(_POLL_PAUSE_S, patience.deadline.left_s))
-        with process.lock:
+        with state.lock:
             return watched or registration.nothing()
 
     @property
     def silent_for_s(self) -> float:
         """Seconds since the server last answered for this source. The source decides when that is too long."""
-        return self._clock() - self._process().source().heard_at
+        return self._clock() - self._state().source().heard_at
 
     @property
     def lease_s(self) -> float:
         """Seconds without a watch after which the server drops the source, as it was opened."""
-        return self._process().source().lease_ms / 1000
+        return self._state().source().lease_ms / 1000
 
     @property
     def generation(self) -> int | None:
         """Which registration of this source the server knows, as of its last answer: another one has lost what the one
-        before it knew (``Watched.generation_changed``)."""
-        return self._process().source().generation
+        before it knew (``WatchResult.generation_changed``)."""
+        return self._state().source().generation
 
     # -- the server
 
     def hello(self) -> HelloReply:
         """Greet the server within the budget: is it there, which is it, what does it take?"""
-        trying = self._process().trying
-        return trying.greeted(trying.patience()).hello
+        caller = self._state().caller
+        return caller.greeted(caller.patience()).hello
 
     def stats(self) -> StatsReply:
         """The server's own figures, as its /metrics names them."""
-        trying = self._process().trying
-        return trying.answer(lambda transport, timeout_s: transport.stats(timeout_s), trying.patience())
+        caller = self._state().caller
+        return caller.answer(lambda transport, timeout_s: transport.stats(timeout_s), caller.patience())
 
     @property
     def totals(self) -> ReportResult:
         """What became of everything that this process has reported so far, in sections."""
-        return self._process().totals
+        return self._state().totals
 
     def close(self) -> None:
         """Close this process's channels. What was not flushed is dropped, with a warning."""
-        process = self._processes.setdefault(os.getpid(), self._new_process())
-        if process.is_closed:
+        state = self._states.setdefault(os.getpid(), self._new_state())
+        if state.is_closed:
             return
-        process.is_closed = True
-        dropped = process.buffered() + len(process.unanswered)
+        state.is_closed = True
+        dropped = state.buffered() + len(state.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
-        process.trying.connection.close()
+        state.caller.connection.close()
 
     @property
     def is_closed(self) -> bool:
         """Whether ``close`` was called in this process."""
-        process = self._processes.get(os.getpid())
-        return process is not None and process.is_closed
+        state = self._states.get(os.getpid())
+        return state is not None and state.is_closed
 
     def __repr__(self) -> str:
         """Where its server is, how it stands with it in this process, and its source. Never the token."""
-        process = self._processes.get(os.getpid())
-        source = None if process is None else process.registration
-        words = ["AckerClient", ", ".join(self.settings.servers), self._standing(process)]
+        state = self._states.get(os.getpid())
+        source = None if state is None else state.registration
+        words = ["AckerClient", ", ".join(self.settings.servers), self._standing(state)]
         return f"<{' '.join(words)}{f', source {source.name!r}' if source else ''}>"
 
     def __enter__(self) -> Self:
@@ -352,76 +355,76 @@ class AckerClient:
 
     # -- within
 
-    def _standing(self, process: Process | None) -> str:
-        if process is None:
+    def _standing(self, state: ClientState | None) -> str:
+        if state is None:
             return "not connected yet"
-        if process.is_closed:
+        if state.is_closed:
             return "closed"
-        since = process.trying.silent_since
+        since = state.caller.silent_since
         if since is not None:
             return f"silent for {self._clock() - since:.0f} s"
-        return "connected" if process.trying.connection.is_greeted else "not connected yet"
+        return "connected" if state.caller.connection.is_greeted else "not connected yet"
 
-    def _process(self) -> Process:
-        process = self._processes.get(os.getpid())
-        if process is None:
+    def _state(self) -> ClientState:
+        state = self._states.get(os.getpid())
+        if state is None:
             # Atomic, as two threads may come here at once; no lock, as a fork may leave one locked for ever.
-            process = self._processes.setdefault(os.getpid(), self._new_process())
-        if process.is_closed:
+            state = self._states.setdefault(os.getpid(), self._new_state())
+        if state.is_closed:
             raise Closed("this client was closed: make another AckerClient")
-        return process
+        return state
 
-    def _new_process(self) -> Process:
+    def _new_state(self) -> ClientState:
         connection = Connection(self.settings, self._connect or _grpc(self.settings))
-        return Process(Trying(self.settings, connection, self._clock, self._sleep, self._random))
+        return ClientState(Caller(self.settings, connection, self._clock, self._sleep, self._random))
 
-    def _with_room(self) -> Process:
-        process = self._process()
-        if process.buffered() >= self.settings.buffer_entries:
+    def _with_room(self) -> ClientState:
+        state = self._state()
+        if state.buffered() >= self.settings.buffer_entries:
             self.flush()
-        return process
+        return state
 
-    def _send_oldest(self, process: Process, patience: Patience) -> None:
-        delivery = process.unanswered[0]
+    def _send_oldest(self, state: ClientState, patience: Patience) -> None:
+        delivery = state.unanswered[0]
         try:
-            process.courier.deliver(delivery, patience, self._renewal(process, delivery))
+            deliver(state.caller, delivery, patience, self._renewal(state, delivery))
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
-            process.go_on_without(delivery, error)
+            state.go_on_without(delivery, error)
         except AckerError:
-            process.unanswered.popleft()
+            state.unanswered.popleft()
             raise
-        process.unanswered.popleft()
-        if process.counted(delivery.result).stale:
+        state.unanswered.popleft()
+        if state.counted(delivery.result).stale:
             raise _stale(delivery.identity)
 
-    def _renewal(self, process: Process, delivery: Delivery | None = None) -> _Renewal:
-        return _Renewal(self, process, delivery)
+    def _renewal(self, state: ClientState, delivery: Delivery | None = None) -> _Renewal:
+        return _Renewal(self, state, delivery)
 
-    def _renew(self, process: Process, registration: Registration, patience: Patience) -> None:
+    def _renew(self, state: ClientState, registration: Registration, patience: Patience) -> None:
         while True:
-            with process.lock:
+            with state.lock:
                 request = registration.request(0.0, 1)
-            reply = process.trying.answer(_watch(request), patience)
-            with process.lock:
+            reply = state.caller.answer(_watch(request), patience)
+            with state.lock:
                 is_current = registration.renewed(request, reply, self._clock())
             if is_current:
                 _raise_unless_applied(reply, registration.name)
                 return
 
     def _poll(
-        self, process: Process, registration: Registration, deadline: Deadline, max_outcomes: int
-    ) -> Watched | None:
-        with process.lock:
+        self, state: ClientState, registration: Registration, deadline: Deadline, max_outcomes: int
+    ) -> WatchResult | None:
+        with state.lock:
             request = registration.request(deadline.left_s, max_outcomes)
         # The answer needs time to travel, and the handshake too, also when the caller will not wait.
         answer_by = Deadline(request.wait_ms / 1000 + self.settings.call_timeout_s / 2, self._clock)
         try:
-            reply = process.trying.once(_watch(request), answer_by, answer_by.budget_s)
+            reply = state.caller.once(_watch(request), answer_by, answer_by.budget_s)
         except Unavailable:
             return None
-        with process.lock:
+        with state.lock:
             watched = registration.heard(request, reply, self._clock())
         if watched is not None:
             _raise_unless_applied(reply, registration.name)
@@ -431,7 +434,7 @@ class AckerClient:
 _CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
 
 
-def of_process(settings: Settings) -> AckerClient:
+def shared_client(settings: Settings) -> AckerClient:
     """The one client of this process for these settings, made after fork; what Spark tasks use."""
     key = (os.getpid(), settings)
     client = _CLIENTS.get(key)
@@ -447,20 +450,20 @@ class _Renewal:
     What the server has lost by then is reported by the next watch. Another client's source is not ours to renew.
     """
 
-    __slots__ = ("_client", "_delivery", "_process")
+    __slots__ = ("_client", "_delivery", "_state")
 
-    def __init__(self, client: AckerClient, process: Process, delivery: Delivery | None) -> None:
+    def __init__(self, client: AckerClient, state: ClientState, delivery: Delivery | None) -> None:
         self._client = client
-        self._process = process
+        self._state = state
         self._delivery = delivery
 
     def __call__(self, patience: Patience) -> None:
-        registration = self._process.registration
+        registration = self._state.registration
         if registration is None:
             return
         inits = None if self._delivery is None else self._delivery.inits
         if inits is None or inits.session == registration.session:
-            self._client._renew(self._process, registration, patience)
+            self._client._renew(self._state, registration, patience)
 
 
 def _settings(servers: str | Sequence[str] | Settings | None, token: str | None, *, is_local: bool) -> Settings:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from acker_client.core.gist import gist
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.flight import Fallen, Flight, Landed, excusing
 from acker_client.source.core.input import Input, Progress
@@ -276,7 +276,7 @@ class Run:
             watched = self._watching.take(0.0)
         return batch is not None and batch.is_lost
 
-    def _hear(self, watched: Watched, batch: Batch | None) -> None:
+    def _hear(self, watched: WatchResult, batch: Batch | None) -> None:
         self._generation, self._cursor = watched.generation, watched.cursor
         now = self._rim.clock()
         if watched.generation_changed:

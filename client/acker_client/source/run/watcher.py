@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from acker_client.core.registration import Watched
+from acker_client.core.registration import WatchResult
 from acker_client.errors import AckerError, Closed
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
@@ -28,7 +28,7 @@ ERRORS_A_LINE = 30
 class Watching(Protocol):
     """How a run learns of its outcomes."""
 
-    def take(self, timeout_s: float) -> Watched | None:
+    def take(self, timeout_s: float) -> WatchResult | None:
         """What the next watch brought, in order; None: nothing within ``timeout_s``."""
         ...
 
@@ -41,7 +41,7 @@ class Watcher:
     def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
         self._client = client
         self._on_lost = on_lost
-        self._brought: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+        self._brought: queue.SimpleQueue[WatchResult] = queue.SimpleQueue()
         self._stopped = threading.Event()
         self._cursor = 0
         self._errors = 0
@@ -49,7 +49,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
         self._thread.start()
 
-    def take(self, timeout_s: float) -> Watched | None:
+    def take(self, timeout_s: float) -> WatchResult | None:
         """See :class:`Watching`. Raises :class:`SourceError` when the thread has died."""
         if self._died_of is not None:
             raise SourceError(f"nothing is heard of outcomes any more: {self._died_of!r}") from self._died_of
@@ -92,6 +92,6 @@ class Watcher:
         self._cursor = watched.cursor
 
 
-def says_something(watched: Watched, cursor: int) -> bool:
+def says_something(watched: WatchResult, cursor: int) -> bool:
     """Whether a watch brought anything that the one before it, which ended at ``cursor``, had not."""
     return bool(len(watched.outcomes)) or watched.generation_changed or watched.cursor != cursor

@@ -120,9 +120,9 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 def reach(settings: Settings) -> str:
     """Greet the server from this process; returns its version. Raises what the client raises."""
-    from acker_client.plain.client import of_process
+    from acker_client.plain.client import shared_client
 
-    return of_process(settings).hello().server_version
+    return shared_client(settings).hello().server_version
 
 
 def _executor(answer: str) -> Executor:

@@ -153,9 +153,9 @@ class Sender:
 
     def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
-        from acker_client.plain.client import of_process
+        from acker_client.plain.client import shared_client
 
-        return of_process(self._settings).report(report.identity, report.entries, report.inits)
+        return shared_client(self._settings).report(report.identity, report.entries, report.inits)
 
 
 def _through(run: Run, flow: Iterator[Rows]) -> Iterator[Rows]:

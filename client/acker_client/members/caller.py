@@ -1,4 +1,4 @@
-"""Trying: a call is tried until the server answers, whatever it says, or the budget is spent.
+"""Caller: a call is tried until the server answers, whatever it says, or the budget is spent.
 
 Decides how long one try may take, that a server which gave no answer is greeted anew, and what is said of a silence.
 """
@@ -22,7 +22,7 @@ Reply = TypeVar("Reply")
 Call = Callable[[Transport, float], Reply]
 
 
-class Trying:
+class Caller:
     """Thread-safe; belongs to one process."""
 
     def __init__(self, settings: Settings, connection: Connection, clock: Clock, sleep: Sleep, random: Random) -> None:

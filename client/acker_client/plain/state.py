@@ -1,6 +1,6 @@
-"""Process: what a client has in one process: its sending session, its buffer, its source and its channels.
+"""State: what a client has in one process: its sending session, its buffer, its source and its channels.
 
-Decides which identity a report gets. Never sends: the client does, through the courier that stands here.
+Decides which identity a report gets. Never sends: the client .
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from acker_client.core.accumulator import Accumulator
 from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.registration import Registration
 from acker_client.errors import AckerError, UnknownSource
-from acker_client.members.courier import Courier
-from acker_client.members.trying import Trying
+from acker_client.members.caller import Caller
 from acker_protocol.messages import Identity, InitScope
 
 log = logging.getLogger("acker_client")
 
 
-class Process:
+class ClientState:
     """What a client has in one process: its sending session, its buffer, its source and its channels."""
 
     __slots__ = (
         "accumulator",
-        "courier",
+        "caller",
         "is_closed",
         "lock",
         "registration",
@@ -35,13 +34,11 @@ class Process:
         "session",
         "source_session",
         "totals",
-        "trying",
         "unanswered",
     )
 
-    def __init__(self, trying: Trying) -> None:
-        self.trying = trying
-        self.courier = Courier(trying)
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
         self.lock = threading.Lock()
         self.sending = threading.Lock()
         self.session = secrets.randbits(64)
