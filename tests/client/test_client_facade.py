@@ -293,7 +293,7 @@ def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
     first = 1 << 40
     client.open_batch(1, first, 10)
     roots = ids.root_ids(first, np.arange(4, dtype=np.uint64))
-    session = client._process().source().session
+    session = client._state().source().session
     scope = InitScope(session, 1, np.array([[0, 6]], np.uint64))
     assert client.report(Identity(5, 6), fold(roots, roots), scope).applied == 4
     client.report(Identity(7, 8), fold(roots[:3], roots[:3]))

@@ -108,7 +108,7 @@ class Delivery:
         return rest or list(self._messages.items())
 
     def answered(self, key: int, reply: ApplyReply) -> ErrorReply | None:
-        """Count what is final in the answer to message ``key``; an :class:`ErrorReply` when something of it is left to send.
+        """Count what is final in the answer to message ``key``; an error when something of it is left to send.
 
         ValueError when the answer does not match the message: the server is broken.
         """
