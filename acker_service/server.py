@@ -28,7 +28,6 @@ from grpc_reflection.v1alpha import reflection
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import Config
-from acker_service.core.membership import Member, StaticMembership
 from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.core.shard import Shard
 from acker_service.doors.health_service import Health
@@ -208,8 +207,7 @@ class Server:
 
     def _open_shard(self, now: float) -> Shard:
         options = self._options
-        me = Member(id=0, incarnation=secrets.randbits(64) or 1, address=f"{options.host}:{options.port}")
-        self.membership = StaticMembership(me)
+        incarnation = secrets.randbits(64) or 1
         limits: dict[str, Any] = {
             "max_pending": options.max_pending,
             "max_pending_per_source": options.max_pending_per_source,
@@ -222,9 +220,9 @@ class Server:
         state = None if self._state_dir is None else self._state_dir.read()
         self._is_restored = state is not None
         if self._state_dir is None or state is None:
-            return Shard(incarnation=me.incarnation, generation=secrets.randbits(64) or 1, version=VERSION, **limits)
+            return Shard(incarnation=incarnation, generation=secrets.randbits(64) or 1, version=VERSION, **limits)
         try:
-            shard = Shard.restore(state, incarnation=me.incarnation, now=now, **limits)
+            shard = Shard.restore(state, incarnation=incarnation, now=now, **limits)
         except ValueError as error:
             raise self._state_dir.refusal(f"is not a state of this version ({error})") from None
         return shard

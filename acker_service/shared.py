@@ -24,7 +24,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_service.core.parts import Part
+from acker_service.core.parts import StatePart
 from acker_service.core.running_time import RunningTime
 from acker_service.core.shard import Shard
 from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
@@ -182,7 +182,7 @@ class SharedShard:
         """How many settlements wait for their sweep now."""
         return len(self._settling)
 
-    def dump(self) -> Generator[Part, None, None]:
+    def dump(self) -> Generator[StatePart, None, None]:
         """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part or
         ``close``."""
         with self._lock:

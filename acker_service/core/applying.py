@@ -15,8 +15,8 @@ import numpy.typing as npt
 from acker_protocol.ids import Column, mix64
 from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, InitScope, Status
 from acker_service.core import kernels
-from acker_service.core.batches import Batch
-from acker_service.core.ledger import Effect, Report
+from acker_service.core.batches import BatchState
+from acker_service.core.ledger import Effect, Sections
 from acker_service.core.malformed import malformed_apply
 from acker_service.core.orphans import Orphans
 from acker_service.core.state import State
@@ -46,32 +46,34 @@ class Applying:
         trouble = malformed_apply(message, batch)
         if trouble:
             return self._refuse(Status.INVALID, trouble)
-        report = state.ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
-        if isinstance(report, str):
-            return self._refuse(Status.INVALID, report)
+        sections = state.ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
+        if isinstance(sections, str):
+            return self._refuse(Status.INVALID, sections)
         known = state.dedupe.look(message.identity, message.digest)
         if isinstance(known, Status):
             if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
-                self._spoil(report)
-            return self._refuse_sections(known, len(report.slots))
-        asked = int.from_bytes(report.bits.tobytes(), "little")
+                self._spoil(sections)
+            return self._refuse_sections(known, len(sections.slots))
+        asked = int.from_bytes(sections.bits.tobytes(), "little")
         if message.inits is not None and (asked & ~known or not asked):
-            refusal = self._refuse_inits(message.inits, batch, report, asked & ~known)
+            refusal = self._refuse_inits(message.inits, batch, sections, asked & ~known)
             if refusal:
                 return refusal
         state.dedupe.note(message.identity, message.digest, asked, state.now)
-        effect = self._apply(message, batch, report, asked & ~known) if asked & ~known else Effect()
+        effect = self._apply(message, batch, sections, asked & ~known) if asked & ~known else Effect()
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
             batch.cover(_column(message.inits.covered, np.uint64))
-        return self._reply(report, asked, known, effect)
+        return self._reply(sections, asked, known, effect)
 
-    def _batch_of(self, scope: InitScope | None) -> Batch | None:
+    def _batch_of(self, scope: InitScope | None) -> BatchState | None:
         source = self._state.sources.get(scope.session) if scope is not None else None
         return source.batches.get(scope.batch) if source is not None and scope is not None else None
 
     # -- refused
 
-    def _refuse_inits(self, scope: InitScope, batch: Batch | None, report: Report, fresh: int) -> ApplyReply | None:
+    def _refuse_inits(
+        self, scope: InitScope, batch: BatchState | None, sections: Sections, fresh: int
+    ) -> ApplyReply | None:
         source = self._state.sources.get(scope.session)
         if source is None:
             return self._refuse(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
@@ -79,7 +81,7 @@ class Applying:
             return self._refuse(Status.UNKNOWN_BATCH, f"batch {scope.batch} of source {source.name!r} is not open")
         if batch.number:
             return None
-        trouble = self._state.lacks_room(source, _entries_in(report, fresh))
+        trouble = self._state.lacks_room(source, _entries_in(sections, fresh))
         return self._refuse(Status.OVERLOADED, trouble) if trouble else None
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
@@ -97,16 +99,16 @@ class Applying:
 
     # -- applied
 
-    def _apply(self, message: Apply, batch: Batch | None, report: Report, fresh: int) -> Effect:
+    def _apply(self, message: Apply, batch: BatchState | None, sections: Sections, fresh: int) -> Effect:
         slots = np.frombuffer(fresh.to_bytes(128, "little"), np.uint64)
         vals = _column(message.entries.ack_vals, np.uint64)
         if message.inits is None or batch is None:
-            return self._apply_updates(message.entries, report, vals, slots)
-        return self._apply_inits(batch, report, vals, slots)
+            return self._apply_updates(message.entries, sections, vals, slots)
+        return self._apply_inits(batch, sections, vals, slots)
 
-    def _apply_inits(self, batch: Batch, report: Report, vals: Column, slots: Column) -> Effect:
+    def _apply_inits(self, batch: BatchState, sections: Sections, vals: Column, slots: Column) -> Effect:
         state, counters = self._state, self._state.counters
-        effect = state.ledger.apply_inits(report, vals, slots, batch.index, batch.held, batch.numbering, state.tick)
+        effect = state.ledger.apply_inits(sections, vals, slots, batch.index, batch.held, batch.numbering, state.tick)
         state.room.initialise(effect.created, were_reserved=bool(batch.number))
         if batch.number:
             batch.inits += effect.created
@@ -114,52 +116,52 @@ class Applying:
         counters.inits_known += effect.known
         counters.inits_conflicting += effect.conflicts
         counters.updates += effect.applied
-        state.deliver(state.ledger.told(), state.reasons.texts)
+        state.deliver(state.ledger.outcomes(), state.reasons.texts)
         return effect
 
-    def _apply_updates(self, entries: Entries, report: Report, vals: Column, slots: Column) -> Effect:
+    def _apply_updates(self, entries: Entries, sections: Sections, vals: Column, slots: Column) -> Effect:
         state = self._state
         kinds, reason_ids = _column(entries.kinds, np.uint8), _column(entries.reason_ids, np.uint32)
         effect, tombstones = state.ledger.apply_updates(
-            report, vals, kinds, reason_ids, slots, self._orphans.ticks, state.tick
+            sections, vals, kinds, reason_ids, slots, self._orphans.ticks, state.tick
         )
         state.counters.updates += effect.applied
         state.counters.orphans_dropped += effect.dropped
-        state.deliver(state.ledger.told(), entries.reasons)
+        state.deliver(state.ledger.outcomes(), entries.reasons)
         if len(tombstones):
-            self._label(report, entries, tombstones)
+            self._label(sections, entries, tombstones)
         return effect
 
-    def _spoil(self, report: Report) -> None:
+    def _spoil(self, sections: Sections) -> None:
         """Two attempts at the same work made different things of these roots. Which of them was committed nobody here
         can tell, and the second one may have failed a root that the first one finished: none of them gets to zero."""
         self._spoilt += 1
-        vals = np.full(len(report.keys), mix64(self._incarnation ^ mix64(self._spoilt)), np.uint64)
-        self._apply_updates(Entries(report.keys, vals), report, vals, ALL_SLOTS)
+        vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._spoilt)), np.uint64)
+        self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS)
 
-    def _label(self, report: Report, entries: Entries, tombstones: Array) -> None:
+    def _label(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
         """Keep the reasons of new tombstones."""
         ledger, reasons, tick = self._state.ledger, self._state.reasons, self._state.tick
         fails = np.cumsum(entries.kinds & FAIL != 0) - 1
         local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
         ids = [reasons.id_of(entries.reasons[number]) for number in local.tolist()]
-        ledger.label(report.keys[tombstones], np.array(ids, np.uint64)[positions])
+        ledger.label(sections.keys[tombstones], np.array(ids, np.uint64)[positions])
         if reasons.is_full and tick >= self._marked_at + kernels.TICKS_A_SECOND:
             self._marked_at = tick
             used = reasons.empty_marks()
             ledger.mark_reasons(used)
             reasons.keep(used)
 
-    def _reply(self, report: Report, asked: int, known: int, effect: Effect) -> ApplyReply:
+    def _reply(self, sections: Sections, asked: int, known: int, effect: Effect) -> ApplyReply:
         counters = self._state.counters
-        sections, duplicate = len(report.slots), (asked & known).bit_count()
-        counters.sections_applied += sections - duplicate
+        count, duplicate = len(sections.slots), (asked & known).bit_count()
+        counters.sections_applied += count - duplicate
         counters.sections_duplicate += duplicate
-        status = Status.DUPLICATE if sections and duplicate == sections else Status.APPLIED
+        status = Status.DUPLICATE if count and duplicate == count else Status.APPLIED
         statuses = NO_KINDS
-        if 0 < duplicate < sections:
+        if 0 < duplicate < count:
             bits = np.unpackbits(np.frombuffer(known.to_bytes(128, "little"), np.uint8), bitorder="little")
-            statuses = np.where(bits[report.slots], Status.DUPLICATE, Status.APPLIED).astype(np.uint8)
+            statuses = np.where(bits[sections.slots], Status.DUPLICATE, Status.APPLIED).astype(np.uint8)
         return ApplyReply(
             self._incarnation, status, statuses, inits_known=effect.known, inits_conflicting=effect.conflicts
         )
@@ -176,9 +178,9 @@ def _column(values: Array, dtype: type[Any]) -> Array:
     return column if column.flags.aligned else column.copy()
 
 
-def _entries_in(report: Report, slots: int) -> int:
+def _entries_in(sections: Sections, slots: int) -> int:
     """How many entries lie in slots of a 1024-bit map, all of which are in the report."""
-    if slots.bit_count() == len(report.slots):
-        return len(report.keys)
+    if slots.bit_count() == len(sections.slots):
+        return len(sections.keys)
     bits = np.unpackbits(np.frombuffer(slots.to_bytes(128, "little"), np.uint8), bitorder="little")
-    return int(np.diff(report.starts)[bits[report.slots] != 0].sum())
+    return int(np.diff(sections.starts)[bits[sections.slots] != 0].sum())

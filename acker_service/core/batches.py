@@ -24,9 +24,9 @@ NO_MAP: Column = np.empty(0, np.uint64)
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
+class BatchState:
     """One batch of one source; number 0 is the open stream. ``seen`` and ``covered``: uint64 maps of its numbers, those
-    initialised and those that a read task has covered; one bit each a root. ``idle``: when nothing of it was seen
+    initialised and those that a read task has covered; one bit each a root. ``idle_at``: when nothing of it was seen
     pending last."""
 
     session: int
@@ -41,10 +41,10 @@ class Batch:
     inits: int = 0
     seen: Column = field(default_factory=lambda: NO_MAP)
     covered: Column = field(default_factory=lambda: NO_MAP)
-    idle: float = 0.0
+    idle_at: float = 0.0
 
     @classmethod
-    def of(cls, request: OpenBatch, index: int, now: float) -> Batch:
+    def of(cls, request: OpenBatch, index: int, now: float) -> BatchState:
         words = (request.up_to + 63) // 64
         return cls(
             request.session,
@@ -57,7 +57,7 @@ class Batch:
             request.limits,
             seen=np.zeros(words, np.uint64),
             covered=np.zeros(words, np.uint64),
-            idle=now,
+            idle_at=now,
         )
 
     @property
@@ -99,7 +99,7 @@ class Batch:
     def busy_s(self, now: float) -> float:
         """For how long it has had roots pending; one that is not held is never older than its message timeout."""
         timeout_ms = 0 if self.held else self.limits.message_timeout_ms
-        return min(now - self.idle, timeout_ms / 1000) if timeout_ms else now - self.idle
+        return min(now - self.idle_at, timeout_ms / 1000) if timeout_ms else now - self.idle_at
 
     # -- state
 
@@ -109,13 +109,13 @@ class Batch:
         return {
             **{name: getattr(self, name) for name in names},
             "age_s": now - self.opened,
-            "busy_s": now - self.idle,
+            "busy_s": now - self.idle_at,
             "limits": [self.limits.message_timeout_ms, self.limits.progress_timeout_ms],
             "words": len(self.seen),
         }
 
     @classmethod
-    def load(cls, session: int, content: dict[str, Any], seen: Column, covered: Column, now: float) -> Batch:
+    def load(cls, session: int, content: dict[str, Any], seen: Column, covered: Column, now: float) -> BatchState:
         """What `dump` gave, with its maps."""
         return cls(
             session,
@@ -138,13 +138,13 @@ class Indexes:
     """Who has which batch index. Index 0 is nobody's: entries without an init have it."""
 
     def __init__(self) -> None:
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, BatchState] = {}
         self._free = list(range(kernels.INDEXES - 1, 0, -1))
 
-    def __getitem__(self, index: int) -> Batch:
+    def __getitem__(self, index: int) -> BatchState:
         return self._batches[index]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[BatchState]:
         return iter(self._batches.values())
 
     @property
@@ -154,7 +154,7 @@ class Indexes:
     def take(self) -> int:
         return self._free.pop()
 
-    def claim(self, batch: Batch) -> None:
+    def claim(self, batch: BatchState) -> None:
         """A batch comes with an index that it took, or had before a restart. Raises ValueError if another has it."""
         if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
             raise ValueError("two batches in it have one index")
@@ -164,7 +164,7 @@ class Indexes:
         """After claims: what nobody has is free."""
         self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
 
-    def release(self, batch: Batch) -> None:
+    def release(self, batch: BatchState) -> None:
         del self._batches[batch.index]
         self._free.append(batch.index)
 

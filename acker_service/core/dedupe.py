@@ -27,12 +27,12 @@ Array = npt.NDArray[Any]
 MAP_BYTES = SLOTS // 8
 # What one identity takes in memory, measured: two ids, a digest, the map, and their objects. A sequence takes less.
 IDENTITY_BYTES = 525
-# Records that a dump copies out at once.
-PART_RECORDS = 1 << 14
+# Identities that a dump copies out at once.
+PART_IDENTITIES = 1 << 14
 
 
 @dataclass(slots=True)
-class Record:
+class AppliedSections:
     """What is known of one identity: the digest of its report and the slots applied, as an int of 1024 bits."""
 
     digest: int
@@ -45,7 +45,7 @@ class Session:
     """The window of one sequenced sender."""
 
     highest: int
-    records: dict[int, Record] = field(default_factory=dict)
+    by_sequence: dict[int, AppliedSections] = field(default_factory=dict)
     touched: float = 0.0
 
 
@@ -58,7 +58,7 @@ class Dedupe:
         self.window, self.identities_max = window, identities_max
         self.dropped = self.sequences = 0
         # Both in the order in which they were last touched.
-        self._contents: dict[tuple[int, int], Record] = {}
+        self._contents: dict[tuple[int, int], AppliedSections] = {}
         self._sessions: dict[int, Session] = {}
 
     def __len__(self) -> int:
@@ -75,9 +75,9 @@ class Dedupe:
 
     def look(self, identity: Identity, digest: int) -> Status | int:
         """The slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
-        record = self._record(identity)
-        if record is not None:
-            return record.applied if record.digest == digest else Status.CONFLICT
+        known = self._find(identity)
+        if known is not None:
+            return known.applied if known.digest == digest else Status.CONFLICT
         if identity.sequenced:
             session = self._sessions.get(identity.high)
             if session is not None and identity.low <= session.highest - self.window:
@@ -86,9 +86,9 @@ class Dedupe:
 
     def note(self, identity: Identity, digest: int, applied: int, now: float) -> None:
         """Remember that the sections of ``applied`` (1024 bits) count now."""
-        record = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
-        record.applied |= applied
-        record.touched = now
+        known = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
+        known.applied |= applied
+        known.touched = now
         while (
             len(self._contents) + self.sequences > self.identities_max and len(self._contents) + len(self._sessions) > 1
         ):
@@ -111,40 +111,40 @@ class Dedupe:
         self.dropped += 1
 
     def _drop_session(self) -> None:
-        self.sequences -= len(self._sessions.pop(next(iter(self._sessions))).records)
+        self.sequences -= len(self._sessions.pop(next(iter(self._sessions))).by_sequence)
 
-    def _record(self, identity: Identity) -> Record | None:
+    def _find(self, identity: Identity) -> AppliedSections | None:
         if not identity.sequenced:
             return self._contents.get((identity.high, identity.low))
         session = self._sessions.get(identity.high)
-        return None if session is None else session.records.get(identity.low)
+        return None if session is None else session.by_sequence.get(identity.low)
 
-    def _touch(self, identity: Identity, digest: int) -> Record:
+    def _touch(self, identity: Identity, digest: int) -> AppliedSections:
         key = (identity.high, identity.low)
-        record = self._contents.pop(key, None) or Record(digest)
-        self._contents[key] = record
-        return record
+        known = self._contents.pop(key, None) or AppliedSections(digest)
+        self._contents[key] = known
+        return known
 
-    def _touch_sequence(self, identity: Identity, digest: int, now: float) -> Record:
+    def _touch_sequence(self, identity: Identity, digest: int, now: float) -> AppliedSections:
         session = self._sessions.pop(identity.high, None) or Session(identity.low)
         self._sessions[identity.high] = session
         session.touched = now
         if identity.low > session.highest:
             self._advance(session, identity.low)
-        if identity.low not in session.records:
-            session.records[identity.low] = Record(digest)
+        if identity.low not in session.by_sequence:
+            session.by_sequence[identity.low] = AppliedSections(digest)
             self.sequences += 1
-        return session.records[identity.low]
+        return session.by_sequence[identity.low]
 
     def _advance(self, session: Session, highest: int) -> None:
-        before = len(session.records)
+        before = len(session.by_sequence)
         if highest - session.highest >= self.window:
-            session.records.clear()
+            session.by_sequence.clear()
         for sequence in range(
             session.highest - self.window + 1, min(highest, session.highest + self.window) - self.window + 1
         ):
-            session.records.pop(sequence, None)
-        self.sequences -= before - len(session.records)
+            session.by_sequence.pop(sequence, None)
+        self.sequences -= before - len(session.by_sequence)
         session.highest = highest
 
     # -- state
@@ -153,9 +153,9 @@ class Dedupe:
         """Content identities, some at a time: ``keys`` uint64[n, 3] (high, low, digest), ``ages`` (s), ``maps``."""
         for some in _pieces(self._contents.items()):
             yield {
-                "keys": _table([(*key, record.digest) for key, record in some], 3),
-                "ages": np.array([now - record.touched for _, record in some], np.float64),
-                "maps": _maps([record for _, record in some]),
+                "keys": _table([(*key, known.digest) for key, known in some], 3),
+                "ages": np.array([now - known.touched for _, known in some], np.float64),
+                "maps": _maps([known for _, known in some]),
             }
 
     def dump_sessions(self, now: float) -> Iterator[dict[str, Array]]:
@@ -168,11 +168,11 @@ class Dedupe:
 
     def dump_sequences(self) -> Iterator[dict[str, Array]]:
         """Sequences of the sessions, some at a time: ``keys`` uint64[n, 3] (session, sequence, digest), ``maps``."""
-        rows = ((s, n, record) for s, session in self._sessions.items() for n, record in session.records.items())
+        rows = ((s, n, known) for s, session in self._sessions.items() for n, known in session.by_sequence.items())
         for some in _pieces(rows):
             yield {
-                "keys": _table([(s, n, record.digest) for s, n, record in some], 3),
-                "maps": _maps([record for _, _, record in some]),
+                "keys": _table([(s, n, known.digest) for s, n, known in some], 3),
+                "maps": _maps([known for _, _, known in some]),
             }
 
     def load_contents(self, part: Mapping[str, Array], now: float) -> None:
@@ -181,7 +181,7 @@ class Dedupe:
         for (high, low, digest), age, applied in rows:
             if (high, low) in self._contents:
                 raise ValueError("it remembers an identity twice")
-            self._contents[high, low] = Record(digest, applied, now - age)
+            self._contents[high, low] = AppliedSections(digest, applied, now - age)
 
     def load_sessions(self, part: Mapping[str, Array], now: float) -> None:
         """Take one of what `dump_sessions` gave."""
@@ -195,16 +195,16 @@ class Dedupe:
         for (key, sequence, digest), applied in zip(part["keys"].tolist(), _ints(part["maps"]), strict=True):
             if key not in self._sessions:
                 raise ValueError("it remembers a sequence of no session")
-            self._sessions[key].records[sequence] = Record(digest, applied, now)
+            self._sessions[key].by_sequence[sequence] = AppliedSections(digest, applied, now)
             self.sequences += 1
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """``rows``, PART_RECORDS at a time; at least one piece."""
+    """``rows``, PART_IDENTITIES at a time; at least one piece."""
     left = iter(rows)
-    some = list(islice(left, PART_RECORDS))
+    some = list(islice(left, PART_IDENTITIES))
     yield some
-    while some := list(islice(left, PART_RECORDS)):
+    while some := list(islice(left, PART_IDENTITIES)):
         yield some
 
 
@@ -212,9 +212,9 @@ def _table(rows: list[tuple[int, ...]], columns: int) -> Array:
     return np.array(rows, np.uint64).reshape(len(rows), columns)
 
 
-def _maps(records: list[Record]) -> Array:
-    content = b"".join(record.applied.to_bytes(MAP_BYTES, "little") for record in records)
-    return np.frombuffer(content, np.uint8).reshape(len(records), MAP_BYTES)
+def _maps(every: list[AppliedSections]) -> Array:
+    content = b"".join(known.applied.to_bytes(MAP_BYTES, "little") for known in every)
+    return np.frombuffer(content, np.uint8).reshape(len(every), MAP_BYTES)
 
 
 def _ints(maps: Array) -> list[int]:

@@ -33,7 +33,7 @@ MOVED_MAX = 250_000
 # Entries that a dump copies out at once: 10 MB.
 PART_ENTRIES = 1 << 18
 # Outcomes that a sweep hands on at once.
-TOLD_MIN = 1 << 16
+OUTCOMES_MIN = 1 << 16
 
 TROUBLES = {
     kernels.UNSORTED: "root_ids: must ascend strictly by mix64(root id), compared unsigned (uint64), each root once",
@@ -53,8 +53,8 @@ class Numbering:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """The columns of one message as `check` found them; valid until the next `check`.
+class Sections:
+    """The sections of one message as `check` found them; valid until the next `check`.
 
     ``keys``: uint64[n], mix64 of the roots. ``starts``: int32[k + 1]. ``slots``: uint16[k]. ``bits``: uint64[16].
     """
@@ -66,7 +66,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class LedgerOutcomes:
     """Outcomes: ``roots: uint64[m]``, ``info: uint64[m]`` = batch index | verdict << 16 | reason << 32; views that the
     next call overwrites. ``is_uniform``: all of ``info`` are the same."""
 
@@ -101,13 +101,13 @@ class Ledger:
         self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
         self._next = 0
-        self._make_scratch(TOLD_MIN)
+        self._make_scratch(OUTCOMES_MIN)
         for slot in range(SLOTS):
             self._put(slot, np.zeros(3 * CAPACITY_MIN, np.uint64))
 
     # -- messages
 
-    def check(self, roots: Column, numbering: Numbering | None) -> Report | str:
+    def check(self, roots: Column, numbering: Numbering | None) -> Sections | str:
         """Find the sections of ``roots: uint64[n]``, or say what is wrong with them. Changes nothing that lasts."""
         if len(roots) > len(self._keys):
             self._make_scratch(len(roots))
@@ -125,12 +125,12 @@ class Ledger:
         )
         if trouble:
             return TROUBLES[trouble]
-        sections = int(self._sections[0])
-        return Report(self._keys[: len(roots)], self._starts[: sections + 1], self._slots[:sections], self._bits)
+        count = int(self._sections[0])
+        return Sections(self._keys[: len(roots)], self._starts[: count + 1], self._slots[:count], self._bits)
 
     def apply_inits(
         self,
-        report: Report,
+        sections: Sections,
         vals: Column,
         fresh: Column,
         index: int,
@@ -139,22 +139,22 @@ class Ledger:
         tick: int,
     ) -> Effect:
         """Apply inits in the slots of ``fresh`` (uint64[16]) to a batch index; `told` has what ended by it."""
-        section, sections = 0, len(report.slots)
+        section, count = 0, len(sections.slots)
         first, seen = (numbering.first, numbering.seen) if numbering else (0, _NOTHING_SEEN)
         lifetime = int(self.limits[index].min())
         self._counters[:] = 0
         while True:
             section = kernels.apply_inits(
-                report.keys, vals, report.starts, report.slots, fresh, section, sections, self._directory, self.pending,
-                index, held, lifetime, seen, first, tick, self._roots, self._info, self._counters,
+                sections.keys, vals, sections.starts, sections.slots, fresh, section, count, self._directory,
+                self.pending, index, held, lifetime, seen, first, tick, self._roots, self._info, self._counters,
             )  # fmt: skip
-            if section == sections:
+            if section == count:
                 return self._effect()
-            self._widen(int(report.slots[section]))
+            self._widen(int(sections.slots[section]))
 
     def apply_updates(
         self,
-        report: Report,
+        sections: Sections,
         vals: Column,
         kinds: Kinds,
         reasons: ReasonIds,
@@ -166,22 +166,22 @@ class Ledger:
 
         Second value: int32[t], positions of the entries that became tombstones; the caller is to `label` them.
         """
-        section, sections, room = 0, len(report.slots), self.orphans_max - self.orphans
+        section, count, room = 0, len(sections.slots), self.orphans_max - self.orphans
         self._counters[:] = 0
         while True:
             section = kernels.apply_updates(
-                report.keys, vals, kinds, reasons, report.starts, report.slots, fresh, section, sections,
+                sections.keys, vals, kinds, reasons, sections.starts, sections.slots, fresh, section, count,
                 self._directory, self.pending, orphan_ticks, room, tick, self._roots, self._info, self._tombstones,
                 self._counters,
             )  # fmt: skip
-            if section == sections:
+            if section == count:
                 return self._effect(), self._tombstones[: int(self._counters[kernels.TOMBSTONES])]
-            self._widen(int(report.slots[section]))
+            self._widen(int(sections.slots[section]))
 
-    def told(self) -> Told:
+    def outcomes(self) -> LedgerOutcomes:
         """The outcomes of the last call."""
         count = int(self._counters[kernels.OUTCOMES])
-        return Told(self._roots[:count], self._info[:count], not self._counters[kernels.VARIETY])
+        return LedgerOutcomes(self._roots[:count], self._info[:count], not self._counters[kernels.VARIETY])
 
     def label(self, keys: Column, reason_ids: Column) -> None:
         """Give tombstones (by key) their reason ids."""
@@ -193,7 +193,7 @@ class Ledger:
 
     # -- sweeps
 
-    def expire(self, tick: int, orphan_ticks: int, cells: int) -> Iterator[Told]:
+    def expire(self, tick: int, orphan_ticks: int, cells: int) -> Iterator[LedgerOutcomes]:
         """Expire what is due, looking at about ``cells`` cells; goes on next time where it stopped."""
         left = SLOTS
         while left and cells > 0:
@@ -205,7 +205,7 @@ class Ledger:
             self._next, left = (self._next + walked) % SLOTS, left - walked
             cells -= int(self._counters[kernels.APPLIED])
             self.orphans += int(self._counters[kernels.ORPHANS])
-            yield self.told()
+            yield self.outcomes()
             if not walked:
                 self._fit_scratch()
 
@@ -213,14 +213,14 @@ class Ledger:
         """Limits became shorter: look at every sub-table anew."""
         self._directory[:, DUE] = 0
 
-    def settle(self, actions: Kinds) -> Iterator[Told]:
+    def settle(self, actions: Kinds) -> Iterator[LedgerOutcomes]:
         """End the roots of batch indexes as ``actions`` (uint8[16384]) says; one sweep of the table."""
         slot = 0
         while slot < SLOTS:
             self._fit_scratch()
             self._counters[:] = 0
             slot = kernels.settle(slot, self._directory, actions, self.pending, self._roots, self._info, self._counters)
-            yield self.told()
+            yield self.outcomes()
 
     # -- room
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from acker_protocol.messages import FAIL, Apply, Entries, OpenBatch, Watch
-from acker_service.core.batches import Batch, are_too_long
+from acker_service.core.batches import BatchState, are_too_long
 from acker_service.core.sources import NAME_CHARACTERS
 
 
-def malformed_apply(message: Apply, batch: Batch | None) -> str:
+def malformed_apply(message: Apply, batch: BatchState | None) -> str:
     """Of the columns; order and numbers are the ledger's to check. ``batch``: that of its inits."""
     entries, scope = message.entries, message.inits
     if len(entries.ack_vals) != len(entries):

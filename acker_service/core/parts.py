@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 # A name of PARTS, and columns.
-Part = tuple[str, dict[str, Array]]
+StatePart = tuple[str, dict[str, Array]]
 
 FORMAT = 2
 # Every part of a state and its columns.
@@ -29,7 +29,7 @@ PARTS = {
 }
 
 
-def take(name: str, parts: Iterator[Part]) -> dict[str, Array]:
+def take(name: str, parts: Iterator[StatePart]) -> dict[str, Array]:
     """The columns of the next part, which has to be ``name``. Raises ValueError."""
     found, columns = next(parts, ("nothing", {}))
     if found != name:

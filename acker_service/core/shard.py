@@ -26,12 +26,12 @@ from acker_protocol.messages import (
 )
 from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
-from acker_service.core.batches import Batch, limit_ticks
+from acker_service.core.batches import BatchState, limit_ticks
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
-from acker_service.core.parts import Part
+from acker_service.core.parts import StatePart
 from acker_service.core.room import Room
-from acker_service.core.sources import OPEN_MAX, Change, Source, SourceChange
+from acker_service.core.sources import OPEN_MAX, Change, SourceChange, SourceState
 from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
 
@@ -109,7 +109,7 @@ class Shard:
         trouble = state.lacks_room(source, request.up_to)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
-        state.open(source, Batch.of(request, state.indexes.take(), state.now))
+        state.open(source, BatchState.of(request, state.indexes.take(), state.now))
         state.room.reserve(request.up_to)
         return self._answer(Status.APPLIED)
 
@@ -120,7 +120,7 @@ class Shard:
         """Settle batches with one sweep of the table. A settled batch is answered again what it was answered before."""
         state = self._state
         state.advance(now)
-        batches: dict[Batch, Settlement] = {}
+        batches: dict[BatchState, Settlement] = {}
         for request in requests:
             source = state.sources.get(request.session)
             batch = source.batches.get(request.number) if source is not None else None
@@ -199,21 +199,21 @@ class Shard:
         source = self._state.sources.get(session)
         return source is None or source.outbox.cursor > confirmed
 
-    def _register(self, request: Watch) -> Source:
+    def _register(self, request: Watch) -> SourceState:
         # "New" is said once and may be lost on its way; the token of the registration is said with every answer.
         state = self._state
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
-        source = state.sources[request.session] = Source(request.source, request.session, 0.0, generation)
+        source = state.sources[request.session] = SourceState(request.source, request.session, 0.0, generation)
         index, now = state.indexes.take(), state.now
-        state.open(source, Batch(request.session, 0, index, now, limits=request.limits, idle=now))
+        state.open(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
         state.changes.append(SourceChange(Change.OPENED, source.name, source.session))
         return source
 
-    def _renew(self, source: Source, request: Watch) -> int:
+    def _renew(self, source: SourceState, request: Watch) -> int:
         """Start the lease anew; gives what is granted, in ms."""
         state = self._state
-        source.watched = state.now
+        source.watched_at = state.now
         lease_ms = min(request.lease_ms, int(self._max_lease_s * 1000))
         source.lease_s = lease_ms / 1000
         source.expires = state.now + source.lease_s
@@ -223,7 +223,9 @@ class Shard:
             state.ledger.hasten()
         return lease_ms
 
-    def _watched(self, status: Status, source: Source | None, detail: str = "", is_new: bool = False) -> WatchReply:
+    def _watched(
+        self, status: Status, source: SourceState | None, detail: str = "", is_new: bool = False
+    ) -> WatchReply:
         generation = self.generation if source is None else source.generation
         return WatchReply(self.incarnation, status, detail, is_new, generation)
 
@@ -238,15 +240,15 @@ class Shard:
         if late:
             state.drop(late, Change.EXPIRED)
         orphans = state.ledger.orphans
-        for told in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
-            state.deliver(told, kernels.REASONS)
+        for outcomes in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
+            state.deliver(outcomes, kernels.REASONS)
         state.counters.orphans_expired += orphans - state.ledger.orphans
         self._orphans.press()
         state.ledger.fit()
         self._forget()
         for batch in state.indexes:
             if not state.ledger.pending[batch.index]:
-                batch.idle = state.now
+                batch.idle_at = state.now
 
     def _forget(self) -> None:
         state = self._state
@@ -294,20 +296,20 @@ class Shard:
     def source_stats(self, now: float) -> list[SourceStats]:
         """Of each source, in the order in which they were opened. Cheap: nothing is swept."""
         return [
-            SourceStats(source.name, self._state.pending_of(source), now - source.watched)
+            SourceStats(source.name, self._state.pending_of(source), now - source.watched_at)
             for source in self._state.sources.values()
         ]
 
     # -- state
 
-    def dump(self, now: float) -> Iterator[Part]:
+    def dump(self, now: float) -> Iterator[StatePart]:
         """The whole state, part by part, deadlines as time remaining: what `restore` takes. Nothing else may be called
         until the last part was taken."""
         self._state.advance(now)
         return self._state.dump()
 
     @classmethod
-    def restore(cls, parts: Iterable[Part], *, incarnation: int, now: float, **limits: Any) -> Shard:
+    def restore(cls, parts: Iterable[StatePart], *, incarnation: int, now: float, **limits: Any) -> Shard:
         """A shard that goes on where the dumped one stopped, ``limits`` as for the constructor.
 
         Raises ValueError, and says what is wrong, if the state is not whole.

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from acker_protocol.messages import Settlement
-from acker_service.core.batches import Batch
+from acker_service.core.batches import BatchState
 from acker_service.core.outbox import Outbox
 
 # Answers to settled batches that are remembered; a driver asks again within seconds, not batches later.
@@ -22,7 +22,7 @@ NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettleAnswer:
     """What a batch was settled as, and what was answered."""
 
     settlement: Settlement
@@ -51,10 +51,10 @@ class SourceChange:
 
 
 @dataclass(eq=False, slots=True)
-class Source:
+class SourceState:
     """One session of a source. ``lease_s``: as granted last. ``batches``: by number, 0 included; closed ones stay while
     roots of theirs are pending. ``generation``: token of this registration; a session that is registered anew has
-    another. ``watched``: when its last Watch came."""
+    another. ``watched_at``: when its last Watch came."""
 
     name: str
     session: int
@@ -62,13 +62,13 @@ class Source:
     generation: int
     lease_s: float = 0.0
     outbox: Outbox = field(default_factory=Outbox)
-    batches: dict[int, Batch] = field(default_factory=dict)
-    settled: OrderedDict[int, Settled] = field(default_factory=OrderedDict)
+    batches: dict[int, BatchState] = field(default_factory=dict)
+    settled: OrderedDict[int, SettleAnswer] = field(default_factory=OrderedDict)
     last_settled: int = 0
-    watched: float = 0.0
+    watched_at: float = 0.0
 
     @property
-    def stream(self) -> Batch:
+    def stream(self) -> BatchState:
         return self.batches[0]
 
     def changed(self, change: Change, pending: int) -> SourceChange:
@@ -76,7 +76,7 @@ class Source:
         open_batches = sum(bool(batch.number and batch.is_open) for batch in self.batches.values())
         return SourceChange(change, self.name, self.session, pending, len(self.outbox), open_batches)
 
-    def remember(self, number: int, settled: Settled) -> None:
+    def remember(self, number: int, settled: SettleAnswer) -> None:
         self.settled[number] = settled
         self.last_settled = max(self.last_settled, number)
         if len(self.settled) > SETTLED_MAX:
@@ -91,7 +91,7 @@ class Source:
             "session": self.session,
             "generation": self.generation,
             "lease_s": self.lease_s,
-            "silent_s": now - self.watched,
+            "silent_s": now - self.watched_at,
             "freed": self.outbox.freed,
             "outbox": self.outbox.stretches(),
             "last_settled": self.last_settled,
@@ -100,14 +100,14 @@ class Source:
         }
 
     @classmethod
-    def load(cls, content: dict[str, Any], now: float) -> Source:
+    def load(cls, content: dict[str, Any], now: float) -> SourceState:
         """What `dump` gave, without its batches and outcomes."""
         # Anew: for as long as nobody served, nobody could renew it.
         lease_s = content["lease_s"]
         source = cls(content["name"], content["session"], now + lease_s, content["generation"], lease_s)
         source.outbox = Outbox(content["freed"])
         source.last_settled = content["last_settled"]
-        source.watched = now - content.get("silent_s", 0.0)
+        source.watched_at = now - content.get("silent_s", 0.0)
         for number, settlement, cursor, roots in content["settled"]:
-            source.settled[number] = Settled(Settlement(settlement), cursor, roots)
+            source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source

@@ -20,13 +20,13 @@ import numpy.typing as npt
 from acker_protocol.ids import Column
 from acker_protocol.messages import Kinds, Settlement, Verdict
 from acker_service.core import kernels, parts
-from acker_service.core.batches import Batch, Indexes, limit_ticks
+from acker_service.core.batches import BatchState, Indexes, limit_ticks
 from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
-from acker_service.core.ledger import Ledger, Told
-from acker_service.core.parts import FORMAT, Part
+from acker_service.core.ledger import Ledger, LedgerOutcomes
+from acker_service.core.parts import FORMAT, StatePart
 from acker_service.core.reasons import Reasons
 from acker_service.core.room import Room
-from acker_service.core.sources import Change, Settled, Source, SourceChange
+from acker_service.core.sources import Change, SettleAnswer, SourceChange, SourceState
 from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
@@ -48,11 +48,11 @@ class State:
         self.dedupe = Dedupe(sequence_window, max(1, max_identity_bytes // IDENTITY_BYTES))
         self.reasons = Reasons()
         self.indexes = Indexes()
-        self.sources: dict[int, Source] = {}
+        self.sources: dict[int, SourceState] = {}
         self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
         self.counters = Counters()
         # Batches that take no more inits, of which roots are pending.
-        self._closing: set[Batch] = set()
+        self._closing: set[BatchState] = set()
 
     def advance(self, now: float) -> None:
         """Time passes; it never goes back."""
@@ -61,23 +61,23 @@ class State:
 
     # -- batches
 
-    def open(self, source: Source, batch: Batch) -> None:
+    def open(self, source: SourceState, batch: BatchState) -> None:
         """``batch`` is one of ``source`` from now on."""
         self.indexes.claim(batch)
         source.batches[batch.number] = batch
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
 
-    def sweep(self, actions: Mapping[Batch, int]) -> None:
+    def sweep(self, actions: Mapping[BatchState, int]) -> None:
         """Do with all pending roots of these batches what is said (an action of ``kernels``), in one sweep."""
         table = np.zeros(kernels.INDEXES, np.uint8)
         for batch, action in actions.items():
             table[batch.index] = action
         if not np.any(self.ledger.pending[table != kernels.KEEP]):
             return
-        for told in self.ledger.settle(table):
-            self.deliver(told, kernels.REASONS)
+        for outcomes in self.ledger.settle(table):
+            self.deliver(outcomes, kernels.REASONS)
 
-    def settle(self, batch: Batch, settlement: Settlement) -> None:
+    def settle(self, batch: BatchState, settlement: Settlement) -> None:
         """``batch``, swept before, takes no more inits; what was not read of it is LOST."""
         source = self.sources[batch.session]
         unread = batch.unread()
@@ -87,7 +87,7 @@ class State:
         roots = batch.inits - int(self.ledger.pending[batch.index]) + len(unread)
         batch.close()
         self._closing.add(batch)
-        source.remember(batch.number, Settled(settlement, source.outbox.cursor, roots))
+        source.remember(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
 
     def release(self) -> None:
         """Give back the indexes of closed batches of which nothing is pending any more."""
@@ -100,16 +100,16 @@ class State:
 
     # -- sources
 
-    def pending_of(self, source: Source) -> int:
+    def pending_of(self, source: SourceState) -> int:
         """Its roots that have no outcome."""
         return sum(int(self.ledger.pending[batch.index]) for batch in source.batches.values())
 
-    def lacks_room(self, source: Source, roots: int) -> str:
+    def lacks_room(self, source: SourceState, roots: int) -> str:
         """Why there is no room for ``roots`` more of ``source``; nothing ("") when there is."""
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
         return self.room.lacks(roots, held)
 
-    def drop(self, sources: Sequence[Source], change: Change) -> None:
+    def drop(self, sources: Sequence[SourceState], change: Change) -> None:
         """Forget sources and all their roots, with one sweep."""
         self.changes.extend(source.changed(change, self.pending_of(source)) for source in sources)
         batches = [batch for source in sources for batch in source.batches.values()]
@@ -127,28 +127,28 @@ class State:
 
     # -- outcomes
 
-    def deliver(self, told: Told, texts: Sequence[str]) -> None:
+    def deliver(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
         """Put outcomes into the outboxes of their sources."""
-        if not len(told.roots):
+        if not len(outcomes.roots):
             return
-        if told.is_uniform:
-            info = int(told.info[0])
-            self._put(info & _INDEX, told.roots, info >> 16 & 0xFF, info >> 32, texts)
+        if outcomes.is_uniform:
+            info = int(outcomes.info[0])
+            self._put(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, texts)
         else:
-            self._deliver_groups(told, texts)
-        self.room.finish(len(told.roots))
+            self._deliver_groups(outcomes, texts)
+        self.room.finish(len(outcomes.roots))
         self.release()
 
-    def _deliver_groups(self, told: Told, texts: Sequence[str]) -> None:
-        indexes = told.info & np.uint64(_INDEX)
-        verdicts, codes = (told.info >> np.uint64(16)).astype(np.uint8), told.info >> np.uint64(32)
+    def _deliver_groups(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
+        indexes = outcomes.info & np.uint64(_INDEX)
+        verdicts, codes = (outcomes.info >> np.uint64(16)).astype(np.uint8), outcomes.info >> np.uint64(32)
         if np.all(indexes == indexes[0]):
-            self._put(int(indexes[0]), told.roots, verdicts, codes, texts)
+            self._put(int(indexes[0]), outcomes.roots, verdicts, codes, texts)
             return
         order = np.argsort(indexes, kind="stable")
         starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
         for group in np.split(order, starts[1:]):
-            self._put(int(indexes[group[0]]), told.roots[group], verdicts[group], codes[group], texts)
+            self._put(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], texts)
 
     def _put(self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
         source = self.sources[self.indexes[index].session]
@@ -157,7 +157,7 @@ class State:
 
     # -- dumped and loaded
 
-    def dump(self) -> Iterator[Part]:
+    def dump(self) -> Iterator[StatePart]:
         """All of it at its present time, part by part; it must not change until the last one was taken."""
         sources = list(self.sources.values())
         header = {
@@ -184,7 +184,7 @@ class State:
         yield from (("sessions", columns) for columns in self.dedupe.dump_sessions(self.now))
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
 
-    def load(self, dumped: Iterable[Part]) -> None:
+    def load(self, dumped: Iterable[StatePart]) -> None:
         """Fill this one, which is empty, at its present time. Raises ValueError if what was dumped is not whole."""
         try:
             self._load(iter(dumped))
@@ -193,7 +193,7 @@ class State:
         except ValueError as error:
             raise ValueError(f"the state is not whole: {error}") from error
 
-    def _load(self, dumped: Iterator[Part]) -> None:
+    def _load(self, dumped: Iterator[StatePart]) -> None:
         header = json.loads(parts.take("header", dumped)["json"].tobytes())
         if header["format"] != FORMAT:
             raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
@@ -229,9 +229,9 @@ class State:
     def _load_sources(self, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
         seen, covered = parts.taker(batches["seen"]), parts.taker(batches["covered"])
         for content in sources:
-            source = self.sources[content["session"]] = Source.load(content, self.now)
+            source = self.sources[content["session"]] = SourceState.load(content, self.now)
             for each in content["batches"]:
-                batch = Batch.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
+                batch = BatchState.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
                 self.open(source, batch)
                 self.room.reserve(batch.reserved)
                 if not batch.is_open:

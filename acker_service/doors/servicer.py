@@ -33,7 +33,7 @@ Answer = tuple[Status, bytes]
 _Call = Callable[[bytes, OnEnd], Answer]
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that is answered with a status instead of a message; the text is for whoever made the call."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class Servicer:
-    """Serves a shard. Each call of the .proto is a method: bytes in, status and bytes out, or Refused, Malformed."""
+    """Serves a shard. Each call of the .proto is a method: bytes in, bytes out, or CallRefused, or Malformed."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Servicer:
         hello = wire.decode_hello(content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the client speaks protocol version {hello.protocol_version} and the server (acker {VERSION}) "
                 f"version {PROTOCOL_VERSION}: upgrade the {older}",
@@ -128,7 +128,7 @@ class Servicer:
         def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
             self._under_way.add(context)
             started = perf_counter()
-            refused: Refused | None = None
+            refused: CallRefused | None = None
             reply = b""
             try:
                 status, reply = call(content, context.add_callback)
@@ -147,7 +147,7 @@ class Servicer:
 
         return answer
 
-    def _log_greeting(self, peer: str, refused: Refused) -> None:
+    def _log_greeting(self, peer: str, refused: CallRefused) -> None:
         left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))
         if left_out is not None:
             log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
@@ -167,13 +167,13 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
     return handle
 
 
-def _refusal(name: str, error: Exception) -> Refused:
+def _refusal(name: str, error: Exception) -> CallRefused:
     """How a failed call is answered. What nobody foresaw is a bug: it is logged; the caller learns its kind."""
-    if isinstance(error, Refused):
+    if isinstance(error, CallRefused):
         return error
     if isinstance(error, wire.Malformed):
-        return Refused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
+        return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
     log.exception("call_failed", call=name)
-    return Refused(
+    return CallRefused(
         grpc.StatusCode.INTERNAL, f"{name}: a bug of the server ({type(error).__name__}); its log has the rest"
     )

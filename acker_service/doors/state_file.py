@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from acker_service.core.parts import Part
+from acker_service.core.parts import StatePart
 from acker_service.system.logs import Log
 
 FORMAT = 2
@@ -77,7 +77,7 @@ class StateDir:
         with _naming(self._serving, "make room or name another directory"):
             self._serving.touch()
 
-    def read(self) -> Iterator[Part] | None:
+    def read(self) -> Iterator[StatePart] | None:
         """The parts of the state, or None where there is none. Does not consume it. Raises :class:`StateError`, as the
         iterator does."""
         if not self._state.exists():
@@ -95,7 +95,7 @@ class StateDir:
             )
         return self._parts()
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[StatePart]:
         try:
             with open(self._state, "rb") as file:
                 _read_id(file)
@@ -140,7 +140,7 @@ class StateDir:
                 _sync(self._path)
             log.warning("state_discarded", moved_to=str(aside))
 
-    def write(self, parts: Iterable[Part]) -> int:
+    def write(self, parts: Iterable[StatePart]) -> int:
         """Write the state, whole or not at all, and return its size in bytes. Raises :class:`StateError`."""
         id = os.urandom(16).hex()
         with _naming(self._state, "the state is not kept: after the next start sources replay what was pending"):
@@ -160,7 +160,7 @@ class _Damaged(Exception):
     """What is wrong with a file, to stand after its name."""
 
 
-def _write(file: BinaryIO, id: str, parts: Iterable[Part]) -> None:
+def _write(file: BinaryIO, id: str, parts: Iterable[StatePart]) -> None:
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def put(some: bytes | memoryview) -> None:
@@ -205,8 +205,8 @@ def _read_id(file: BinaryIO) -> str:
     return next(_read_parts(file))[0]
 
 
-def _read_parts(file: BinaryIO) -> Iterator[Part]:
-    """Part by part, of what the checksum vouches for; what still does not fit was written wrongly."""
+def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
+    """StatePart by part, of what the checksum vouches for; what still does not fit was written wrongly."""
     try:
         while length := struct.unpack("<I", file.read(4))[0]:
             header = json.loads(file.read(length))

@@ -29,7 +29,7 @@ from acker_protocol.messages import (
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.core.shard import Shard
-from acker_service.doors.servicer import Refused, Servicer
+from acker_service.doors.servicer import CallRefused, Servicer
 from acker_service.server import Server
 from acker_service.shared import SharedShard
 from acker_service.system.workers import Workers
@@ -291,7 +291,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
         content = random_message(draw, method)
         try:
             handle(content, lambda _: None)
-        except (wire.Malformed, Refused):
+        except (wire.Malformed, CallRefused):
             pass
         except Exception as error:
             raise AssertionError(f"{method} broke on {content.hex()} (seed {seed})") from error

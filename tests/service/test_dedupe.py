@@ -91,7 +91,7 @@ def test_sequences_are_counted_as_they_come_and_go(seed: int) -> None:
             dedupe.note(identity, 9, 1, float(now))
         if chance.random() < 0.02:
             dedupe.forget(now - 20.0, now - 20.0)
-        assert dedupe.sequences == sum(len(session.records) for session in dedupe._sessions.values())
+        assert dedupe.sequences == sum(len(session.by_sequence) for session in dedupe._sessions.values())
         assert len(dedupe) + dedupe.sequences <= 30
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from acker_protocol.ids import SLOTS, Column, mix64_column, unmix64_column
 from acker_protocol.messages import NO_KINDS, NO_REASON_IDS
 from acker_service.core import kernels
-from acker_service.core.ledger import Ledger, Numbering, Report
+from acker_service.core.ledger import Ledger, Numbering, Sections
 
 ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
 INDEX = 5
@@ -22,9 +22,9 @@ def roots_of(keys: Column) -> Column:
     return unmix64_column(np.sort(keys))
 
 
-def checked(ledger: Ledger, roots: Column) -> Report:
+def checked(ledger: Ledger, roots: Column) -> Sections:
     report = ledger.check(roots, None)
-    assert isinstance(report, Report)
+    assert isinstance(report, Sections)
     return report
 
 
@@ -153,7 +153,7 @@ def test_a_root_beyond_the_numbers_of_its_batch_is_refused() -> None:
     numbering = Numbering(1000, 10, np.zeros(1, np.uint64))
     ledger = Ledger(1000)
     within = roots_of(mix64_column(mix64_column(np.arange(1000, 1010, dtype=np.uint64))))
-    assert isinstance(ledger.check(within, numbering), Report)
+    assert isinstance(ledger.check(within, numbering), Sections)
     for number in (999, 1010, 0):
         problem = ledger.check(mix64_column(np.array([number], np.uint64)), numbering)
         assert isinstance(problem, str)
