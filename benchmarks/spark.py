@@ -1,7 +1,7 @@
 """Spark: jobs tracked and untracked, the same work on both sides, in turn, in one session, with the server beside them.
 
 The words job: lines of text files are read in Python, split into words, written as Parquet; once with Arrow operators
-and once row by row. Tracked fused (one Python stage), tracked with hops in between, untracked as a user writes it
+and once row by row. Tracked fused (one chain of steps), tracked with hops in between, untracked as a user writes it
 without the acker (a call for reading, a call for splitting), untracked and fused by hand. The trivial job: one bigint,
 source -> operator -> sink, nothing written. A tracked run includes opening and settling its batch, and every record has
 to be ACKED.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from play import Play
+from simulation import Simulation
 
 from acker_client import Settlement, Verdict
 from acker_testing import LocalServer, SimulatedTime
@@ -16,22 +16,24 @@ SEEDS = st.integers(0, 2**32 - 1)
 RATES = st.sampled_from([0.0, 0.1, 0.3, 0.6])
 
 
-def started(seed: int, rate: float, **options: Any) -> tuple[Play, LocalServer, SimulatedTime]:
+def started(seed: int, rate: float, **options: Any) -> tuple[Simulation, LocalServer, SimulatedTime]:
     time = SimulatedTime()
     server = LocalServer(clock=time.clock, sleep=time.sleep)
-    play = Play(lambda: server.connect("in-memory"), seed, rate, clock=time.clock, sleep=time.sleep, **options)
-    return play, server, time
+    simulation = Simulation(
+        lambda: server.connect("in-memory"), seed, rate, clock=time.clock, sleep=time.sleep, **options
+    )
+    return simulation, server, time
 
 
 @settings(max_examples=60)
 @given(SEEDS, RATES)
 def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(seed: int, rate: float) -> None:
-    play, server, _ = started(seed, rate)
-    play.grow(range(20))
-    play.finish()
-    assert play.verdicts() == play.expected()
+    simulation, server, _ = started(seed, rate)
+    simulation.grow(range(20))
+    simulation.finish()
+    assert simulation.verdicts() == simulation.expected()
     assert server.shard.stats.pending == 0
-    assert play.times_lost == 0
+    assert simulation.times_lost == 0
 
 
 @settings(max_examples=40)
@@ -39,66 +41,66 @@ def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(see
 def test_a_settled_batch_leaves_no_root_without_its_outcome(
     seed: int, rate: float, settlement: Settlement, steps: int, unread: int
 ) -> None:
-    play, _, _ = started(seed, rate)
-    play.open_batch(1, 20)
-    play.read(1, 0, 10)
-    play.read(1, 10, 20 - unread)
+    simulation, _, _ = started(seed, rate)
+    simulation.open_batch(1, 20)
+    simulation.read(1, 0, 10)
+    simulation.read(1, 10, 20 - unread)
     for _ in range(steps):
-        if play.forest.is_open:
-            play.step()
-    for worker in play.workers:
-        play.flush(worker)
-    play.watch()
-    assert Verdict.ACKED not in play.verdicts().values(), "a held root was ACKED before its batch was settled"
-    play.settle(1, settlement)
-    assert len(play.told) == 20
-    assert play.unread() == unread
+        if simulation.forest.is_open:
+            simulation.step()
+    for worker in simulation.workers:
+        simulation.flush(worker)
+    simulation.watch()
+    assert Verdict.ACKED not in simulation.verdicts().values(), "a held root was ACKED before its batch was settled"
+    simulation.settle(1, settlement)
+    assert len(simulation.told) == 20
+    assert simulation.unread() == unread
 
 
 @settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_with_state_is_not_even_noticed(seed: int, rate: float) -> None:
-    play, server, _ = started(seed, rate)
-    play.grow(range(8))
+    simulation, server, _ = started(seed, rate)
+    simulation.grow(range(8))
     server.stop()
-    assert not play.source.watch(0.5).answered
-    assert play.source.silent_for_s > 0
+    assert not simulation.source.watch(0.5).answered
+    assert simulation.source.silent_for_s > 0
     server.start()
-    play.grow(range(8, 16))
-    play.finish()
-    assert play.verdicts() == play.expected()
-    assert play.times_lost == 0
+    simulation.grow(range(8, 16))
+    simulation.finish()
+    assert simulation.verdicts() == simulation.expected()
+    assert simulation.times_lost == 0
 
 
 @settings(max_examples=30)
 @given(SEEDS, RATES)
 def test_a_restart_without_state_is_told_and_never_ends_in_a_false_ack(seed: int, rate: float) -> None:
-    play, server, _ = started(seed, rate)
-    play.grow(range(10))
+    simulation, server, _ = started(seed, rate)
+    simulation.grow(range(10))
     server.start(with_state=False)
-    lost = set(play.forest.started) - set(play.told)
-    while not play.watch(0.1).generation_changed:
+    lost = set(simulation.forest.started) - set(simulation.told)
+    while not simulation.watch(0.1).generation_changed:
         pass
     # The replay: other root ids.
-    play.grow(range(1000, 1020))
-    for worker in play.workers:
-        play.flush(worker)
-    kept = {root: verdict for root, verdict in play.expected().items() if root not in lost}
+    simulation.grow(range(1000, 1020))
+    for worker in simulation.workers:
+        simulation.flush(worker)
+    kept = {root: verdict for root, verdict in simulation.expected().items() if root not in lost}
     for _ in range(1000):
-        if kept.items() <= play.verdicts().items():
+        if kept.items() <= simulation.verdicts().items():
             break
-        play.watch(0.05)
-    assert kept.items() <= play.verdicts().items()
-    assert play.times_lost >= 1
+        simulation.watch(0.05)
+    assert kept.items() <= simulation.verdicts().items()
+    assert simulation.times_lost >= 1
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_lease_that_ran_out_is_told_even_if_the_answer_that_said_so_was_lost(seed: int) -> None:
-    play, _, time = started(seed, 0.4, faults=["request lost", "reply lost"])
-    root, _ = play.forest.plant(1)
-    play.source.init(root, 5)
-    play.flush(play.source)
+    simulation, _, time = started(seed, 0.4, faults=["request lost", "reply lost"])
+    root, _ = simulation.forest.plant(1)
+    simulation.source.init(root, 5)
+    simulation.flush(simulation.source)
     time.sleep(31.0)
     for _ in range(20):
-        play.watch(0.1)
-    assert play.times_lost == 1
+        simulation.watch(0.1)
+    assert simulation.times_lost == 1

@@ -16,7 +16,7 @@ from acker_testing import LocalServer, SimulatedTime
 ROOT = ids.root_id(1 << 40, 0)
 
 
-class Play:
+class Simulation:
     """A client and its server in simulated time; ``after`` holds what happens at which second."""
 
     def __init__(self) -> None:
@@ -35,8 +35,8 @@ class Play:
 
 
 @pytest.fixture
-def play() -> Play:
-    return Play()
+def simulation() -> Simulation:
+    return Simulation()
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -53,16 +53,16 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )
 def test_who_waits_for_the_acker_is_told_after_a_second_and_told_when_it_is_back(
-    play: Play, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
+    simulation: Simulation, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
 ) -> None:
     told_at: list[float] = []
-    play.server.stop()
-    play.after = {
+    simulation.server.stop()
+    simulation.after = {
         0.9: lambda: told_at.append(len(lines(caplog))),
         3.5: lambda: told_at.append(len(lines(caplog))),
-        20.0: play.server.start,
+        20.0: simulation.server.start,
     }
-    call(play.client)
+    call(simulation.client)
     assert told_at == [0, 1]
     waiting, back = lines(caplog)
     assert waiting.startswith("waiting for the acker at far:7070: no answer for ")
@@ -78,31 +78,33 @@ def test_who_waits_for_the_acker_is_told_after_a_second_and_told_when_it_is_back
     ],
 )
 def test_a_source_that_waits_is_told_too(
-    play: Play, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
+    simulation: Simulation, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
 ) -> None:
-    play.client.open_source("orders", lease_s=1000.0)
-    play.server.stop()
-    play.after = {20.0: play.server.start}
-    call(play.client)
+    simulation.client.open_source("orders", lease_s=1000.0)
+    simulation.server.stop()
+    simulation.after = {20.0: simulation.server.start}
+    call(simulation.client)
     assert [line.split(":")[0] for line in lines(caplog)] == [
         "waiting for the acker at far",
         "the acker at far",
     ]
 
 
-def test_a_short_silence_is_not_worth_a_line(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    play.server.stop()
-    play.after = {0.5: play.server.start}
-    play.client.hello()
+def test_a_short_silence_is_not_worth_a_line(simulation: Simulation, caplog: pytest.LogCaptureFixture) -> None:
+    simulation.server.stop()
+    simulation.after = {0.5: simulation.server.start}
+    simulation.client.hello()
     assert lines(caplog) == []
 
 
-def test_a_long_silence_is_told_again_and_again_but_seldom(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    play.server.stop()
+def test_a_long_silence_is_told_again_and_again_but_seldom(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    simulation.server.stop()
     for _ in range(10):
         with pytest.raises(errors.Unavailable):
-            play.client.hello()
-    assert len(lines(caplog)) == pytest.approx(play.time.clock() / AGAIN_S, abs=2)
+            simulation.client.hello()
+    assert len(lines(caplog)) == pytest.approx(simulation.time.clock() / AGAIN_S, abs=2)
 
 
 def test_a_server_that_comes_and_goes_does_not_flood_the_log() -> None:
@@ -116,21 +118,21 @@ def test_a_server_that_comes_and_goes_does_not_flood_the_log() -> None:
 
 
 def test_a_server_that_is_there_and_mute_is_told_of_before_a_whole_call_has_passed(
-    play: Play, caplog: pytest.LogCaptureFixture
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     timeouts: list[float] = []
 
     class Mute:
         def hello(self, hello: Any, timeout_s: float) -> None:
             timeouts.append(timeout_s)
-            play.time.sleep(timeout_s)
+            simulation.time.sleep(timeout_s)
             raise errors.Unavailable("DEADLINE_EXCEEDED")
 
     client = AckerClient(
         Settings(("mute:1",), budget_s=30.0),
         connect=lambda address: Mute(),  # type: ignore[arg-type, return-value]
-        clock=play.time.clock,
-        sleep=play.time.sleep,
+        clock=simulation.time.clock,
+        sleep=simulation.time.sleep,
     )
     with pytest.raises(errors.Unavailable):
         client.hello()

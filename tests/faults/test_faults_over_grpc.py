@@ -7,47 +7,47 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from play import Play
+from simulation import Simulation
 
 from acker_client import Settlement, Verdict
 from acker_client.members.transport import GrpcTransport
 
 
-def played(server: Any, seed: int, rate: float, **options: Any) -> Play:
+def simulated(server: Any, seed: int, rate: float, **options: Any) -> Simulation:
     # Waits are a hundredth of what they are: the faults are injected, nobody has to recover meanwhile.
-    return Play(lambda: GrpcTransport(server.address), seed, rate, sleep=lambda s: time.sleep(s / 100), **options)
+    return Simulation(lambda: GrpcTransport(server.address), seed, rate, sleep=lambda s: time.sleep(s / 100), **options)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_trees_are_each_told_once_what_became_of_them(server: Any, seed: int) -> None:
     # Ten times a hundred: one in five calls meets a fault.
-    play = played(server, seed, 0.2)
-    play.grow(range(100))
-    play.finish()
-    assert play.verdicts() == play.expected()
-    assert set(play.verdicts().values()) == {Verdict.ACKED, Verdict.FAILED}
-    assert all(play.faults.values()), "every kind of fault was met"
+    simulation = simulated(server, seed, 0.2)
+    simulation.grow(range(100))
+    simulation.finish()
+    assert simulation.verdicts() == simulation.expected()
+    assert set(simulation.verdicts().values()) == {Verdict.ACKED, Verdict.FAILED}
+    assert all(simulation.faults.values()), "every kind of fault was met"
     assert server.shard.stats.pending == 0
-    assert play.times_lost == 0
-    play.close()
+    assert simulation.times_lost == 0
+    simulation.close()
 
 
 @pytest.mark.parametrize("settlement", list(Settlement))
 def test_held_batches_are_settled_over_a_bad_network(server: Any, settlement: Settlement) -> None:
-    play = played(server, 7, 0.2)
+    simulation = simulated(server, 7, 0.2)
     for number in range(1, 6):
-        play.open_batch(number, 40)
-        play.read(number, 0, 25)
-        play.read(number, 25, 35)
+        simulation.open_batch(number, 40)
+        simulation.read(number, 0, 25)
+        simulation.read(number, 25, 35)
         for _ in range(60):
-            if play.forest.is_open:
-                play.step()
-        for worker in play.workers:
-            play.flush(worker)
-        play.settle(number, settlement)
-        assert len(play.told) == 40 * number
-    assert play.unread() == 5 * 5
-    play.close()
+            if simulation.forest.is_open:
+                simulation.step()
+        for worker in simulation.workers:
+            simulation.flush(worker)
+        simulation.settle(number, settlement)
+        assert len(simulation.told) == 40 * number
+    assert simulation.unread() == 5 * 5
+    simulation.close()
 
 
 def test_a_server_that_comes_back_without_its_state_is_told_and_the_replay_is_acked(
@@ -55,25 +55,25 @@ def test_a_server_that_comes_back_without_its_state_is_told_and_the_replay_is_ac
 ) -> None:
     first = start_server()
     port = int(first.address.rpartition(":")[2])
-    play = played(first, 3, 0.1)
-    play.grow(range(30))
+    simulation = simulated(first, 3, 0.1)
+    simulation.grow(range(30))
     for number in range(100, 110):
-        root, _ = play.forest.plant(number)
-        play.source.init(root, 5)
-    play.flush(play.source)
+        root, _ = simulation.forest.plant(number)
+        simulation.source.init(root, 5)
+    simulation.flush(simulation.source)
     first.stop()
     start_server(port=port)
-    while not play.watch(0.1).generation_changed:
+    while not simulation.watch(0.1).generation_changed:
         pass
-    lost = set(play.forest.started) - set(play.told)
-    play.grow(range(1000, 1030))
-    for worker in play.workers:
-        play.flush(worker)
-    kept = {root: verdict for root, verdict in play.expected().items() if root not in lost}
+    lost = set(simulation.forest.started) - set(simulation.told)
+    simulation.grow(range(1000, 1030))
+    for worker in simulation.workers:
+        simulation.flush(worker)
+    kept = {root: verdict for root, verdict in simulation.expected().items() if root not in lost}
     for _ in range(1000):
-        if kept.items() <= play.verdicts().items():
+        if kept.items() <= simulation.verdicts().items():
             break
-        play.watch(0.05)
-    play.close()
-    assert kept.items() <= play.verdicts().items()
-    assert play.times_lost == 1
+        simulation.watch(0.05)
+    simulation.close()
+    assert kept.items() <= simulation.verdicts().items()
+    assert simulation.times_lost == 1

@@ -212,7 +212,7 @@ class WriteRows:
 
 @dataclass(frozen=True)
 class LateHarm:
-    """A stage of the user's below the sink that comes to harm when everything was read: once, or always."""
+    """A step of the user's below the sink that comes to harm when everything was read: once, or always."""
 
     notes: str
     kills: bool

@@ -33,7 +33,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _session() -> SparkSession:
-    # Workers unpickle `trial` and `faults` by name.
+    # Workers unpickle `live_batch` and `faults` by name.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     spark = local_session("acker-tests", conf=CONF)
@@ -72,15 +72,15 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 
 @pytest.fixture
-def trial(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
-    """Open a batch at the test's server: ``trial(texts, slices=2)``; see ``trial.Trial``."""
-    from trial import Trial
+def live(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
+    """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live.LiveBatch``."""
+    from live import LiveBatch
 
-    trials: list[Trial] = []
+    trials: list[LiveBatch] = []
     conf("spark.acker.servers", server.address)
 
-    def start(texts: Sequence[str], **options: Any) -> Trial:
-        trials.append(Trial(spark, server.address, texts, **options))
+    def start(texts: Sequence[str], **options: Any) -> LiveBatch:
+        trials.append(LiveBatch(spark, server.address, texts, **options))
         return trials[-1]
 
     yield start

@@ -15,9 +15,9 @@ from typing import Any
 
 import faults
 from cluster import start_cluster
+from live_batch import LiveBatch, texts, words_of
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
-from trial import Trial, texts, words_of
 
 from acker_client.spark import operator, sink
 from acker_client.spark.driver.session import local_session, prepare
@@ -63,7 +63,7 @@ def main(server: str, folder: Path) -> None:
         rows.mapInArrow(wait, rows.schema).write.parquet(str(folder / "out"))
 
     # Many tasks, so that the median of their times, which speculation goes by, is not that of the first, slow one.
-    with Trial(spark, server, texts(20), slices=10) as batch:
+    with LiveBatch(spark, server, texts(20), slices=10) as batch:
         save(batch.df.transform(words))
         verdicts = batch.settle()
     found = sorted((row.number, row.word) for row in spark.read.parquet(str(folder / "out")).collect())

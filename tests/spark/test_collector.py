@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 from pyspark.sql import Row, SparkSession
-from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import Collector, CollectorError, collector_settings
 from acker_client.spark.core.tally import Report
@@ -128,8 +128,8 @@ def test_a_record_without_anchors_is_refused_and_an_unanchored_one_is_not() -> N
 
 @pytest.mark.matrix
 def test_an_rdd_job_is_acked_over_two_collectors(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        settings = collector_settings_of(trial)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        settings = collector_settings_of(live)
 
         def split(rows: Iterable[Row]) -> Iterator[Row]:
             with Collector("split", settings) as out:
@@ -147,28 +147,28 @@ def test_an_rdd_job_is_acked_over_two_collectors(spark: SparkSession, server: An
                     else:
                         out.ack(row)
 
-        split_rows = trial.df.rdd.mapPartitions(split)
+        split_rows = live.df.rdd.mapPartitions(split)
         assert set(split_rows.repartition(3).mapPartitions(finish).collect()) == words_of(texts(20))
-        assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
-        assert trial.reasons[3] == "finish: on purpose"
+        assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
+        assert live.reasons[3] == "finish: on purpose"
 
 
 @pytest.mark.matrix
 def test_foreach_partition_acks(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        settings = collector_settings_of(trial)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        settings = collector_settings_of(live)
 
         def write(rows: Iterator[Row]) -> None:
             with Collector("write", settings) as out:
                 for row in rows:
                     out.ack(row)
 
-        trial.df.foreachPartition(write)
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        live.df.foreachPartition(write)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
-def test_a_collector_in_a_task_goes_to_the_servers_of_the_session(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(20))
+def test_a_collector_in_a_task_goes_to_the_servers_of_the_session(live: Callable[..., Any]) -> None:
+    batch = live(texts(20))
 
     def split(rows: Iterable[Row]) -> Iterator[Row]:
         with Collector("split") as out:
@@ -187,8 +187,8 @@ def test_a_collector_in_a_task_goes_to_the_servers_of_the_session(trial: Callabl
 
 
 @pytest.mark.matrix
-def test_a_collector_in_a_job_of_frames_goes_to_the_servers_of_the_session(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(20))
+def test_a_collector_in_a_job_of_frames_goes_to_the_servers_of_the_session(live: Callable[..., Any]) -> None:
+    batch = live(texts(20))
 
     def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with Collector("write") as out:
@@ -201,8 +201,8 @@ def test_a_collector_in_a_job_of_frames_goes_to_the_servers_of_the_session(trial
     assert batch.settle() == dict.fromkeys(range(20), ACKED)
 
 
-def test_a_collector_made_in_the_driver_takes_its_session_along(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(20))
+def test_a_collector_made_in_the_driver_takes_its_session_along(live: Callable[..., Any]) -> None:
+    batch = live(texts(20))
     made = Collector("write")
 
     def write(rows: Iterable[Row]) -> None:
@@ -237,9 +237,9 @@ def test_rows_of_a_union_of_thin_and_packed_have_their_anchors_in_one_form() -> 
     assert sorted(out.report().entries.root_ids.tolist()) == [7, int.from_bytes(b"\7" * 8, "little")]
 
 
-def collector_settings_of(trial: Trial) -> Any:
-    trial.spark.conf.set("spark.acker.servers", trial.settings.servers[0])
+def collector_settings_of(live: LiveBatch) -> Any:
+    live.spark.conf.set("spark.acker.servers", live.settings.servers[0])
     try:
-        return collector_settings(trial.spark)
+        return collector_settings(live.spark)
     finally:
-        trial.spark.conf.unset("spark.acker.servers")
+        live.spark.conf.unset("spark.acker.servers")

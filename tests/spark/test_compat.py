@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from trial import ACKED, FAILED, Trial, texts
+from live_batch import ACKED, FAILED, LiveBatch, texts
 
 from acker_client.spark import compat
 from acker_client.spark import functions as AF
@@ -67,36 +67,36 @@ def test_an_ack_column_takes_ids_as_they_are_beside_rows_without_any(
     spark: SparkSession, server: Any, conf: Any
 ) -> None:
     conf("spark.acker.servers", server.address)
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         # A row that descends from nothing stands before each that does: nulls in the columns of ids.
-        rows = trial.df.select(
+        rows = live.df.select(
             "number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge"
         )
         ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
         rows.select("number", "is_ours", *ours).select("number", AF.ack()).collect()
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 def test_a_fail_column_takes_ids_as_they_are_beside_rows_without_any(
     spark: SparkSession, server: Any, conf: Any
 ) -> None:
     conf("spark.acker.servers", server.address)
-    with Trial(spark, server.address, texts(20)) as trial:
-        rows = trial.df.select(
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        rows = live.df.select(
             "number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge"
         )
         ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
         reason = F.when(F.col("number") == 3, F.lit("bad"))
         rows.select("number", "is_ours", *ours).select("number", AF.fail(reason)).collect()
-        assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
+        assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
 
 
 def test_mixed_anchors_are_acked_by_an_ack_column(spark: SparkSession, server: Any, conf: Any) -> None:
     conf("spark.acker.servers", server.address)
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         packed = F.lit(None).cast("binary").alias("_anchors")
-        trial.df.select("number", "_root", "_edge", packed).select(AF.ack("_root", "_edge", "_anchors")).collect()
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        live.df.select("number", "_root", "_edge", packed).select(AF.ack("_root", "_edge", "_anchors")).collect()
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 def test_a_number_of_tracking_columns_that_cannot_be_is_refused(spark: SparkSession, conf: Any) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_batch import ACKED
 from pyspark.sql import DataFrame, Row, SparkSession
-from trial import ACKED
 
 from acker_client.spark import sink
 
@@ -45,8 +45,8 @@ def orders(batch: Any) -> DataFrame:
     return frame
 
 
-def test_explode_and_join(trial: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
-    batch = trial(NOTES)
+def test_explode_and_join(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
+    batch = live(NOTES)
     items = examples["each_item"](orders(batch))
     assert items.columns == ["id", "note", "sku", "_root", "_edge"]
     rows = collect(examples["priced"](items, prices).select("id", "sku", "price", "_root", "_edge"))
@@ -59,16 +59,16 @@ def test_explode_and_join(trial: Callable[..., Any], examples: dict[str, Any], p
     [("totals", [(0, 2.25), (1, 1.25)]), ("once", [(0, "apple"), (0, "pear"), (1, "pear")])],
 )
 def test_group(
-    trial: Callable[..., Any], examples: dict[str, Any], prices: DataFrame, name: str, expected: list[Any]
+    live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame, name: str, expected: list[Any]
 ) -> None:
-    batch = trial(NOTES)
+    batch = live(NOTES)
     items = examples["priced"](examples["each_item"](orders(batch)), prices)
     assert collect(items.transform(examples[name])) == expected
     assert batch.settle() == ALL
 
 
-def test_branch(trial: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
-    batch = trial(NOTES)
+def test_branch(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
+    batch = live(NOTES)
     items = examples["priced"](examples["each_item"](orders(batch)), prices)
     cheap, dear = examples["split"](items.select("id", "price", "_root", "_edge"))
     assert collect(cheap) == [(0, 0.5)] * 2
@@ -76,15 +76,15 @@ def test_branch(trial: Callable[..., Any], examples: dict[str, Any], prices: Dat
     assert batch.settle() == ALL
 
 
-def test_pandas_with_parents(trial: Callable[..., Any], examples: dict[str, Any]) -> None:
-    batch = trial([*NOTES, "   "])
+def test_pandas_with_parents(live: Callable[..., Any], examples: dict[str, Any]) -> None:
+    batch = live([*NOTES, "   "])
     rows = collect(orders(batch).transform(examples["words"]))
     assert rows == [("apple", 0), ("apple", 0), ("pear", 0), ("pear", 1), ("plum", 2)]
     assert batch.settle() == dict.fromkeys(range(4), ACKED)
 
 
-def test_arrow(trial: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
-    batch = trial(NOTES)
+def test_arrow(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
+    batch = live(NOTES)
     items = examples["priced"](examples["each_item"](orders(batch)), prices).select("id", "price", "_root", "_edge")
     assert collect(items.transform(examples["cents"])) == [(50, 0, 0.5), (50, 0, 0.5), (125, 0, 1.25), (125, 1, 1.25)]
     assert batch.settle() == ALL

@@ -366,11 +366,11 @@ def cases(of: Iterable[str]) -> list[Any]:
 
 
 @pytest.fixture
-def run(trial: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[Callable[..., Any]]:
+def run(live: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[Callable[..., Any]]:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
 
     def settle(function: Callable[[DataFrame, str], Any], texts: list[str] = TEXTS) -> tuple[set[Verdict], str]:
-        batch = trial(texts, slices=4)
+        batch = live(texts, slices=4)
         sink(function, name="save")(batch.df.transform(split), str(tmp_path / "out"))
         error = batch.error
         return set(batch.settle().values()), str(error or "")
@@ -419,8 +419,8 @@ def none(row: Any) -> list[Any]:
     return []
 
 
-def test_a_sink_of_an_rdd_without_partitions_has_done_its_work(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_a_sink_of_an_rdd_without_partitions_has_done_its_work(live: Any) -> None:
+    batch = live(TEXTS)
     # AQE makes an empty relation of what is below the sink, and its RDD has no partition: no job, no task, no note.
     rows = batch.df.transform(none).repartition(1).transform(explode("items"))
     sink(lambda rows: rows.foreachPartition(read), name="save")(rows)
@@ -435,17 +435,17 @@ def breaking(row: Any) -> Any:
 
 
 @pytest.mark.matrix
-def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch_and_not_the_run(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch_and_not_the_run(live: Any) -> None:
+    batch = live(TEXTS)
     sink(lambda rows: noop(_joined_with_nothing_small(rows)), name="save")(batch.df.transform(breaking))
     assert "'save' raised" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
 @pytest.mark.matrix
-def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any, spark: SparkSession) -> None:
+def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any, spark: SparkSession) -> None:
     kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
-    batch = trial(TEXTS, slices=4)
+    batch = live(TEXTS, slices=4)
     record = batch.frame.record
     # As if so many executions had come before the first that is still kept.
     record._executions._before -= kept + 5
@@ -454,8 +454,8 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(trial: Any
     assert "forgotten" in str(batch.error)
 
 
-def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(live: Any) -> None:
+    batch = live(TEXTS)
 
     @sink
     def save(rows: DataFrame) -> None:
@@ -466,15 +466,15 @@ def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(trial: Any) -> N
     save(batch.df.transform(split))
 
 
-def test_a_plain_write_is_told_to_be_a_sink(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_a_plain_write_is_told_to_be_a_sink(live: Any) -> None:
+    batch = live(TEXTS)
     noop(batch.df)
     assert str(batch.error) == "no sink took this batch's rows; use @sink or functions.ack()"
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_a_copy_of_a_branch_that_no_sink_took_is_named(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_a_copy_of_a_branch_that_no_sink_took_is_named(live: Any) -> None:
+    batch = live(TEXTS)
     first, _second = branch(batch.df, 2)
     sink(noop)(first)
     assert "copy 2 of branch" in str(batch.error)
@@ -498,8 +498,8 @@ def counted(rows: pa.Table) -> Any:
     ids=["at once", "operator", "group", "where", "branch"],
 )
 @pytest.mark.parametrize("is_good", [True, False], ids=["good", "swallowed"])
-def test_two_sources_that_meet_in_one_frame_are_settled_alike(trial: Any, meet: Any, is_good: bool) -> None:
-    one, other = trial(TEXTS, slices=2), trial(TEXTS[:8], slices=1)
+def test_two_sources_that_meet_in_one_frame_are_settled_alike(live: Any, meet: Any, is_good: bool) -> None:
+    one, other = live(TEXTS, slices=2), live(TEXTS[:8], slices=1)
     rows = meet(one.df.unionByName(other.df))
     with suppress(Full):
         sink(noop if is_good else raising_one, name="save")(rows)
@@ -508,9 +508,9 @@ def test_two_sources_that_meet_in_one_frame_are_settled_alike(trial: Any, meet: 
     assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
 
 
-def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(trial: Any, conf: Any) -> None:
+def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(live: Any, conf: Any) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
-    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+    one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     sink(lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), name="save")(one.df.unionByName(other.df))
     assert set(one.settle().values()) == {Verdict.LOST}
     one.frame.record.release()
@@ -519,8 +519,8 @@ def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(trial:
 
 
 @pytest.mark.matrix
-def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(trial: Any) -> None:
-    batch = trial(TEXTS, slices=4)
+def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: Any) -> None:
+    batch = live(TEXTS, slices=4)
     noop(batch.df.transform(split).select("word", AF.ack()))
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
@@ -538,9 +538,9 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(trial: 
     ],
     ids=["show", "count", "limit", "failed", "write, failed", "write, failed foreach", "one batch"],
 )
-def test_an_ack_column_does_not_count_without_one(trial: Any, conf: Any, body: Any, because: str) -> None:
+def test_an_ack_column_does_not_count_without_one(live: Any, conf: Any, body: Any, because: str) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
-    batch = trial(TEXTS, slices=4)
+    batch = live(TEXTS, slices=4)
     body(batch.df.transform(split).select("word", AF.ack()))
     assert because in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
@@ -572,9 +572,9 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
     ],
 )
 def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
-    trial: Any, tmp_path: Path, deliver: Any
+    live: Any, tmp_path: Path, deliver: Any
 ) -> None:
-    batch = trial(TEXTS, slices=4)
+    batch = live(TEXTS, slices=4)
     deliver(batch.df.transform(split).select("word", AF.ack()), str(tmp_path / "out"))
     assert batch.error is None
     assert set(batch.settle().values()) == {Verdict.ACKED}
@@ -596,25 +596,25 @@ def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
     ],
 )
 def test_an_ack_column_does_not_count_when_nothing_outside_of_sql_hands_all_rows_on(
-    trial: Any, conf: Any, body: Any, because: str
+    live: Any, conf: Any, body: Any, because: str
 ) -> None:
     conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
-    batch = trial(TEXTS, slices=4)
+    batch = live(TEXTS, slices=4)
     body(batch.df.transform(split).select("word", AF.ack()))
     assert because in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_an_ack_column_over_rows_of_two_batches_counts_for_both(trial: Any) -> None:
-    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+def test_an_ack_column_over_rows_of_two_batches_counts_for_both(live: Any) -> None:
+    one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(read)
     assert (one.error, other.error) == (None, None)
     assert set(one.settle().values()) == {Verdict.ACKED}
     assert set(other.settle().values()) == {Verdict.ACKED}
 
 
-def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(trial: Any) -> None:
-    one, other = trial(TEXTS, slices=2), trial(TEXTS, slices=2)
+def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(live: Any) -> None:
+    one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(nothing)
     assert set(one.settle().values()) == {Verdict.LOST}
     one.frame.record.release()
@@ -622,9 +622,9 @@ def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(
     assert set(other.settle().values()) == {Verdict.LOST}
 
 
-def test_an_ack_column_counts_for_a_leg_of_a_union_that_was_found_empty(trial: Any, conf: Any) -> None:
+def test_an_ack_column_counts_for_a_leg_of_a_union_that_was_found_empty(live: Any, conf: Any) -> None:
     conf("spark.sql.adaptive.enabled", "true")
-    batch = trial(TEXTS, slices=2)
+    batch = live(TEXTS, slices=2)
     one, other = branch(batch.df, 2)
     none = other.transform(drop).repartition(3).withColumnRenamed("kept", "text")
     noop(
@@ -634,9 +634,9 @@ def test_an_ack_column_counts_for_a_leg_of_a_union_that_was_found_empty(trial: A
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
-def test_an_ack_column_beside_a_leg_that_was_found_empty_does_not_count_for_that_leg(trial: Any, conf: Any) -> None:
+def test_an_ack_column_beside_a_leg_that_was_found_empty_does_not_count_for_that_leg(live: Any, conf: Any) -> None:
     conf("spark.sql.adaptive.enabled", "true")
-    batch = trial(TEXTS, slices=2)
+    batch = live(TEXTS, slices=2)
     one, other = branch(batch.df, 2)
     none = other.transform(drop).repartition(3).select(F.col("kept").alias("text"))
     noop(one.select("text", AF.ack()).select("text").unionByName(none))
@@ -644,9 +644,9 @@ def test_an_ack_column_beside_a_leg_that_was_found_empty_does_not_count_for_that
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(trial: Any, conf: Any) -> None:
+def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(live: Any, conf: Any) -> None:
     conf("spark.sql.adaptive.enabled", "true")
-    batch = trial(TEXTS, slices=2)
+    batch = live(TEXTS, slices=2)
     nothing_fits = batch.df.sparkSession.range(9).where("id > 10").withColumnRenamed("id", "number")
     noop(batch.df.select("number", AF.ack(name="a name")).join(nothing_fits, "number"))
     assert batch.error is None
@@ -654,23 +654,23 @@ def test_an_ack_column_whose_rows_the_write_had_no_need_of_counts_all_the_same(t
 
 
 @pytest.mark.parametrize("body", [lambda rdd: rdd.count(), lambda rdd: rdd.foreachPartition(read)])
-def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(trial: Any, body: Any) -> None:
-    batch = trial(TEXTS, slices=4)
+def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(live: Any, body: Any) -> None:
+    batch = live(TEXTS, slices=4)
     batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
     body(batch.df.sparkSession.table("acked").rdd)
     assert "job of RDDs" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 
-def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(trial: Any) -> None:
-    batch = trial(TEXTS, slices=4)
+def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(live: Any) -> None:
+    batch = live(TEXTS, slices=4)
     batch.df.foreachPartition(read)
     assert batch.error is None
     assert "use @sink" in batch.frame.record.unfinished_because
 
 
-def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(trial: Any) -> None:
-    batch = trial(TEXTS, slices=4)
+def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(live: Any) -> None:
+    batch = live(TEXTS, slices=4)
     one, other = branch(batch.df, 2)
     sink(noop, name="one")(one)
 
@@ -683,13 +683,13 @@ def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(tri
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
-def test_an_ack_column_inside_an_expression_is_refused(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_an_ack_column_inside_an_expression_is_refused(live: Any) -> None:
+    batch = live(TEXTS)
     with pytest.raises(PySparkException, match="UNSUPPORTED_GENERATOR"):
         batch.df.select("text", F.when(F.col("number") > 3, AF.ack()).alias("acked"))
 
 
-def test_an_ack_column_in_another_thread_finds_the_session(trial: Any) -> None:
-    batch = trial(TEXTS)
+def test_an_ack_column_in_another_thread_finds_the_session(live: Any) -> None:
+    batch = live(TEXTS)
     thread(lambda: noop(batch.df.select("text", AF.ack())))
     assert set(batch.settle().values()) == {Verdict.ACKED}

@@ -10,14 +10,14 @@ from typing import Any
 import faults
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, LiveBatch, texts, words_of
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
-from trial import ACKED, Trial, texts, words_of
 
 from acker_client.spark import arrow_operator, branch, operator, sink
 
 Options = Callable[[str, str], None]
-Start = Callable[..., Trial]
+Start = Callable[..., LiveBatch]
 
 WORDS = "number long, word string"
 
@@ -47,24 +47,24 @@ def written(spark: SparkSession, path: Path) -> list[tuple[int, str]]:
     return sorted((row.number, row.word) for row in spark.read.parquet(str(path)).collect())
 
 
-def assert_all_acked(trial: Trial, path: Path) -> None:
+def assert_all_acked(live: LiveBatch, path: Path) -> None:
     """Every record is ACKED, and what was committed is exactly what the records give."""
-    verdicts = trial.settle()
+    verdicts = live.settle()
     unexpected = {
-        number: (verdict.name, trial.reasons[number]) for number, verdict in verdicts.items() if verdict != ACKED
+        number: (verdict.name, live.reasons[number]) for number, verdict in verdicts.items() if verdict != ACKED
     }
     assert not unexpected
-    assert len(verdicts) == len(trial.texts)
-    assert written(trial.spark, path) == sorted(words_of(trial.texts))
+    assert len(verdicts) == len(live.texts)
+    assert written(live.spark, path) == sorted(words_of(live.texts))
 
 
 def unfused(df: DataFrame) -> DataFrame:
-    """The same rows, in a frame of which the library knows nothing: what is applied next is a stage of its own."""
+    """The same rows, in a frame of which the library knows nothing: what is applied next is a chain of its own."""
     return df.select("*")
 
 
 def fail_at_the_end(folder: Path, fault: Callable[[], None]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A stage of the user's, below the sink: its first task comes to harm when everything was read and reported."""
+    """A step of the user's, below the sink: its first task comes to harm when everything was read and reported."""
 
     def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
@@ -81,9 +81,9 @@ def break_down() -> None:
 @pytest.mark.parametrize("fault", [break_down, faults.kill_this_worker])
 @pytest.mark.parametrize("form", [lambda df: df, unfused], ids=["fused", "unfused"])
 def test_a_task_that_fails_after_its_work_is_run_again(
-    trial: Start, tmp_path: Path, fault: Callable[[], None], form: Callable[[DataFrame], DataFrame]
+    live: Start, tmp_path: Path, fault: Callable[[], None], form: Callable[[DataFrame], DataFrame]
 ) -> None:
-    batch = trial(texts(20))
+    batch = live(texts(20))
     harm = fail_at_the_end(tmp_path, fault)
 
     @sink
@@ -97,9 +97,9 @@ def test_a_task_that_fails_after_its_work_is_run_again(
 
 @pytest.mark.parametrize("form", [lambda df: df, unfused], ids=["fused", "unfused"])
 def test_a_python_worker_is_killed_in_an_operator(
-    trial: Start, tmp_path: Path, form: Callable[[DataFrame], DataFrame]
+    live: Start, tmp_path: Path, form: Callable[[DataFrame], DataFrame]
 ) -> None:
-    batch = trial(texts(20))
+    batch = live(texts(20))
 
     @operator(WORDS)
     def deadly(row: Row) -> Iterator[tuple[int, str]]:
@@ -115,10 +115,10 @@ def test_a_python_worker_is_killed_in_an_operator(
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_shuffle_file_is_lost_and_the_stage_is_run_again(
-    trial: Start, tmp_path: Path, local_dir: Path, conf: Options, adaptive: str
+    live: Start, tmp_path: Path, local_dir: Path, conf: Options, adaptive: str
 ) -> None:
     conf("spark.sql.adaptive.enabled", adaptive)
-    batch = trial(texts(40))
+    batch = live(texts(40))
 
     @operator(WORDS)
     def losing(row: Row) -> Iterator[tuple[int, str]]:
@@ -134,9 +134,9 @@ def test_a_shuffle_file_is_lost_and_the_stage_is_run_again(
 @pytest.mark.parametrize("cached", [False, True], ids=["not cached", "cached"])
 @pytest.mark.parametrize("form", [lambda df: df, unfused], ids=["fused", "unfused"])
 def test_a_frame_is_counted_and_then_written(
-    trial: Start, tmp_path: Path, form: Callable[[DataFrame], DataFrame], cached: bool
+    live: Start, tmp_path: Path, form: Callable[[DataFrame], DataFrame], cached: bool
 ) -> None:
-    batch = trial(texts(20))
+    batch = live(texts(20))
     frame = form(form(batch.df).transform(words)).transform(shout)
     if cached:
         frame = frame.cache()
@@ -147,8 +147,8 @@ def test_a_frame_is_counted_and_then_written(
     frame.unpersist()
 
 
-def test_a_frame_counted_fused_is_written_unfused(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_frame_counted_fused_is_written_unfused(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     frame = batch.df.transform(words)
 
     assert frame.count() == 60
@@ -156,8 +156,8 @@ def test_a_frame_counted_fused_is_written_unfused(trial: Start, tmp_path: Path) 
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_the_same_sink_writes_the_same_frame_again(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_the_same_sink_writes_the_same_frame_again(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     frame, save = batch.df.transform(words), sink_to(tmp_path / "out")
 
     save(frame)
@@ -167,10 +167,10 @@ def test_the_same_sink_writes_the_same_frame_again(trial: Start, tmp_path: Path)
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_two_sinks_in_one_batch_one_of_them_over_branch(
-    trial: Start, tmp_path: Path, conf: Options, adaptive: str
+    live: Start, tmp_path: Path, conf: Options, adaptive: str
 ) -> None:
     conf("spark.sql.adaptive.enabled", adaptive)
-    batch = trial(texts(20))
+    batch = live(texts(20))
     first, second = branch(batch.df, 2)
 
     @sink
@@ -183,8 +183,8 @@ def test_two_sinks_in_one_batch_one_of_them_over_branch(
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_one_of_two_sinks_is_not_enough(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_one_of_two_sinks_is_not_enough(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     first, _ = branch(batch.df, 2)
 
     sink_to(tmp_path / "out")(first.transform(words))
@@ -193,15 +193,15 @@ def test_one_of_two_sinks_is_not_enough(trial: Start, tmp_path: Path) -> None:
     assert ACKED not in verdicts.values()
 
 
-def test_coalesce_runs_several_workers_in_one_partition(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(40), slices=4)
+def test_coalesce_runs_several_workers_in_one_partition(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(40), slices=4)
 
     sink_to(tmp_path / "out")(batch.df.coalesce(1).transform(words).coalesce(1).transform(shout).coalesce(1))
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_a_union_of_two_tracked_frames(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_union_of_two_tracked_frames(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     first, second = branch(batch.df, 2)
 
     @operator(WORDS)
@@ -216,8 +216,8 @@ def test_a_union_of_two_tracked_frames(trial: Start, tmp_path: Path) -> None:
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_a_union_is_counted_and_then_written(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_union_is_counted_and_then_written(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     first, second = branch(batch.df, 2)
 
     @operator(WORDS)
@@ -244,18 +244,18 @@ SHUFFLES: dict[str, Callable[[DataFrame], DataFrame]] = {
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_rows_are_moved_between_operators(
-    trial: Start, tmp_path: Path, conf: Options, shuffle: str, adaptive: str
+    live: Start, tmp_path: Path, conf: Options, shuffle: str, adaptive: str
 ) -> None:
     conf("spark.sql.adaptive.enabled", adaptive)
-    batch = trial(texts(30))
+    batch = live(texts(30))
 
     sink_to(tmp_path / "out")(SHUFFLES[shuffle](batch.df.transform(words)).transform(shout))
     assert_all_acked(batch, tmp_path / "out")
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_moved_rows_are_evaluated_twice_behind_a_cache(trial: Start, tmp_path: Path, shuffle: str) -> None:
-    batch = trial(texts(30))
+def test_moved_rows_are_evaluated_twice_behind_a_cache(live: Start, tmp_path: Path, shuffle: str) -> None:
+    batch = live(texts(30))
     frame = SHUFFLES[shuffle](batch.df.transform(words)).cache().transform(shout)
 
     assert frame.count() == 90
@@ -263,8 +263,8 @@ def test_moved_rows_are_evaluated_twice_behind_a_cache(trial: Start, tmp_path: P
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_arrow_operators_are_run_again_as_rows_are(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_arrow_operators_are_run_again_as_rows_are(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
 
     @arrow_operator(WORDS)
     def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
@@ -285,16 +285,16 @@ def test_arrow_operators_are_run_again_as_rows_are(trial: Start, tmp_path: Path)
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_a_thread_of_the_users_inside_foreach_batch(spark: SparkSession, trial: Start, tmp_path: Path) -> None:
+def test_a_thread_of_the_users_inside_foreach_batch(spark: SparkSession, live: Start, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.mkdir()
     (lines / "a.txt").write_text("\n".join(texts(20)))
-    batches: list[Trial] = []
+    batches: list[LiveBatch] = []
     errors: list[BaseException] = []
 
     def run(rows: DataFrame) -> None:
         try:
-            batch = trial([row.value for row in rows.collect()])
+            batch = live([row.value for row in rows.collect()])
             sink_to(tmp_path / "out")(batch.df.transform(words).repartition(3).transform(shout))
             batches.append(batch)
         except BaseException as error:

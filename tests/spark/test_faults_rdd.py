@@ -8,17 +8,17 @@ from typing import Any
 
 import faults
 import pytest
+from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 from pyspark import TaskContext
 from test_faults_replay import assert_no_false_ack, complete, made
-from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import Collector
 
-Start = Callable[..., Trial]
+Start = Callable[..., LiveBatch]
 Rows = Iterator[Any]
 
 
-def splitting(batch: Trial) -> Callable[[Rows], Rows]:
+def splitting(batch: LiveBatch) -> Callable[[Rows], Rows]:
     settings = batch.settings
 
     def split(rows: Rows) -> Rows:
@@ -31,7 +31,7 @@ def splitting(batch: Trial) -> Callable[[Rows], Rows]:
     return split
 
 
-def writing(batch: Trial, folder: Path) -> Callable[[Rows], None]:
+def writing(batch: LiveBatch, folder: Path) -> Callable[[Rows], None]:
     """One file a task, in place whole or not at all: a task that runs again writes the same file again."""
     settings = batch.settings
     folder.mkdir()
@@ -55,7 +55,7 @@ def written(folder: Path) -> list[tuple[Any, ...]]:
     return sorted(eval(line) for line in lines)
 
 
-def assert_all_acked(batch: Trial, folder: Path) -> None:
+def assert_all_acked(batch: LiveBatch, folder: Path) -> None:
     assert batch.settle() == dict.fromkeys(range(len(batch.texts)), ACKED)
     assert written(folder) == sorted(words_of(batch.texts))
 
@@ -64,8 +64,8 @@ def by_word(row: Any) -> tuple[str, Any]:
     return row.word, row
 
 
-def test_collectors_over_a_shuffle_ack_everything(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_collectors_over_a_shuffle_ack_everything(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     words = batch.df.rdd.mapPartitions(splitting(batch)).map(by_word).partitionBy(3).values()
 
     assert words.count() == 60
@@ -73,8 +73,8 @@ def test_collectors_over_a_shuffle_ack_everything(trial: Start, tmp_path: Path) 
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_a_lost_shuffle_file_of_an_rdd_costs_nothing(trial: Start, tmp_path: Path, local_dir: Path) -> None:
-    batch = trial(texts(20))
+def test_a_lost_shuffle_file_of_an_rdd_costs_nothing(live: Start, tmp_path: Path, local_dir: Path) -> None:
+    batch = live(texts(20))
     write = writing(batch, tmp_path / "out")
 
     def losing(rows: Rows) -> None:
@@ -88,8 +88,8 @@ def test_a_lost_shuffle_file_of_an_rdd_costs_nothing(trial: Start, tmp_path: Pat
     assert_all_acked(batch, tmp_path / "out")
 
 
-def test_a_killed_worker_of_a_collector_costs_nothing(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_killed_worker_of_a_collector_costs_nothing(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     write = writing(batch, tmp_path / "out")
 
     def deadly(rows: Rows) -> None:
@@ -103,8 +103,8 @@ def test_a_killed_worker_of_a_collector_costs_nothing(trial: Start, tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["count", "value", "order"])
-def test_a_collector_run_again_emits_other_children(trial: Start, tmp_path: Path, local_dir: Path, how: str) -> None:
-    batch = trial(texts(40))
+def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path, local_dir: Path, how: str) -> None:
+    batch = live(texts(40))
     settings, write = batch.settings, writing(batch, tmp_path / "out")
 
     def fickle(rows: Rows) -> Rows:
@@ -131,8 +131,8 @@ def test_a_collector_run_again_emits_other_children(trial: Start, tmp_path: Path
     assert len(batch.verdicts) == 40
 
 
-def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     words = batch.df.rdd.mapPartitions(splitting(batch))
 
     words.filter(lambda row: row.word not in ("w3.1", "w11.0", "w11.2")).foreachPartition(
@@ -144,8 +144,8 @@ def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(trial: S
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
 
 
-def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     settings = batch.settings
 
     def forgetful(rows: Rows) -> None:
@@ -163,10 +163,10 @@ def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(trial: Start, tmp_
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
 
 
-def test_rows_dropped_before_a_udf_acks_them_are_unfinished(trial: Start) -> None:
+def test_rows_dropped_before_a_udf_acks_them_are_unfinished(live: Start) -> None:
     from acker_client.spark import functions as AF
 
-    batch = trial(texts(20))
+    batch = live(texts(20))
     rows = batch.df.where("number <> 7").select("number", "text", AF.ack())
     assert len(rows.collect()) == 19
     verdicts = batch.settle()

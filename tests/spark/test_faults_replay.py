@@ -10,18 +10,18 @@ from typing import Any
 import faults
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, FAILED, LOST, LiveBatch, texts, words_of
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from test_faults_no_replay import WORDS, shout, sink_to, words, written
-from trial import ACKED, FAILED, LOST, Trial, texts, words_of
 
 from acker_client import Settings
 from acker_client.spark import MovingBoundaries, arrow_operator, operator, sink
 
 Options = Callable[[str, str], None]
-Start = Callable[..., Trial]
+Start = Callable[..., LiveBatch]
 
 JobFailed = (PySparkException, Py4JJavaError)
 
@@ -41,13 +41,13 @@ def made(how: str, text: str, attempt: int) -> list[Made]:
     return [(shown, ordinal, len(found), word) for ordinal, word in enumerate(found)]
 
 
-def complete(how: str, trial: Trial, rows: set[tuple[int, ...]]) -> set[int]:
+def complete(how: str, live: LiveBatch, rows: set[tuple[int, ...]]) -> set[int]:
     """Numbers of records of which everything that one attempt made stands in ``rows``, and nothing of another."""
     of_number: dict[int, list[Any]] = defaultdict(list)
     for number, *rest in rows:
         of_number[number].append(tuple(rest))
     whole = set()
-    for number, text in enumerate(trial.texts):
+    for number, text in enumerate(live.texts):
         here = sorted(of_number[number])
         if any(here == sorted(made(how, text, attempt)) for attempt in range(6)):
             whole.add(number)
@@ -56,9 +56,9 @@ def complete(how: str, trial: Trial, rows: set[tuple[int, ...]]) -> set[int]:
     return whole
 
 
-def assert_no_false_ack(trial: Trial, whole: set[int]) -> None:
-    verdicts = trial.settle()
-    assert len(verdicts) == len(trial.texts)
+def assert_no_false_ack(live: LiveBatch, whole: set[int]) -> None:
+    verdicts = live.settle()
+    assert len(verdicts) == len(live.texts)
     acked = {number for number, verdict in verdicts.items() if verdict == ACKED}
     assert acked <= whole, f"acked without their rows: {sorted(acked - whole)}"
 
@@ -117,10 +117,10 @@ def fickle_arrow(how: str, folder: Path) -> Any:
 @pytest.mark.parametrize("form", [fickle_rows, fickle_arrow], ids=["rows", "arrow"])
 @pytest.mark.parametrize("how", ["count", "value", "order"])
 def test_a_stage_run_again_gives_other_children(
-    trial: Start, tmp_path: Path, local_dir: Path, conf: Options, how: str, form: Any, checked: str
+    live: Start, tmp_path: Path, local_dir: Path, conf: Options, how: str, form: Any, checked: str
 ) -> None:
     conf("spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch", checked)
-    batch = trial(texts(40))
+    batch = live(texts(40))
 
     @sink
     def save(rows: DataFrame) -> None:
@@ -140,8 +140,8 @@ def test_a_stage_run_again_gives_other_children(
 
 
 @pytest.mark.parametrize("is_swallowed", [True, False], ids=["swallowed", "raised"])
-def test_a_write_that_fails_at_its_commit(trial: Start, tmp_path: Path, is_swallowed: bool) -> None:
-    batch = trial(texts(20))
+def test_a_write_that_fails_at_its_commit(live: Start, tmp_path: Path, is_swallowed: bool) -> None:
+    batch = live(texts(20))
     out = tmp_path / "out"
     # The marker of success cannot be written over a folder: the commit of the job fails, after all its tasks.
     (out / "_SUCCESS").mkdir(parents=True)
@@ -162,8 +162,8 @@ def test_a_write_that_fails_at_its_commit(trial: Start, tmp_path: Path, is_swall
     assert set(batch.settle().values()) == {LOST}
 
 
-def test_a_write_that_failed_and_then_succeeded_is_done(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_a_write_that_failed_and_then_succeeded_is_done(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
     out = tmp_path / "out"
     (out / "_SUCCESS").mkdir(parents=True)
 
@@ -184,8 +184,8 @@ def test_a_write_that_failed_and_then_succeeded_is_done(trial: Start, tmp_path: 
     assert written(batch.spark, out) == sorted(words_of(batch.texts))
 
 
-def test_a_sink_that_reads_ten_rows(trial: Start) -> None:
-    batch = trial(texts(4000), slices=4)
+def test_a_sink_that_reads_ten_rows(live: Start) -> None:
+    batch = live(texts(4000), slices=4)
     taken: list[Row] = []
 
     @sink
@@ -200,8 +200,8 @@ def test_a_sink_that_reads_ten_rows(trial: Start) -> None:
     assert len(batch.verdicts) == 4000
 
 
-def test_a_sink_that_runs_a_job_over_some_partitions_has_not_done_its_work(trial: Start) -> None:
-    batch = trial(texts(40), slices=4)
+def test_a_sink_that_runs_a_job_over_some_partitions_has_not_done_its_work(live: Start) -> None:
+    batch = live(texts(40), slices=4)
 
     @sink
     def half(rows: DataFrame) -> None:
@@ -211,8 +211,8 @@ def test_a_sink_that_runs_a_job_over_some_partitions_has_not_done_its_work(trial
     assert set(batch.settle().values()) == {LOST}
 
 
-def test_a_batch_on_which_no_action_ran(trial: Start) -> None:
-    batch = trial(texts(20))
+def test_a_batch_on_which_no_action_ran(live: Start) -> None:
+    batch = live(texts(20))
 
     @sink
     def forget(rows: DataFrame) -> None:
@@ -223,8 +223,8 @@ def test_a_batch_on_which_no_action_ran(trial: Start) -> None:
     assert set(batch.reasons.values()) == {"unread"}
 
 
-def test_a_batch_that_nobody_touched(trial: Start) -> None:
-    batch = trial(texts(20))
+def test_a_batch_that_nobody_touched(live: Start) -> None:
+    batch = live(texts(20))
 
     assert batch.settle() == dict.fromkeys(range(20), LOST)
 
@@ -232,10 +232,10 @@ def test_a_batch_that_nobody_touched(trial: Start) -> None:
 @pytest.mark.filterwarnings("ignore::acker_client.spark.MovingBoundaries")
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(
-    trial: Start, tmp_path: Path, conf: Options, adaptive: str
+    live: Start, tmp_path: Path, conf: Options, adaptive: str
 ) -> None:
     conf("spark.sql.adaptive.enabled", adaptive)
-    batch = trial(texts(300))
+    batch = live(texts(300))
     frame = batch.df.transform(words).repartitionByRange(5, "word").transform(shout)
 
     assert frame.count() == 900
@@ -244,11 +244,11 @@ def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(
 
 
 def test_a_frame_whose_task_boundaries_did_move_is_warned_of_and_replayed(
-    trial: Start, tmp_path: Path, conf: Options
+    live: Start, tmp_path: Path, conf: Options
 ) -> None:
     conf("spark.sql.adaptive.enabled", "false")
     conf("spark.sql.shuffle.partitions", "2")
-    batch = trial(texts(300))
+    batch = live(texts(300))
     frame = batch.df.transform(words).repartition("word").transform(shout)
 
     assert frame.count() == 900
@@ -263,7 +263,7 @@ def test_a_server_killed_in_a_batch_costs_a_replay_of_it(
     spark: SparkSession, server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = server_process()
-    with Trial(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
+    with LiveBatch(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
         frame = batch.df.transform(words)
         assert frame.count() == 60
         server.restart(kill=True)
@@ -277,15 +277,15 @@ def test_a_server_killed_before_settling_costs_a_replay_of_the_batch(
     spark: SparkSession, server_process: Callable[..., Any], tmp_path: Path
 ) -> None:
     server = server_process()
-    with Trial(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
+    with LiveBatch(spark, Settings(servers=(server.address,), budget_s=1.0), texts(20)) as batch:
         sink_to(tmp_path / "out")(batch.df.transform(words))
         server.restart(kill=True)
 
         assert batch.lost() == dict.fromkeys(range(20), LOST)
 
 
-def test_records_that_user_code_raises_on_fail_alone(trial: Start, tmp_path: Path) -> None:
-    batch = trial(texts(20))
+def test_records_that_user_code_raises_on_fail_alone(live: Start, tmp_path: Path) -> None:
+    batch = live(texts(20))
 
     @operator(WORDS)
     def picky(row: Row) -> Iterator[tuple[int, str]]:
@@ -304,9 +304,9 @@ def test_records_that_user_code_raises_on_fail_alone(trial: Start, tmp_path: Pat
 @pytest.mark.parametrize("how", ["counts and writes", "sorts"])
 @pytest.mark.parametrize("made", ["raises", "nothing"])
 def test_a_row_that_is_lost_only_in_the_evaluation_that_is_written_is_not_acked(
-    trial: Start, tmp_path: Path, how: str, made: str
+    live: Start, tmp_path: Path, how: str, made: str
 ) -> None:
-    batch = trial(texts(20))
+    batch = live(texts(20))
 
     @operator(WORDS)
     def fickle(row: Row) -> Iterator[tuple[int, str]]:

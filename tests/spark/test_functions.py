@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, FAILED, LiveBatch, texts
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from trial import ACKED, FAILED, Trial, texts
 
 from acker_client.spark import functions as AF
 from acker_client.spark import group
@@ -25,31 +25,31 @@ def servers(spark: SparkSession, server: Any) -> Iterator[str]:
 
 
 def test_rows_are_acked_when_the_select_is_run(spark: SparkSession, servers: str) -> None:
-    with Trial(spark, servers, texts(20)) as trial:
-        assert trial.df.select("number", AF.ack().alias("acked")).collect()[0] == (0, True)
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+    with LiveBatch(spark, servers, texts(20)) as live:
+        assert live.df.select("number", AF.ack().alias("acked")).collect()[0] == (0, True)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 def test_a_fail_fails_the_rows_that_have_a_reason_and_acks_the_others(spark: SparkSession, servers: str) -> None:
-    with Trial(spark, servers, texts(20)) as trial:
+    with LiveBatch(spark, servers, texts(20)) as live:
         reason = F.when(F.col("number") == 3, F.concat(F.lit("bad "), "number"))
-        rows = trial.df.select("number", AF.fail(reason).alias("failed")).collect()
+        rows = live.df.select("number", AF.fail(reason).alias("failed")).collect()
         assert [row.number for row in rows if row.failed] == [3]
-        assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
-        assert trial.reasons[3] == "fail: bad 3"
+        assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
+        assert live.reasons[3] == "fail: bad 3"
 
 
 def test_a_fail_that_nobody_selects_fails_all_the_same(spark: SparkSession, servers: str) -> None:
-    with Trial(spark, servers, texts(20)) as trial:
-        trial.df.withColumn("failed", AF.fail(F.lit("bad"))).select("number").collect()
-        assert set(trial.settle().values()) == {FAILED}
-        assert set(trial.reasons.values()) == {"fail: bad"}
+    with LiveBatch(spark, servers, texts(20)) as live:
+        live.df.withColumn("failed", AF.fail(F.lit("bad"))).select("number").collect()
+        assert set(live.settle().values()) == {FAILED}
+        assert set(live.reasons.values()) == {"fail: bad"}
 
 
 def test_an_ack_that_nobody_writes_acks_all_the_same(spark: SparkSession, servers: str) -> None:
-    with Trial(spark, servers, texts(20)) as trial:
-        trial.df.select("number", AF.ack().alias("acked")).drop("acked").collect()
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+    with LiveBatch(spark, servers, texts(20)) as live:
+        live.df.select("number", AF.ack().alias("acked")).drop("acked").collect()
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 @group("first", "rows long")
@@ -58,7 +58,7 @@ def count(rows: pa.Table) -> Any:
 
 
 def test_packed_anchors_are_acked(spark: SparkSession, servers: str) -> None:
-    with Trial(spark, servers, texts(20)) as trial:
-        counted = trial.df.withColumn("first", F.col("number") % 2).transform(count)
+    with LiveBatch(spark, servers, texts(20)) as live:
+        counted = live.df.withColumn("first", F.col("number") % 2).transform(count)
         assert counted.select("rows", AF.ack("_anchors")).collect() == [(10, True), (10, True)]
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, texts
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
-from trial import ACKED, texts
 
 from acker_client import Settings
 from acker_client.spark import (
@@ -66,24 +66,24 @@ def made(number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("step", [after, after_pandas, after_arrow], ids=lambda step: str(step.name))
-def test_columns_of_any_name_pass_a_hop(trial: Callable[..., Any], step: Step) -> None:
-    batch = trial(texts(4))
+def test_columns_of_any_name_pass_a_hop(live: Callable[..., Any], step: Step) -> None:
+    batch = live(texts(4))
     rows = collect(step(batch.df.transform(odd).select("*")).select("*"))
     assert rows[0].__fields__ == ["n", *ODD]
     assert [list(row) for row in rows] == [[number, *made(number)] for number in range(4)]
     assert batch.settle() == ALL
 
 
-def test_where_takes_columns_of_any_name(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(4))
+def test_where_takes_columns_of_any_name(live: Callable[..., Any]) -> None:
+    batch = live(texts(4))
     rows = collect(batch.df.transform(odd).transform(where("`a.b` > 'w1.9' AND `a``b` <> ''")))
     assert [list(row) for row in rows] == [[*made(number), number] for number in (2, 3)]
     assert batch.settle() == ALL
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*"])
-def test_explode_takes_a_column_of_any_name(trial: Callable[..., Any], name: str) -> None:
-    batch = trial(texts(4))
+def test_explode_takes_a_column_of_any_name(live: Callable[..., Any], name: str) -> None:
+    batch = live(texts(4))
     split = batch.df.select("*", F.split("text", " ").alias(name), F.lit(1).alias("x.y"))
     rows = collect(split.transform(explode(name)))
     assert [(row.number, row[name], row["x.y"]) for row in rows] == [
@@ -93,8 +93,8 @@ def test_explode_takes_a_column_of_any_name(trial: Callable[..., Any], name: str
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*"])
-def test_join_takes_columns_of_any_name(spark: SparkSession, trial: Callable[..., Any], name: str) -> None:
-    batch = trial(texts(4))
+def test_join_takes_columns_of_any_name(spark: SparkSession, live: Callable[..., Any], name: str) -> None:
+    batch = live(texts(4))
     schema = StructType([StructField(name, StringType()), StructField("v.w", IntegerType())])
     table = spark.createDataFrame([("w1.0 w1.1 w1.2", 1), ("w1.0 w1.1 w1.2", 2)], schema)
     rows = collect(batch.df.select("number", F.col("text").alias(name), "_root", "_edge").transform(join(table, name)))
@@ -103,36 +103,36 @@ def test_join_takes_columns_of_any_name(spark: SparkSession, trial: Callable[...
 
 
 @pytest.mark.parametrize("keys", [["a.b"], ["a`b", "*", "", "case", "größe"]])
-def test_group_takes_columns_of_any_name(trial: Callable[..., Any], keys: list[str]) -> None:
+def test_group_takes_columns_of_any_name(live: Callable[..., Any], keys: list[str]) -> None:
     @group(keys, StructType([*ODD_SCHEMA.fields, StructField("a`.b", IntegerType())]))
     def firsts(rows: pa.Table) -> Any:
         return pa.table({**{name: rows[name][:1] for name in ODD}, "a`.b": [rows.num_rows]}), "all"
 
-    batch = trial(texts(4))
+    batch = live(texts(4))
     rows = collect(batch.df.transform(odd).transform(firsts))
     assert [list(row) for row in rows] == [[*made(number), 1] for number in range(4)]
     assert batch.settle() == ALL
 
 
-def test_group_takes_a_field_of_a_struct_and_names_in_any_case(trial: Callable[..., Any]) -> None:
+def test_group_takes_a_field_of_a_struct_and_names_in_any_case(live: Callable[..., Any]) -> None:
     @group(["s.part", "NUMBER"], "n long")
     def count(rows: pa.Table) -> Any:
         return pa.table({"n": [rows.num_rows]}), "all"
 
-    batch = trial(texts(4))
+    batch = live(texts(4))
     assert collect(batch.df.withColumn("s", F.expr("struct(number % 2 AS part)")).transform(count)) == [Row(1)] * 4
     assert batch.settle() == ALL
 
 
-def test_a_column_that_is_not_there_is_named_by_group(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(4))
+def test_a_column_that_is_not_there_is_named_by_group(live: Callable[..., Any]) -> None:
+    batch = live(texts(4))
     counted = group("wordd", "n long", name="count")(lambda rows: (rows, "all"))
     with pytest.raises(ValueError, match=r"group 'count': there is no column 'wordd' to group by; the frame has \['nu"):
         batch.df.transform(counted)
 
 
-def test_a_name_that_comes_twice_is_refused(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(4))
+def test_a_name_that_comes_twice_is_refused(live: Callable[..., Any]) -> None:
+    batch = live(texts(4))
     with pytest.raises(Refused, match="operator 'after' cannot take this frame: it has the column 'text' more than"):
         batch.df.select("*", "text").transform(after)
 
@@ -146,8 +146,8 @@ def test_a_name_that_comes_twice_is_refused(trial: Callable[..., Any]) -> None:
     ],
     ids=["select", "withColumn", "a column beside them"],
 )
-def test_tracking_columns_in_capitals_are_refused(trial: Callable[..., Any], step: Step) -> None:
-    batch = trial(texts(4))
+def test_tracking_columns_in_capitals_are_refused(live: Callable[..., Any], step: Step) -> None:
+    batch = live(texts(4))
     with pytest.raises(
         Refused, match=r"its column '_(ROOT|Anchors)' is not '_(root|anchors)', and Spark takes the two"
     ):
@@ -155,9 +155,9 @@ def test_tracking_columns_in_capitals_are_refused(trial: Callable[..., Any], ste
 
 
 def test_names_of_tracking_columns_in_capitals_are_refused_where_they_are_declared(
-    spark: SparkSession, trial: Callable[..., Any]
+    spark: SparkSession, live: Callable[..., Any]
 ) -> None:
-    batch = trial(texts(4))
+    batch = live(texts(4))
     split = batch.df.withColumn("list", F.split("text", " "))
     for declare in (
         lambda: operator("_ROOT long", len),
@@ -241,15 +241,15 @@ def after_text(row: Row) -> Any:
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", LARGE)
 def test_text_and_bytes_with_wide_offsets_pass_everywhere(
-    spark: SparkSession, trial: Callable[..., Any], conf: Conf, step: str
+    spark: SparkSession, live: Callable[..., Any], conf: Conf, step: str
 ) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
-    batch = trial(texts(4))
+    batch = live(texts(4))
     assert collect(LARGE[step](spark, batch.df))
     assert batch.settle() == ALL
 
 
-def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(trial: Callable[..., Any]) -> None:
+def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(live: Callable[..., Any]) -> None:
     kinds = "d date, t timestamp, n timestamp_ntz, l array<int>, s struct<x: int>, c decimal(9, 2), m map<string, int>"
 
     @pandas_operator(f"{kinds}, b binary, f boolean, i interval day to second", keep=["number"])
@@ -259,29 +259,29 @@ def test_a_frame_without_a_value_reaches_spark_in_columns_of_every_type(trial: C
         kept = frame[frame["number"] == 3]
         return pd.DataFrame(dict.fromkeys("dtnlscmbfi", float("nan")), index=kept.index), kept.index
 
-    batch = trial(texts(4))
+    batch = live(texts(4))
     assert [list(row) for row in collect(batch.df.transform(nothing).select("*"))] == [[*[None] * 10, 3]]
     assert batch.settle() == ALL
 
 
 @pytest.mark.matrix
-def test_functions_take_packed_anchors_with_wide_offsets(trial: Callable[..., Any], conf: Conf) -> None:
+def test_functions_take_packed_anchors_with_wide_offsets(live: Callable[..., Any], conf: Conf) -> None:
     conf("spark.sql.execution.arrow.useLargeVarTypes", "true")
-    batch = trial(texts(4))
+    batch = live(texts(4))
     assert len(batch.df.transform(numbers).select("n", AF.ack("_anchors")).collect()) == 4
     assert batch.settle() == ALL
 
 
 @pytest.mark.parametrize("preserve", ["false", "true"])
 def test_columns_of_char_and_varchar_are_strings(
-    spark: SparkSession, trial: Callable[..., Any], conf: Conf, preserve: str
+    spark: SparkSession, live: Callable[..., Any], conf: Conf, preserve: str
 ) -> None:
     conf("spark.sql.preserveCharVarcharTypeInfo", preserve)
     spark.sql("DROP TABLE IF EXISTS sizes")
     spark.sql("CREATE TABLE sizes (number long, c char(3), v varchar(3)) USING parquet")
     try:
         spark.sql("INSERT INTO sizes VALUES (0, 'a', 'b'), (1, 'c', 'd')")
-        batch = trial(texts(4))
+        batch = live(texts(4))
         declared = operator("c char(3), short varchar(2), l array<varchar(2)>", keep=["number"])(sized)
         rows = collect(batch.df.transform(declared).select("number", "short", "l", "_root", "_edge").transform(
             join(spark.table("sizes"), "number")
@@ -318,8 +318,8 @@ def thin_and_packed(df: DataFrame, name: str) -> DataFrame:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", MIXED)
-def test_thin_and_packed_frames_meet_in_a_union(trial: Callable[..., Any], step: str) -> None:
-    batch = trial(texts(4))
+def test_thin_and_packed_frames_meet_in_a_union(live: Callable[..., Any], step: str) -> None:
+    batch = live(texts(4))
     count, build = MIXED[step]
     made = build(thin_and_packed(batch.df, "first"))
     assert len(made.collect() if step == "ack" else collect(made)) == count
@@ -336,18 +336,18 @@ def test_thin_and_packed_frames_meet_in_a_union(trial: Callable[..., Any], step:
     ],
     ids=["packed", "root", "thin", "all"],
 )
-def test_anchors_that_were_made_null_are_refused(trial: Callable[..., Any], step: Step) -> None:
-    batch = trial(texts(4))
-    with pytest.raises(Refused, match=r"its column _(root|edge|anchors) is not the one that the stage before made"):
+def test_anchors_that_were_made_null_are_refused(live: Callable[..., Any], step: Step) -> None:
+    batch = live(texts(4))
+    with pytest.raises(Refused, match=r"its column _(root|edge|anchors) is not the one that the step before made"):
         collect(step(thin_and_packed(batch.df, "first")))
 
 
-def test_a_mixed_frame_that_lost_a_part_of_its_columns_is_refused(trial: Callable[..., Any]) -> None:
-    batch = trial(texts(4))
+def test_a_mixed_frame_that_lost_a_part_of_its_columns_is_refused(live: Callable[..., Any]) -> None:
+    batch = live(texts(4))
     mixed = thin_and_packed(batch.df, "first")
     for columns in (["number", "_root", "_anchors"], ["number", "_edge", "_anchors"]):
         with pytest.raises(Refused, match="lost its tracking columns"):
             collect(mixed.select(*columns))
     for columns in (["number", "_anchors"], ["number", "_root", "_edge"]):
-        with pytest.raises(Refused, match="is not the one that the stage before made"):
+        with pytest.raises(Refused, match="is not the one that the step before made"):
             collect(mixed.select(*columns))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from pipes import SCOPE, WORD, failed, ledger, over_arrow, reading, run
-from pipes import sink as sink_step
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from chains import SCOPE, WORD, failed, ledger, over_arrow, reading, run
+from chains import sink as sink_step
+from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -29,7 +30,6 @@ from pyspark.sql.types import (
     TimestampNTZType,
     TimestampType,
 )
-from trial import ACKED, FAILED, Trial, texts, words_of
 
 from acker_client.spark import OperatorError, arrow_operator, operator, pandas_operator, sink
 from acker_client.spark.operators.batch import BatchStep
@@ -351,40 +351,40 @@ def collect(rows: DataFrame) -> set[tuple[int, str]]:
 def test_every_record_is_acked_when_all_of_it_is_written(
     spark: SparkSession, server: Any, split: Any, hop: bool
 ) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        df = trial.df.select("*").transform(split).repartition(3) if hop else trial.df.transform(split)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        df = live.df.select("*").transform(split).repartition(3) if hop else live.df.transform(split)
         assert collect(df) == words_of(texts(20))
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 @pytest.mark.matrix
 def test_a_frame_counted_fused_and_written_unfused_is_one_derivation(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        split = trial.df.transform(words)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        split = live.df.transform(words)
         assert split.count() == 60
         assert collect(split.select("*")) == words_of(texts(20))
         assert collect(split.select("*")) == words_of(texts(20))
-        assert trial.settle() == dict.fromkeys(range(20), ACKED)
+        assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
 @pytest.mark.matrix
 def test_a_row_that_raises_fails_its_record_alone(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        kept = trial.df.transform(picky)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        kept = live.df.transform(picky)
         assert kept.columns == ["word", "number", "text", "_root", "_edge"]
         assert {number for number, _ in collect(kept)} == set(range(20)) - {3}
-        assert trial.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
-        assert trial.reasons[3].startswith("picky: ValueError: not three\nTraceback")
+        assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
+        assert live.reasons[3].startswith("picky: ValueError: not three\nTraceback")
 
 
 def test_columns_that_cannot_be_kept_are_named(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(2)) as trial:
+    with LiveBatch(spark, server.address, texts(2)) as live:
         with pytest.raises(ValueError, match=r"keeps \['path'\], which its input does not have"):
-            operator("x int", len, keep=["path"])(trial.df)
+            operator("x int", len, keep=["path"])(live.df)
         with pytest.raises(ValueError, match=r"keeps \['text'\] and makes a column of that name too"):
-            operator("text string", len, keep="*", name="again")(trial.df.select("text", "_root", "_edge"))
+            operator("text string", len, keep="*", name="again")(live.df.select("text", "_root", "_edge"))
         with pytest.raises(ValueError, match="are the acker's own; rename '_root'"):
-            operator("_root long", len)(trial.df)
+            operator("_root long", len)(live.df)
         with pytest.raises(ValueError, match=r"names \['x'\] more than once"):
-            operator("x int, x int", len)(trial.df)
-        trial.settle()
+            operator("x int, x int", len)(live.df)
+        live.settle()

@@ -1,4 +1,4 @@
-"""What may stand between two tracked stages: the guard lets it pass and finds the stage below."""
+"""What may stand between two tracked steps: the guard lets it pass and finds the step below."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from stages import Record, packed_stage, stage
+from tracked import Record, packed, tracked
 
 from acker_client.spark import compat
 from acker_client.spark.driver import lineage
@@ -83,7 +83,7 @@ def record() -> Record:
 
 @pytest.mark.parametrize("step", ONE_TO_ONE)
 def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, record: Record, step: str) -> None:
-    upstream = plan.inspect(ONE_TO_ONE[step](stage(spark, "words", record)), "operator 'next'")
+    upstream = plan.inspect(ONE_TO_ONE[step](tracked(spark, "words", record)), "operator 'next'")
 
     assert [node.name for node in upstream.nodes] == ["words"]
     assert upstream.columns == ("_root", "_edge")
@@ -93,7 +93,7 @@ def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, record: Record, 
 
 @pytest.mark.parametrize("step", MOVING)
 def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, record: Record, step: str) -> None:
-    df = MOVING[step](stage(spark, "words", record))
+    df = MOVING[step](tracked(spark, "words", record))
 
     assert plan.inspect(df, "operator 'next'").moving_boundaries
     assert not plan.inspect(df.cache().select("*"), "operator 'next'").moving_boundaries
@@ -101,14 +101,14 @@ def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, r
 
 
 def test_moving_boundaries_are_told_of_everything_above(spark: SparkSession, record: Record) -> None:
-    above = stage(spark, "above", record, moving_boundaries=True)
-    still = stage(spark, "still", record)
+    above = tracked(spark, "above", record, moving_boundaries=True)
+    still = tracked(spark, "still", record)
 
     assert plan.inspect(above.union(still), "sink 'save'").moving_boundaries
 
 
 def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, record: Record) -> None:
-    df = packed_stage(spark, "groups", record)
+    df = packed(spark, "groups", record)
 
     assert plan.inspect(df.select("id", "_anchors"), "sink 'save'").columns == ("_anchors",)
     with pytest.raises(Refused, match="column _anchors is not the one"):
@@ -116,14 +116,14 @@ def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, record:
 
 
 def test_a_union_of_different_frames_has_a_stage_for_each(spark: SparkSession, record: Record) -> None:
-    first, second = stage(spark, "first", record), stage(spark, "second", record)
+    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
     mixed = first.unionByName(second.select("_edge", "_root", "word", "id").coalesce(1))
 
     assert [node.name for node in plan.inspect(mixed, "sink 'save'").nodes] == ["first", "second"]
 
 
 def test_a_union_by_position_that_mixes_the_tracking_columns_is_refused(spark: SparkSession, record: Record) -> None:
-    first, second = stage(spark, "first", record), stage(spark, "second", record)
+    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
 
     with pytest.raises(Refused, match="column _root is not the one"):
         plan.inspect(first.union(second.select("id", "word", "_edge", "_root")), "sink 'save'")
@@ -131,7 +131,7 @@ def test_a_union_by_position_that_mixes_the_tracking_columns_is_refused(spark: S
 
 def test_our_own_join_passes_and_only_as_it_was_planned(spark: SparkSession, record: Record) -> None:
     table = spark.range(3).alias(lineage.admit_join(record))
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
 
     assert plan.inspect(df.join(table, "id", "left"), "operator 'next'").node.name == "words"
     with pytest.raises(Refused, match=r"Join .*acker_client\.spark\.join"):
@@ -139,7 +139,7 @@ def test_our_own_join_passes_and_only_as_it_was_planned(spark: SparkSession, rec
 
 
 def test_rows_have_one_consumer(spark: SparkSession, record: Record) -> None:
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
     plan.guard(df, "count")
 
     with pytest.raises(Refused, match=r"go to operator 'count' already.*branch\(df, 2\)"):
@@ -151,7 +151,7 @@ def test_rows_have_one_consumer(spark: SparkSession, record: Record) -> None:
 
 
 def test_a_refused_consumer_marks_nothing(spark: SparkSession, record: Record) -> None:
-    first, second = stage(spark, "first", record), stage(spark, "second", record)
+    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
     plan.guard(second, "other")
 
     with pytest.raises(Refused, match="go to operator 'other' already"):
@@ -162,7 +162,7 @@ def test_a_refused_consumer_marks_nothing(spark: SparkSession, record: Record) -
 
 
 def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, record: Record) -> None:
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
 
     assert not plan.guard(df, "save", kind="sink").repeated
     assert plan.guard(df, "save", kind="sink").repeated
@@ -171,13 +171,13 @@ def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, record:
 
 
 def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSession, record: Record) -> None:
-    df = stage(spark, "words", record).orderBy("id")
+    df = tracked(spark, "words", record).orderBy("id")
     plan.guard(df, "save", kind="sink")
 
     with pytest.warns(MovingBoundaries, match=r"sink 'save' takes a frame a second time.*\.cache\(\)"):
         plan.guard(df, "save", kind="sink")
 
-    cached = stage(spark, "words", record).orderBy("id").cache()
+    cached = tracked(spark, "words", record).orderBy("id").cache()
     plan.guard(cached, "save", kind="sink")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -186,7 +186,7 @@ def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSess
 
 
 def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: SparkSession, record: Record) -> None:
-    fresh, counted = (stage(spark, name, record).orderBy("id") for name in ("fresh", "counted"))
+    fresh, counted = (tracked(spark, name, record).orderBy("id") for name in ("fresh", "counted"))
     counted.count()
 
     with pytest.warns(MovingBoundaries, match="sink 'save' takes a frame a second time"):
@@ -198,7 +198,7 @@ def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: Spark
 
 def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> None:
     record = Record()
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
     node = plan.inspect(df, "sink 'save'").node
     del record
     gc.collect()
@@ -223,7 +223,7 @@ def test_a_stage_is_registered_once() -> None:
     record = Record()
     node = lineage.register("operator", "a", record)
 
-    with pytest.raises(ValueError, match="a stage is registered once"):
+    with pytest.raises(ValueError, match="a step is registered once"):
         lineage.register("operator", "b", record, tag=node.tag)
 
 

@@ -1,4 +1,4 @@
-"""What may not stand between two tracked stages: refused on the spot, naming the node and what to use instead."""
+"""What may not stand between two tracked steps: refused on the spot, naming the node and what to use instead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from stages import Record, stage
 from test_plan import Step, sql
+from tracked import Record, tracked
 
 from acker_client import Verdict
 from acker_client.spark import branch, explode, join, operator, sink, where
@@ -131,7 +131,7 @@ def record() -> Record:
 @pytest.mark.parametrize("step", REFUSED)
 def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(spark: SparkSession, record: Record, step: str) -> None:
     build, node, fix = REFUSED[step]
-    df = build(stage(spark, "words", record))
+    df = build(tracked(spark, "words", record))
 
     with pytest.raises(Refused) as refused:
         plan.guard(df, "next")
@@ -143,14 +143,14 @@ def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(spark: SparkSessi
 
 @pytest.mark.parametrize("step", ALTERED)
 def test_altered_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
-    with pytest.raises(Refused, match=r"is not the one that the stage before made.*subset="):
-        plan.guard(ALTERED[step](stage(spark, "words", record)), "next")
+    with pytest.raises(Refused, match=r"is not the one that the step before made.*subset="):
+        plan.guard(ALTERED[step](tracked(spark, "words", record)), "next")
 
 
 @pytest.mark.parametrize("step", LOST)
 def test_lost_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
     with pytest.raises(Refused, match=r"lost its tracking columns.*df\.select\(\.\.\., '_root', '_edge'\)"):
-        plan.guard(LOST[step](stage(spark, "words", record)), "next")
+        plan.guard(LOST[step](tracked(spark, "words", record)), "next")
 
 
 MERGED: dict[str, tuple[Step, str, str]] = {
@@ -178,7 +178,7 @@ def test_what_merged_the_rows_is_named_and_not_the_columns_that_it_lost(
 ) -> None:
     build, node, fix = MERGED[step]
     with pytest.raises(Refused) as refused:
-        plan.guard(build(stage(spark, "words", record)), "next")
+        plan.guard(build(tracked(spark, "words", record)), "next")
     assert str(refused.value).startswith(f"operator 'next' cannot take this frame: {node} (")
     assert fix in str(refused.value)
     assert "lost" not in str(refused.value)
@@ -215,7 +215,7 @@ def test_a_streaming_frame_is_told_to_read_with_a_source(spark: SparkSession) ->
 
 
 def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Record) -> None:
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
 
     with pytest.raises(Refused, match="_root and _edge more than once"):
         plan.guard(df.select("*", "_root"), "next")
@@ -232,11 +232,11 @@ def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Recor
 )
 def test_a_union_of_a_frame_with_itself_is_refused(spark: SparkSession, record: Record, twice: Step) -> None:
     with pytest.raises(Refused, match=r"the rows of operator 'words' reach it twice.*branch\(df, 2\)"):
-        plan.guard(twice(stage(spark, "words", record)), "next")
+        plan.guard(twice(tracked(spark, "words", record)), "next")
 
 
 def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, record: Record) -> None:
-    df = stage(spark, "words", record)
+    df = tracked(spark, "words", record)
     known = plan._ONE_TO_ONE
     try:
         plan._ONE_TO_ONE = known - {"Repartition"}
@@ -262,8 +262,8 @@ def save(rows: DataFrame) -> None:
     rows.write.format("noop").mode("append").save()
 
 
-def test_real_pipelines_are_refused_where_they_are_written(trial: Callable[..., Any]) -> None:
-    batch = trial(["a b", "c"])
+def test_real_pipelines_are_refused_where_they_are_written(live: Callable[..., Any]) -> None:
+    batch = live(["a b", "c"])
     split = batch.df.transform(words)
     shouted = split.transform(shout)
 

@@ -6,11 +6,11 @@ import datetime
 import decimal
 import pickle
 from collections.abc import Iterator
-from pipes import SCOPE, WORD, failed, ledger, reading, run, sink, words
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from chains import SCOPE, WORD, failed, ledger, reading, run, sink, words
 from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
@@ -175,7 +175,7 @@ def test_a_row_that_does_not_fit_fails_alone() -> None:
 
 
 def test_an_unanchored_row_that_raises_fails_the_task() -> None:
-    from pipes import arriving
+    from chains import arriving
 
     def boom(row: Row) -> Any:
         raise ValueError("boom")

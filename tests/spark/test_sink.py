@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live_batch import ACKED, LOST, LiveBatch, texts
 from pyspark.sql import DataFrame, SparkSession
-from trial import ACKED, LOST, Trial, texts
 
 from acker_client.spark import branch, sink
 
@@ -29,18 +29,18 @@ def test_a_sink_is_a_function_with_arguments_and_a_value(spark: SparkSession, se
         rows.write.mode(mode).parquet(str(folder))
         return 7
 
-    with Trial(spark, server.address, texts(20)) as trial:
-        assert save(trial.df, tmp_path / "out", mode="append") == 7
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        assert save(live.df, tmp_path / "out", mode="append") == 7
         assert spark.read.parquet(str(tmp_path / "out")).count() == 20
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
     assert (save.name, save.__doc__) == ("save", "Saves.")
 
 
 def test_nothing_is_told_before_the_batch_is_settled(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        sink(noop)(trial.df)
-        assert len(trial.client.watch(0.0).outcomes) == 0
-        assert trial.settle() == ALL
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        sink(noop)(live.df)
+        assert len(live.client.watch(0.0).outcomes) == 0
+        assert live.settle() == ALL
 
 
 def test_an_error_is_kept_also_when_it_is_swallowed_and_success_makes_it_good(spark: SparkSession, server: Any) -> None:
@@ -52,14 +52,14 @@ def test_an_error_is_kept_also_when_it_is_swallowed_and_success_makes_it_good(sp
         if failing:
             raise OSError("disk full")
 
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         with pytest.raises(OSError, match="disk full"):
-            write(trial.df)
-        assert "sink 'flaky' raised OSError: disk full" in str(trial.error)
+            write(live.df)
+        assert "sink 'flaky' raised OSError: disk full" in str(live.error)
         failing.clear()
-        write(trial.df)
-        assert trial.error is None
-        assert trial.settle() == ALL
+        write(live.df)
+        assert live.error is None
+        assert live.settle() == ALL
 
 
 def test_the_success_of_another_sink_makes_nothing_good(spark: SparkSession, server: Any) -> None:
@@ -67,29 +67,29 @@ def test_the_success_of_another_sink_makes_nothing_good(spark: SparkSession, ser
     def broken(rows: DataFrame) -> None:
         raise OSError("disk full")
 
-    with Trial(spark, server.address, texts(20)) as trial:
-        left, right = branch(trial.df, 2)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        left, right = branch(live.df, 2)
         with pytest.raises(OSError, match="disk full"):
             broken(left)
         sink(noop, name="other")(right)
-        assert "sink 'broken' raised OSError: disk full" in str(trial.error)
-        assert set(trial.settle().values()) == {LOST}
+        assert "sink 'broken' raised OSError: disk full" in str(live.error)
+        assert set(live.settle().values()) == {LOST}
 
 
 def test_two_sinks_over_a_branch_both_have_to_run(spark: SparkSession, server: Any) -> None:
 
-    with Trial(spark, server.address, texts(20)) as trial:
-        left, right = branch(trial.df, 2)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        left, right = branch(live.df, 2)
         save = sink(noop)
         save(left)
         save(right)
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_rows_that_reach_no_sink_are_lost(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        trial.df.count()
-        assert set(trial.settle().values()) == {LOST}
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        live.df.count()
+        assert set(live.settle().values()) == {LOST}
 
 
 class Store:
@@ -109,11 +109,11 @@ class Store:
 
 def test_a_method_may_be_a_sink_and_is_the_same_one_when_it_is_called_again(spark: SparkSession, server: Any) -> None:
     store = Store()
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         with pytest.raises(OSError, match="once"):
-            store.save(trial.df)
-        assert store.save(trial.df) == 40
-        assert trial.settle() == ALL
+            store.save(live.df)
+        assert store.save(live.df) == 40
+        assert live.settle() == ALL
     assert (Store.save.name, Store.save.__doc__) == ("save", "Saves.")
 
 
@@ -142,10 +142,10 @@ def save_to(rows: DataFrame, place: Place) -> None:
 def test_a_success_with_another_object_that_looks_alike_makes_nothing_good(
     spark: SparkSession, server: Any, save: Any
 ) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         # What is gone by the time of the second call must not be taken for it, wherever that one lies in memory.
         for is_full in (True, False):
             with suppress(OSError):
-                save(trial.df, Place(is_full))
-        assert "disk full" in str(trial.error)
-        assert set(trial.settle().values()) == {LOST}
+                save(live.df, Place(is_full))
+        assert "disk full" in str(live.error)
+        assert set(live.settle().values()) == {LOST}

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from live_batch import ACKED, LOST, LiveBatch, texts
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from trial import ACKED, LOST, Trial, texts
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
 
@@ -30,40 +30,40 @@ def words(row: Row) -> Any:
 
 
 def test_what_where_drops_is_acked(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        rows = collect(trial.df.transform(where("number % 2 = 0")).transform(words))
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        rows = collect(live.df.transform(where("number % 2 = 0")).transform(words))
         assert {row.number for row in rows} == set(range(0, 20, 2))
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_null_conditions_drop_as_in_spark(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        assert collect(trial.df.transform(where(F.when(F.col("number") < 3, None).otherwise(False)))) == []
-        assert trial.settle() == ALL
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        assert collect(live.df.transform(where(F.when(F.col("number") < 3, None).otherwise(False)))) == []
+        assert live.settle() == ALL
 
 
 def test_a_condition_that_is_neither_true_nor_false_is_refused(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(4)) as trial:
+    with LiveBatch(spark, server.address, texts(4)) as live:
         for condition, kind in (("number", "bigint"), ("text", "string"), (F.lit(1), "int")):
             with pytest.raises(ValueError, match=f"where: the condition .* is of type {kind}; give one that"):
-                trial.df.transform(where(condition))
-        assert collect(trial.df.transform(where(F.lit(None)))) == []
-        assert trial.settle() == dict.fromkeys(range(4), ACKED)
+                live.df.transform(where(condition))
+        assert collect(live.df.transform(where(F.lit(None)))) == []
+        assert live.settle() == dict.fromkeys(range(4), ACKED)
 
 
 def test_explode_gives_every_element_an_edge(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        split = trial.df.withColumn("word", F.split("text", " "))
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        split = live.df.withColumn("word", F.split("text", " "))
         rows = collect(split.transform(explode("word")))
         assert [(row.number, row.word) for row in rows] == sorted(
             (n, word) for n, text in enumerate(texts(20)) for word in text.split()
         )
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_explode_of_maps_and_outer(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        mapped = trial.df.select(
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        mapped = live.df.select(
             "number",
             F.expr("CASE WHEN number % 3 = 0 THEN map('a', number, 'b', 2) WHEN number % 3 = 1 THEN map() END").alias(
                 "m"
@@ -78,49 +78,48 @@ def test_explode_of_maps_and_outer(spark: SparkSession, server: Any) -> None:
             Row(1, None, None),
             Row(2, None, None),
         ]
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_both_branches_have_to_be_written(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        left, right = branch(trial.df, 2)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        left, right = branch(live.df, 2)
         assert len(collect(left)) == len(collect(right.transform(where("number < 10")))) * 2
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_a_branch_that_nobody_takes_leaves_its_records_undone(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        left, _ = branch(trial.df, 2)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        left, _ = branch(live.df, 2)
         collect(left)
-        assert set(trial.settle().values()) == {LOST}
+        assert set(live.settle().values()) == {LOST}
 
 
 def test_branch_caches_where_boundaries_may_move(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        left, right = branch(trial.df.orderBy(F.rand()), 2)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        left, right = branch(live.df.orderBy(F.rand()), 2)
         collect(left)
         collect(right)
-        assert trial.settle() == ALL
-        trial.frame.record.release()
+        assert live.settle() == ALL
+        live.frame.record.release()
 
 
 def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x", 1), (0, "y", 2), (3, "z", 3)], "number long, tag string, weight long")
-    with Trial(spark, server.address, texts(20)) as trial:
-        rows = collect(trial.df.transform(join(small, "number")).select("number", "tag", "weight", "_root", "_edge"))
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        rows = collect(live.df.transform(join(small, "number")).select("number", "tag", "weight", "_root", "_edge"))
         assert rows == [Row(0, "x", 1), Row(0, "y", 2), Row(3, "z", 3)]
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_left_join_keeps_rows_without_a_match(spark: SparkSession, server: Any) -> None:
     small = spark.createDataFrame([(0, "x"), (0, "y"), (3, None)], "number long, tag string")
-    with Trial(spark, server.address, texts(20)) as trial:
+    with LiveBatch(spark, server.address, texts(20)) as live:
         rows = [
-            (row.number, row.tag)
-            for row in trial.df.transform(join(small, "number", "left")).transform(as_is).collect()
+            (row.number, row.tag) for row in live.df.transform(join(small, "number", "left")).transform(as_is).collect()
         ]
         assert len(rows) == 21
-        assert trial.settle() != ALL
+        assert live.settle() != ALL
 
 
 @operator("tag string", keep=["number"])
@@ -141,17 +140,17 @@ def evens(rows: pa.Table) -> Any:
 
 
 def test_a_group_is_done_when_its_row_is(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        rows = collect(trial.df.withColumn("first", F.col("number") % 3).transform(totals))
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        rows = collect(live.df.withColumn("first", F.col("number") % 3).transform(totals))
         assert rows == [Row(0, 63), Row(1, 70), Row(2, 57)]
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 def test_a_group_over_children_merges_their_edges(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        many = trial.df.transform(words).withColumn("first", F.lit(1).cast("long")).transform(totals)
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        many = live.df.transform(words).withColumn("first", F.lit(1).cast("long")).transform(totals)
         assert collect(many.transform(where("total > 0")).transform(explode_twice)) == [Row(570)] * 2
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 @operator("total long")
@@ -161,10 +160,10 @@ def explode_twice(row: Row) -> Any:
 
 
 def test_rows_that_no_output_names_are_done(spark: SparkSession, server: Any) -> None:
-    with Trial(spark, server.address, texts(20)) as trial:
-        rows = collect(trial.df.withColumn("first", F.col("number") % 4).transform(evens))
+    with LiveBatch(spark, server.address, texts(20)) as live:
+        rows = collect(live.df.withColumn("first", F.col("number") % 4).transform(evens))
         assert [row.number for row in rows] == list(range(0, 20, 2))
-        assert trial.settle() == ALL
+        assert live.settle() == ALL
 
 
 TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
@@ -213,11 +212,11 @@ def test_a_group_is_tested_on_the_rows_of_one() -> None:
 
 def test_what_a_group_returns_wrong_fails_the_task_and_no_record(spark: SparkSession, server: Any) -> None:
     wrong = group("number", "number long", name="wrong")(lambda rows: rows)
-    with Trial(spark, server.address, texts(4)) as trial:
+    with LiveBatch(spark, server.address, texts(4)) as live:
         with pytest.raises(Exception, match="group 'wrong' returned a Table: return \\(rows, parents\\)"):
-            collect(trial.df.transform(wrong))
-        assert ACKED not in trial.settle().values()
-        assert not any("wrong" in reason for reason in trial.reasons.values())
+            collect(live.df.transform(wrong))
+        assert ACKED not in live.settle().values()
+        assert not any("wrong" in reason for reason in live.reasons.values())
 
 
 @pytest.mark.parametrize(

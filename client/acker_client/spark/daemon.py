@@ -1,4 +1,4 @@
-"""Daemon: PySpark's own, which forks Python workers, with what a tracked stage imports loaded before the fork.
+"""Daemon: PySpark's own, which forks Python workers, with what a tracked step imports loaded before the fork.
 
 A new worker is then ready at once instead of after a second or two of imports, which matters where tasks fail.
 Set ``spark.python.daemon.module`` to ``acker_client.spark.daemon`` to use it. It never imports gRPC: a channel, and the

@@ -26,7 +26,7 @@ from acker_client.spark.core.anchors import EDGE, ROOT, Anchors, of_columns
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.lineage import ACK, new_tag
 from acker_client.spark.driver.session import SessionError, settings_of
-from acker_client.spark.task.stage import Sender
+from acker_client.spark.task.chain import Sender
 
 THIN = (ROOT, EDGE)
 

@@ -155,7 +155,7 @@ def _write(rows: DataFrame, staged: Path, faults: Faults, strike: Strike | None)
 def _failing_once(faults: Faults) -> Any:
     def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        # The input is exhausted: the stage before has reported what this task did.
+        # The input is exhausted: the step before has reported what this task did.
         if faults.claim(Strike.TASK_RERUN.name):
             raise TaskFailed("after its work")
 

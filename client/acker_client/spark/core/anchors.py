@@ -80,7 +80,7 @@ class Anchors:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch inside a stage: the user's columns, and the anchors of its rows beside them."""
+    """A batch inside a chain: the user's columns, and the anchors of its rows beside them."""
 
     data: pa.RecordBatch
     anchors: Anchors
@@ -161,7 +161,7 @@ def _mixed_anchors(thin: Anchors, packed: Anchors) -> Anchors:
     assert packed.offsets is not None
     is_thin = thin.roots != 0
     if np.any(is_thin & (np.diff(packed.offsets) > 0)):
-        raise ValueError(f"a row has anchors in {ROOT} and in {ANCHORS}: keep those of the stage that made it")
+        raise ValueError(f"a row has anchors in {ROOT} and in {ANCHORS}: keep those of the step that made it")
     at = packed.offsets[:-1][is_thin]
     roots, edges = (
         np.insert(many, at, one[is_thin]) for many, one in ((packed.roots, thin.roots), (packed.edges, thin.edges))

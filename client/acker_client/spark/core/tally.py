@@ -65,7 +65,7 @@ def digest_parents(
 
 
 class Tally:
-    """``name``: of the operator. ``finds_copies``: its rows come from outside the stage, where copies can arise."""
+    """``name``: of the operator. ``finds_copies``: its rows come from outside the chain, where copies can arise."""
 
     __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
 
@@ -192,7 +192,7 @@ class Tally:
     def _refuse_copies(self) -> None:
         if self._marks and kernels.has_copies(np.concatenate(self._marks)):
             raise MultipliedEdges(
-                f"{self._name!r} was handed several copies of one row: something between it and the stage before"
+                f"{self._name!r} was handed several copies of one row: something between it and the step before"
                 " multiplied rows behind the acker's back (a join, an explode, a UDF that returns rows), so their edges"
                 " would cancel. Use acker_client.spark.explode, join or branch, which give every copy its own edge."
             )

@@ -1,1 +1,1 @@
-"""What the driver has of Spark: its session, its executors, and the stages that it planned."""
+"""What the driver has of Spark: its session, its executors, and the steps that it planned."""

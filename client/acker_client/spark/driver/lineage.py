@@ -1,8 +1,8 @@
-"""Lineage: which tracked stages the driver has planned, and who consumes the rows of each.
+"""Lineage: which tracked steps the driver has planned, and who consumes the rows of each.
 
-Decides that the rows of a stage have one consumer: its edges are consumed once, so a second consumer would make two
+Decides that the rows of a step have one consumer: its edges are consumed once, so a second consumer would make two
 different reports claim them. The same sink on the same rows again is the same report, and allowed.
-Holds batches weakly: a stage is forgotten with the records of its batches (several, where frames of two sources
+Holds batches weakly: a step is forgotten with the records of its batches (several, where frames of two sources
 meet), so a driver that runs for months does not grow.
 Never looks at a Spark plan (``plan`` does) and never talks to a server.
 """
@@ -29,7 +29,7 @@ FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Whoever takes the rows of a stage. ``repeatable``: a sink, whose second run is the same report again."""
+    """Whoever takes the rows of a step. ``repeatable``: a sink, whose second run is the same report again."""
 
     kind: str
     name: str
@@ -41,11 +41,11 @@ class Consumer:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One applied tracked stage: a source's read, an operator, a stock operator.
+    """One applied tracked step: a source's read, an operator, a stock operator.
 
     ``records`` are the driver's records of the batches whose rows it takes, held weakly. ``moving_boundaries``: a
-    second evaluation may cut the rows that reach this stage into other tasks; ``moves``: not for what stands before the
-    stage below; ``is_moved``: it is so for a stage that takes its rows.
+    second evaluation may cut the rows that reach this step into other tasks; ``moves``: not for what stands before the
+    step below; ``is_moved``: it is so for a step that takes its rows.
     """
 
     kind: str
@@ -86,12 +86,12 @@ _joins: set[str] = set()
 
 
 def new_tag() -> str:
-    """Draw the 12 hex digits that name one applied stage."""
+    """Draw the 12 hex digits that name one applied step."""
     return secrets.token_hex(6)
 
 
 def function_name(kind: str, name: str, tag: str) -> str:
-    """Name of the function of a tracked stage, by which the guard knows it in a plan."""
+    """Name of the function of a tracked step, by which the guard knows it in a plan."""
     return f"acker_{kind}_{name}_{tag}"
 
 
@@ -103,12 +103,12 @@ def register(
     moving_boundaries: bool = False,
     moves: bool = False,
 ) -> Node:
-    """Remember a stage as long as all ``records`` (weakly referenced) live; draws a tag unless given. Returns its
+    """Remember a step as long as all ``records`` (weakly referenced) live; draws a tag unless given. Returns its
     node."""
     node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, records)), moving_boundaries, moves)
     with _lock:
         if node.tag in _nodes:
-            raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a stage is registered once")
+            raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a step is registered once")
         _nodes[node.tag] = node
         for record in records:
             _keep_with(record, node.tag)
@@ -116,24 +116,24 @@ def register(
 
 
 def of(record: object) -> list[Node]:
-    """The stages that take rows of the batch of ``record``, in the order in which they were planned."""
+    """The steps that take rows of the batch of ``record``, in the order in which they were planned."""
     with _lock:
         return [_nodes[tag] for tag in _tags_of.get(id(record), ()) if tag in _nodes]
 
 
 def node_of(function: str) -> Node | None:
-    """The stage whose function has this name; None if it is none of ours, or was forgotten."""
+    """The step whose function has this name; None if it is none of ours, or was forgotten."""
     match = FUNCTION.match(function)
     return None if match is None else _nodes.get(match["tag"])
 
 
 def is_ours(function: str) -> bool:
-    """Whether a function's name is that of a tracked stage, known or forgotten."""
+    """Whether a function's name is that of a tracked step, known or forgotten."""
     return FUNCTION.match(function) is not None
 
 
 def forget(record: object) -> None:
-    """Drop the stages of a settled batch now; otherwise they go with ``record``."""
+    """Drop the steps of a settled batch now; otherwise they go with ``record``."""
     _drop(id(record))
 
 
@@ -179,7 +179,7 @@ def is_admitted_join(alias: str) -> bool:
 
 
 def known() -> Iterable[Node]:
-    """The stages remembered now."""
+    """The steps remembered now."""
     with _lock:
         return tuple(_nodes.values())
 

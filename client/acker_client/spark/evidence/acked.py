@@ -23,14 +23,14 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK
 from acker_client.spark.evidence.following import follow
 from acker_client.spark.evidence.witness import Trail, Witness
-from acker_client.spark.task.notes import notebook_of
+from acker_client.spark.task.notes import note_store_of
 
 ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """A frame ``df`` into which ``ack()`` columns came: their functions in a plan, and those of the stages below."""
+    """A frame ``df`` into which ``ack()`` columns came: their functions in a plan, and those of the steps below."""
 
     functions: tuple[str, ...]
     nodes: frozenset[str]
@@ -132,7 +132,7 @@ def _enter(df: DataFrame, functions: Sequence[str]) -> None:
 
 
 def _below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
-    """The stages that a plan names, and the records of their batches, each once."""
+    """The steps that a plan names, and the records of their batches, each once."""
     nodes = [node for node in lineage.known() if node.function in plan]
     return nodes, list({id(record): record for node in nodes for record in node.records}.values())
 
@@ -144,10 +144,10 @@ def _plan(df: DataFrame) -> str:
 def _witness(df: DataFrame, plan: str) -> Witness:
     """Who sees what is done with the rows of ``df``; the records of its batches know it from now on."""
     acked, records = _below(plan)
-    notebook = notebook_of(df.sparkSession.sparkContext)
+    note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *records)
-    notebook.keep(node.tag)
-    witness = Witness(node.tag, notebook.pen)
+    note_store.keep(node.tag)
+    witness = Witness(node.tag, note_store.note_writer)
     for record in records:
         record.see_acks([each.function for each in acked], witness)
     return witness

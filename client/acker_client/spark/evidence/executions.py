@@ -55,7 +55,7 @@ class Executions:
         self._job_before = self._newest_job()
 
     def have_run(self, functions: Collection[str]) -> bool:
-        """Whether one of the stages whose ``functions`` these are has run in an execution before now."""
+        """Whether one of the steps whose ``functions`` these are has run in an execution before now."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         for execution in reversed(self._listed(LOOK_BACK)):
             plan = str(self._store.execution(execution).get().physicalPlanDescription())

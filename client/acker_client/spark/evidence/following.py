@@ -26,7 +26,7 @@ from acker_client.spark.driver.columns import into_python
 from acker_client.spark.driver.lineage import AGAIN, JOB_TAG, READS, new_tag
 from acker_client.spark.evidence.witness import LOOKS, Trail, Witness, now_ms
 from acker_client.spark.task import reading
-from acker_client.spark.task.stage import renamed
+from acker_client.spark.task.chain import renamed
 
 # Actions of RDDs that hand all rows on; what they run reads its input to the end, or leaves a note.
 _HANDS_ON = frozenset({
@@ -253,10 +253,10 @@ def follow(value: Any, trail: Trail) -> Any:
 def _over_batches(function: Any, witness: Witness) -> Any:
     """The user's function over batches, with a note when it ends before its input does."""
     name = f"{READS}{getattr(function, '__name__', 'function')}_{new_tag()}"
-    return reading.over_batches(function, name, witness.tag, witness.pen)
+    return reading.over_batches(function, name, witness.tag, witness.note_writer)
 
 
 def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
     """The same for a function over (index, rows) of a partition; and its name in notes."""
     name = READS + new_tag()
-    return reading.over_partitions(function, name, witness.tag, witness.pen), name
+    return reading.over_partitions(function, name, witness.tag, witness.note_writer), name

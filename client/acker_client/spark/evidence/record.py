@@ -26,7 +26,7 @@ from acker_client.spark.evidence.executions import Executions
 from acker_client.spark.evidence.graph import Places
 from acker_client.spark.evidence.look import Look
 from acker_client.spark.evidence.witness import Witness
-from acker_client.spark.task.notes import Notebook, notebook_of
+from acker_client.spark.task.notes import NoteStore, note_store_of
 
 # What stands for all ack() columns of a run where it is remembered whose rows are evaluated more than once.
 ACK_COLUMN = ("column", "ack()")
@@ -75,16 +75,16 @@ class SinkFailed(AckerError):
 class Evidence:
     """What is known of one sink over one frame, in all its calls. Thread-safe."""
 
-    def __init__(self, name: str, notebook: Notebook) -> None:
+    def __init__(self, name: str, note_store: NoteStore) -> None:
         self.name = name
         self.error: AckerError | None = None
-        self._notebook = notebook
+        self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
 
     def begin(self, node: lineage.Node, rows: DataFrame) -> Witness:
-        """The sink is called; ``node`` is its stage, ``rows`` what it makes of the frame."""
-        witness = Witness(node.tag, self._notebook.pen)
+        """The sink is called; ``node`` is its step, ``rows`` what it makes of the frame."""
+        witness = Witness(node.tag, self._note_store.note_writer)
         with self._lock:
             self._calls.append((node, witness, rows))
             # Until it has returned it has failed: a batch that is settled beside it (from another thread) is abandoned.
@@ -112,14 +112,14 @@ class Evidence:
 
     @property
     def nodes(self) -> list[lineage.Node]:
-        """Its stages, one a call."""
+        """Its steps, one a call."""
         return [node for node, _, _ in self._calls]
 
     def places(self) -> Places:
         """How its rows are known in what Spark has run up to now."""
         tags = [node.tag for node, _, _ in self._calls]
         functions = [node.function for node, _, _ in self._calls] + [AGAIN + tag for tag in tags]
-        notes = self._notebook.of(tags)
+        notes = self._note_store.of(tags)
         partitions = {rdd: count for _, witness, _ in self._calls for rdd, count in witness.partitions().items()}
         return Places(tuple(functions), notes, partitions)
 
@@ -133,12 +133,12 @@ class BatchRecord:
     def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None) -> None:
         self.settings = settings
         self.once = once or Once()
-        self._notebook = notebook_of(spark.sparkContext)
+        self._note_store = note_store_of(spark.sparkContext)
         self._executions = Executions(spark)
         self._lock = threading.Lock()
         self._evidence: dict[object, Evidence] = {}
         self._acked: list[Acked] = []
-        # What is seen of rows that ack() acks: the functions of the stages whose rows these are, and who sees it.
+        # What is seen of rows that ack() acks: the functions of the steps whose rows these are, and who sees it.
         self._acks: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
@@ -148,7 +148,7 @@ class BatchRecord:
     def evidence_of(self, key: object, name: str) -> Evidence:
         """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
         with self._lock:
-            return self._evidence.setdefault(key, Evidence(name, self._notebook))
+            return self._evidence.setdefault(key, Evidence(name, self._note_store))
 
     def share(self, key: object, evidence: Evidence) -> None:
         """Go by ``evidence``, which another batch's record made, as rows of both batches reach that sink."""
@@ -163,7 +163,7 @@ class BatchRecord:
         return self.once.wants(*ACK_COLUMN)
 
     def see_acks(self, functions: Sequence[str], witness: Witness) -> None:
-        """``witness`` sees what is done with rows of the stages with these ``functions``, behind an ``ack()``."""
+        """``witness`` sees what is done with rows of the steps with these ``functions``, behind an ``ack()``."""
         with self._lock:
             self._acks.append((functions, witness))
 
@@ -197,14 +197,14 @@ class BatchRecord:
             df.unpersist()
         self.is_released = True
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
-        self._notebook.forget([node.tag for node in nodes if _is_over(node)])
+        self._note_store.forget([node.tag for node in nodes if _is_over(node)])
 
     def _learn(self, evidence: Sequence[tuple[Evidence, Places]], look: Look) -> None:
         """Whose rows were evaluated more than once, for the batches to come."""
         nodes = lineage.of(self)
         again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
         again += [("branch", name) for name in _branched(nodes)]
-        notes = self._notebook.of([node.tag for node in nodes])
+        notes = self._note_store.of([node.tag for node in nodes])
         has_conflict = any(note.kind == "conflict" for note in notes)
         if has_conflict:
             again += [("sink", each.name) for each, _ in evidence]
@@ -221,13 +221,13 @@ class BatchRecord:
             self.once.learn(kind, name)
 
     def _moving(self, nodes: Sequence[lineage.Node]) -> list[tuple[str, str]]:
-        """The stages whose rows are to be cached so that no other evaluation cuts rows into other tasks: those from
+        """The steps whose rows are to be cached so that no other evaluation cuts rows into other tasks: those from
         which on it may, and those that stand before (a range is sampled by an evaluation of its own)."""
         moving = dict.fromkeys((node.kind, node.name) for node in nodes if node.moves or node.is_moved)
-        return [stage for stage in moving if stage[0] != "sink" and not self.once.wants(*stage)]
+        return [step for step in moving if step[0] != "sink" and not self.once.wants(*step)]
 
     def _judge_untaken(self, look: Look) -> list[Undelivered | None]:
-        """Of each stage whose rows no sink and no other stage took: how they were acked, if at all."""
+        """Of each step whose rows no sink and no other step took: how they were acked, if at all."""
         nodes = lineage.of(self)
         return [self._judge_body(node, nodes, look) for node in _untaken(nodes)]
 
@@ -249,9 +249,9 @@ class BatchRecord:
         return Undelivered(f"no sink took the rows of {_called(node, nodes)}; use @sink or functions.ack()")
 
     def _actions_of_acks(self, node: lineage.Node, look: Look) -> list[Action]:
-        """What was done with the rows of a stage behind an ``ack()``, in the order in which it began."""
+        """What was done with the rows of a step behind an ``ack()``, in the order in which it began."""
         seen = [witness for functions, witness in self._acks if node.function in functions]
-        notes = self._notebook.of([witness.tag for witness in seen])
+        notes = self._note_store.of([witness.tag for witness in seen])
         partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
         known = [function for acked in self._acked if node.function in acked.nodes for function in acked.functions]
         # What came into a frame that nobody follows is known by what stands below it.
@@ -277,12 +277,12 @@ def _read(rows: DataFrame, name: str) -> SinkFailed | None:
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:
-    """The stages whose rows neither a sink nor another stage takes."""
+    """The steps whose rows neither a sink nor another step takes."""
     return [node for node in nodes if node.consumer is None and node.kind not in ("sink", "acks")]
 
 
 def _is_over(node: lineage.Node) -> bool:
-    """Whether all batches whose rows reach a stage are settled: until then its notes are evidence for one of them."""
+    """Whether all batches whose rows reach a step are settled: until then its notes are evidence for one of them."""
     records = [ref() for ref in node.record_refs]
     return all(isinstance(record, BatchRecord) and record.is_released for record in records if record is not None)
 

@@ -18,7 +18,7 @@ from pyspark import RDD
 from acker_client.core.gist import gist
 from acker_client.spark.core.evidence import NEVER_MS, Action
 from acker_client.spark.driver.lineage import READS
-from acker_client.spark.task.notes import Pen
+from acker_client.spark.task.notes import NoteWriter
 from acker_client.spark.task.reading import to_its_end
 
 _CUTS = re.compile(r"^[\s:+|-]*(GlobalLimit|LocalLimit|Limit|Tail|Offset|CollectLimit)\b", re.MULTILINE)
@@ -34,11 +34,11 @@ LOOKS = {
 
 
 class Witness:
-    """What is seen from the client of one run of a sink. ``tag``: of its stage. Thread-safe."""
+    """What is seen from the client of one run of a sink. ``tag``: of its step. Thread-safe."""
 
-    def __init__(self, tag: str, pen: Pen) -> None:
+    def __init__(self, tag: str, note_writer: NoteWriter) -> None:
         self.tag = tag
-        self.pen = pen
+        self.note_writer = note_writer
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
@@ -62,7 +62,7 @@ class Witness:
         with self._lock:
             number = len(self._rdds)
             self._rdds.append(rdd)
-        return rdd.mapPartitionsWithIndex(to_its_end(self.tag, number, self.pen), preservesPartitioning=True)
+        return rdd.mapPartitionsWithIndex(to_its_end(self.tag, number, self.note_writer), preservesPartitioning=True)
 
     def iterate(self, rows: Iterator[Any], trail: Trail) -> Iterator[Any]:
         """The same rows; that they were read to the end, or raised, is seen."""

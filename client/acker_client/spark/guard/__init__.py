@@ -1,1 +1,1 @@
-"""The guard: which plans may stand between tracked stages, and how a step joins a stage."""
+"""The guard: which plans may stand between tracked steps, and how a step joins a chain."""

@@ -1,7 +1,7 @@
-"""Fusing: how a step is put into a plan: in one stage with the steps before it where they touch, else in a new one.
+"""Fusing: how a step is put into a plan: in one chain with the steps before it where they touch, else in a new one.
 
 Decides which frames the next step may join in (the library's own, as they came, and not cached), and what the guard is
-to know of the stage that is planned. Whether a step may stand there at all is the guard's (``plan``).
+to know of the chain that is planned. Whether a step may stand there at all is the guard's (``plan``).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from acker_client.spark.driver import lineage
 from acker_client.spark.driver.columns import into_python, tracking_fields
 from acker_client.spark.evidence import acked
 from acker_client.spark.guard import plan
-from acker_client.spark.task.notes import notebook_of
-from acker_client.spark.task.stage import Arriving, Stage, Step, task_function
+from acker_client.spark.task.chain import Arriving, Chain, Step, task_function
+from acker_client.spark.task.notes import note_store_of
 
-_ATTRIBUTE = "_acker_stage"
+_ATTRIBUTE = "_acker_chain"
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
-    """A stage and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
+class AppliedChain:
+    """A chain and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
 
     Holds the records of its batches, so that the guard knows the frame as long as the frame lives.
     """
 
     base: DataFrame
-    stage: Stage
+    chain: Chain
     records: tuple[Any, ...]
 
 
 def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Plan ``step`` over ``df``: the frame of what it makes, in one stage with the steps before it where they touch.
+    """Plan ``step`` over ``df``: the frame of what it makes, in one chain with the steps before it where they touch.
 
     ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
-    exactly those of the stage before.
+    exactly those of the chain before.
     """
     return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 
@@ -49,20 +49,20 @@ def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, s
     return extend(applied, upstream, step, kind, schema)
 
 
-def arriving(df: DataFrame, upstream: plan.Upstream) -> Applied:
-    """A stage that begins with the rows of ``df``."""
+def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
+    """A chain that begins with the rows of ``df``."""
     records: tuple[Any, ...] = upstream.records
     base, names = into_python(df)
-    return Applied(base, Stage(records[0].settings, Arriving(names)), records)
+    return AppliedChain(base, Chain(records[0].settings, Arriving(names)), records)
 
 
-def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
     """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
-    stage = applied.stage.then(step)
+    chain = applied.chain.then(step)
     columns, records = upstream.columns, applied.records
-    out, node = plan_stage(applied.base, stage, kind, step.name, schema, columns, records)
+    out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, records)
     node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
-    remember(out, Applied(applied.base, stage, records))
+    remember(out, AppliedChain(applied.base, chain, records))
     # The copies of a branch are made anew each time, of rows that are cached.
     if kind != "branch" and records[0].once.wants(kind, step.name):
         records[0].keep_cached(out)
@@ -70,35 +70,35 @@ def extend(applied: Applied, upstream: plan.Upstream, step: Step, kind: str, sch
     return out
 
 
-def plan_stage(
+def plan_chain(
     base: DataFrame,
-    stage: Stage,
+    chain: Chain,
     kind: str,
     name: str,
     schema: StructType,
     columns: tuple[str, ...],
     records: tuple[object, ...],
 ) -> tuple[DataFrame, lineage.Node]:
-    """Put ``stage`` into the plan of ``base`` under a name by which the guard knows it."""
+    """Put ``chain`` into the plan of ``base`` under a name by which the guard knows it."""
     node = lineage.register(kind, name, *records)
-    notebook = notebook_of(base.sparkSession.sparkContext)
-    notebook.keep(node.tag)
-    function = task_function(replace(stage, tag=node.tag, pen=notebook.pen))
+    note_store = note_store_of(base.sparkSession.sparkContext)
+    note_store.keep(node.tag)
+    function = task_function(replace(chain, tag=node.tag, note_writer=note_store.note_writer))
     function.__name__ = node.function
-    fields = [*schema.fields, *tracking_fields(columns)] if stage.is_tracked else schema.fields
+    fields = [*schema.fields, *tracking_fields(columns)] if chain.is_tracked else schema.fields
     df = acked.plain(base).mapInArrow(function, StructType(fields))
-    return acked.of_body(df, records[0]) if stage.is_tracked else df, node
+    return acked.of_body(df, records[0]) if chain.is_tracked else df, node
 
 
-def remember(df: DataFrame, applied: Applied) -> None:
+def remember(df: DataFrame, applied: AppliedChain) -> None:
     """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
     setattr(df, _ATTRIBUTE, applied)
 
 
-def applied_to(df: DataFrame) -> Applied | None:
+def applied_to(df: DataFrame) -> AppliedChain | None:
     """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
     applied = vars(df).get(_ATTRIBUTE)
-    if not isinstance(applied, Applied) or df.is_cached:
+    if not isinstance(applied, AppliedChain) or df.is_cached:
         return None
     level = df.storageLevel
     return None if level.useMemory or level.useDisk else applied

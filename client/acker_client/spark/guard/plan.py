@@ -1,7 +1,7 @@
 """Plan: the guard that stands before every operator and sink.
 
-Decides, from the analysed plan, whether the rows that reach a consumer are exactly those that tracked stages made: it
-walks down to the stages, known by the names of their functions, and traces each tracking column to its own position in
+Decides, from the analysed plan, whether the rows that reach a consumer are exactly those that tracked steps made: it
+walks down to the steps, known by the names of their functions, and traces each tracking column to its own position in
 their output. What keeps rows one to one may stand between; everything else is refused with what to use instead.
 Reads plans only: it runs no job, changes no frame and knows nothing of the server.
 """
@@ -32,10 +32,10 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a consumer stands on: the tracked stages whose rows reach it, one for each leg of a union.
+    """What a consumer stands on: the tracked steps whose rows reach it, one for each leg of a union.
 
     ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
-    ``moves``: that is so for a node between these stages and the consumer. ``repeated``: the same sink had these rows
+    ``moves``: that is so for a node between these steps and the consumer. ``repeated``: the same sink had these rows
     before.
     """
 
@@ -47,7 +47,7 @@ class Upstream:
 
     @property
     def node(self) -> Node:
-        """The stage before; of a union, that of its first leg."""
+        """The step before; of a union, that of its first leg."""
         return self.nodes[0]
 
     @property
@@ -115,7 +115,7 @@ def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
 
 
 class _Walk:
-    """One walk from the top of a frame down to every tracked stage below it."""
+    """One walk from the top of a frame down to every tracked step below it."""
 
     def __init__(self, df: DataFrame, consumer: str) -> None:
         refuse_other_frames(df, consumer)
@@ -141,7 +141,7 @@ class _Walk:
         self._down(top, {column: names.index(column) for column in self.columns})
 
     def _down(self, plan: Plan, positions: Positions) -> None:
-        """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the stages below."""
+        """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the steps below."""
         name = plan.getClass().getSimpleName()
         if name in _STAGES:
             self._arrive(name, plan, positions)
@@ -173,7 +173,7 @@ class _Walk:
         for column, position in positions.items():
             if plan.output().apply(position).name() != column:
                 raise refusals.altered_column(self._consumer, column, self.columns)
-        # Of a mixed frame's columns those of the one form are null in this leg, and those of the other are the stage's.
+        # Of a mixed frame's columns those of the one form are null in this leg, and those of the other are the step's.
         if tuple(positions) not in (THIN, PACKED):
             lacking = next(column for column in self.columns if column not in positions)
             raise refusals.altered_column(self._consumer, lacking, self.columns)
@@ -317,7 +317,7 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
 
 
 def _is_tracked(plan: Plan) -> bool:
-    """Whether a node is a tracked stage, of this batch or of a forgotten one."""
+    """Whether a node is a tracked step, of this batch or of a forgotten one."""
     return plan.getClass().getSimpleName() in _STAGES and lineage.is_ours(plan.functionExpr().name())
 
 

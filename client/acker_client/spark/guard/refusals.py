@@ -90,7 +90,7 @@ REFUSALS: dict[str, Refusal] = {
 def unknown_node(consumer: str, node_name: str) -> Refused:
     return _refused(
         consumer,
-        f"{node_name} stands between it and the stage before, and is not known to keep rows one to one. Do that step in"
+        f"{node_name} stands between it and the step before, and is not known to keep rows one to one. Do that step in"
         " an @operator, or before the rows reach the source.",
     )
 
@@ -114,7 +114,7 @@ def streaming_frame(consumer: str) -> Refused:
 def known_node(consumer: str, node_name: str, refusal: Refusal) -> Refused:
     return _refused(
         consumer,
-        f"{node_name} ({refusal.written}) stands between it and the stage before, and {refusal.harm}."
+        f"{node_name} ({refusal.written}) stands between it and the step before, and {refusal.harm}."
         f" Instead, {refusal.fix}.",
     )
 
@@ -131,7 +131,7 @@ def altered_column(consumer: str, column: str, columns: Sequence[str]) -> Refuse
     kept = ", ".join(repr(name) for name in columns)
     return _refused(
         consumer,
-        f"its column {column} is not the one that the stage before made, so its rows could not be tied to their trees."
+        f"its column {column} is not the one that the step before made, so its rows could not be tied to their trees."
         f" Select it unchanged, as df.select(..., {kept}); for na.fill and na.replace name your own columns with"
         " subset=[...].",
     )

@@ -5,7 +5,7 @@ Decides that a batch which raises is run again in halves, down to the rows that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,9 +13,10 @@ from pyspark.sql.types import StructType
 
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
+from acker_client.spark.task.chain import TakeRows
 from acker_client.spark.task.returns import BatchFunction, OperatorError, checked_batch
 from acker_client.spark.task.rows import arrow_schema
 
@@ -31,17 +32,17 @@ class BatchStep:
     on_error: OnError
     digests_values: bool
 
-    def start(self, *, finds_copies: bool) -> BatchRun:
-        return BatchRun(self, finds_copies)
+    def start(self, tally: Tally) -> TakeRows:
+        return BatchTask(self, tally).take
 
 
-class BatchRun:
+class BatchTask:
     """A batch operator in one task."""
 
-    def __init__(self, step: BatchStep, finds_copies: bool) -> None:
+    def __init__(self, step: BatchStep, tally: Tally) -> None:
         self._step = step
-        self._tally = Tally(step.name, finds_copies=finds_copies)
-        self._culprits = Culprits(step.name, step.on_error, self._tally)
+        self._tally = tally
+        self._culprits = Culprits(step.name, step.on_error, tally)
         self._schema = arrow_schema(step.schema)
 
     def take(self, rows: Rows) -> Iterator[Rows]:
@@ -57,9 +58,6 @@ class BatchRun:
         columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         names, keep = self._step.schema.names, self._step.keep
         yield derive(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
-
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]
 
     def _halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pyspark.sql import DataFrame
 
 from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.tally import Report, Tally, digest_parents
+from acker_client.spark.core.tally import Tally, digest_parents
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import check_name, refuse_untracked
+from acker_client.spark.task.chain import TakeRows
 
 
 def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:
@@ -47,24 +49,13 @@ class BranchStep:
     index: int
     copies: int
 
-    def start(self, *, finds_copies: bool) -> BranchRun:
-        return BranchRun(self, Tally(self.name, finds_copies=finds_copies))
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
 
-
-class BranchRun:
-    """A branch in one task."""
-
-    def __init__(self, step: BranchStep, tally: Tally) -> None:
-        self._step = step
-        self._tally = tally
-
-    def take(self, rows: Rows) -> Iterator[Rows]:
-        n, copies = len(rows), self._step.copies
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+        n, copies = len(rows), self.copies
         # All first copies, then all second ones: the k-th naming of a row is its k-th child, and a slice is one branch.
         parents = np.tile(np.arange(n), copies)
         digests = digest_parents(np.full(n, copies, np.int64), parents)
-        children = self._tally.derive(rows.anchors, parents, digests)
-        yield Rows(rows.data, children.slice(self._step.index * n, (self._step.index + 1) * n))
-
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]
+        children = tally.derive(rows.anchors, parents, digests)
+        yield Rows(rows.data, children.slice(self.index * n, (self.index + 1) * n))

@@ -19,8 +19,8 @@ from acker_client.settings import Settings
 from acker_client.spark.core.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.session import settings_here, settings_of
+from acker_client.spark.task.chain import Sender
 from acker_client.spark.task.content import hash_content
-from acker_client.spark.task.stage import Sender
 from acker_protocol.ids import MASK, child_edge, hash64, mix64
 from acker_protocol.messages import RESET, Entries, Identity
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from acker_client.spark.core.anchors import Positions, Rows
 from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import nullable, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import Transform, check_into, check_name, refuse_untracked
-from acker_client.spark.task import stage
+from acker_client.spark.task import chain
+from acker_client.spark.task.chain import TakeRows
 from acker_client.spark.task.returns import kind_of
 
 
@@ -80,50 +82,38 @@ class ExplodeStep:
     fans_out: bool
     digests_values: bool
 
-    def start(self, *, finds_copies: bool) -> ExplodeRun:
-        return ExplodeRun(self, Tally(self.name, finds_copies=finds_copies))
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
 
-
-class ExplodeRun:
-    """An explode in one task."""
-
-    def __init__(self, step: ExplodeStep, tally: Tally) -> None:
-        self._step = step
-        self._tally = tally
-
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         # A few rows at a time where the arrays are long, so that what is handed on stays bounded.
-        counts = self._counts(rows.data.column(self._step.column))
+        counts = self._counts(rows.data.column(self.column))
         after = np.cumsum(counts)
         start = 0
         while start < len(rows):
             reached = int(after[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(after, reached + stage.BATCH_ROWS, side="right")))
-            yield self._explode(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
+            stop = max(start + 1, int(np.searchsorted(after, reached + chain.BATCH_ROWS, side="right")))
+            yield self._explode(tally, Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
             start = stop
 
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]
-
-    def _explode(self, rows: Rows) -> Rows:
-        step = self._step
-        counts, elements = self._taken(rows.data.column(step.column))
+    def _explode(self, tally: Tally, rows: Rows) -> Rows:
+        counts, elements = self._taken(rows.data.column(self.column))
         made = derive(
-            self._tally, rows, elements, step.elements, step.keep, counts=counts, digests_values=step.digests_values
+            tally, rows, elements, self.elements, self.keep, counts=counts, digests_values=self.digests_values
         )
-        return Rows(made.data.select([*step.keep, *step.elements]), made.anchors)
+        return Rows(made.data.select([*self.keep, *self.elements]), made.anchors)
 
     def _counts(self, column: Any) -> Positions:
         lengths: Positions = pc.fill_null(pc.list_value_length(_as_list(column)), 0).to_numpy().astype(np.int64)
-        return np.maximum(lengths, 1) if self._step.outer else lengths
+        return np.maximum(lengths, 1) if self.outer else lengths
 
     def _taken(self, column: Any) -> tuple[Positions, list[Any]]:
         """How many rows each row becomes, and the columns of their elements."""
         lists = _as_list(column)
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
         found = lists.flatten()
-        elements = list(found.flatten()[: len(self._step.elements)]) if self._step.fans_out else [found]
-        if not self._step.outer or lengths.all():
+        elements = list(found.flatten()[: len(self.elements)]) if self.fans_out else [found]
+        if not self.outer or lengths.all():
             return lengths, elements
         counts = np.maximum(lengths, 1)
         positions = np.insert(np.arange(int(lengths.sum())), np.cumsum(lengths)[lengths == 0], -1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +20,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from acker_client.spark import compat
 from acker_client.spark.core.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column, unpack
 from acker_client.spark.core.derive import batch_of
-from acker_client.spark.core.tally import Report, Tally, digest_parents
+from acker_client.spark.core.tally import Tally, digest_parents
 from acker_client.spark.core.values import digest_rows
 from acker_client.spark.driver.columns import into_python, nullable, quoted, tracking_fields
 from acker_client.spark.driver.reruns import spark_checks_reruns
@@ -33,7 +34,8 @@ from acker_client.spark.operators.declared import (
     declared_fields,
     refuse_no_frame,
 )
-from acker_client.spark.task import stage
+from acker_client.spark.task import chain
+from acker_client.spark.task.chain import TakeRows
 from acker_client.spark.task.returns import OperatorError, checked_columns, checked_parents, kind_of
 from acker_client.spark.task.rows import arrow_schema
 
@@ -156,7 +158,7 @@ class GroupTask:
         A group that becomes nothing leaves one row that has the account and no anchors.
         """
         large = compat.GROUPS_MAY_BE_LARGE and _is_large(table.schema, self.large)
-        rows = unpack(stage.renamed(table, self.names).combine_chunks().to_batches()[0])
+        rows = unpack(chain.renamed(table, self.names).combine_chunks().to_batches()[0])
         tally = Tally(self.name, finds_copies=True)
         try:
             given = self.function(pa.Table.from_batches([rows.data]))
@@ -248,27 +250,17 @@ class AccountStep:
 
     name: str
 
-    def start(self, *, finds_copies: bool) -> AccountRun:
-        return AccountRun(Tally(self.name, finds_copies=finds_copies))
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
 
-
-class AccountRun:
-    """The account of a group operator in one task."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         accounts = rows.data.column(ACCOUNT).to_pylist()
         for account in accounts:
             if account is not None:
-                self._tally.absorb(account[1:])
+                tally.absorb(account[1:])
         data = rows.data.select([name for name in rows.data.schema.names if name != ACCOUNT])
         is_real = np.fromiter((account is None or account[:1] == _ROW for account in accounts), np.bool_, len(accounts))
         yield Rows(data, rows.anchors) if is_real.all() else _picked(Rows(data, rows.anchors), is_real)
-
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]
 
 
 def _picked(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:

@@ -31,7 +31,7 @@ from acker_client.spark.operators.declared import (
     refuse_no_frame,
 )
 from acker_client.spark.operators.row import RowFunction, RowStep
-from acker_client.spark.task import stage
+from acker_client.spark.task import chain
 from acker_client.spark.task.returns import BatchFunction, checked_batch, one_batch, over_pandas
 from acker_client.spark.task.rows import RowReader, RowWriter, arrow_schema
 
@@ -111,7 +111,7 @@ class Operator:
     def __repr__(self) -> str:
         return f"<operator {self.name!r}>"
 
-    def _step(self, spark: SparkSession, given: StructType, schema: StructType, keep: tuple[str, ...]) -> stage.Step:
+    def _step(self, spark: SparkSession, given: StructType, schema: StructType, keep: tuple[str, ...]) -> chain.Step:
         declared = self._declared
         if self._kind == "row":
             return RowStep(self.name, self.function, given, schema, keep, declared.on_error)

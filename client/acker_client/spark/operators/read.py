@@ -21,9 +21,9 @@ from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows,
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.session import hand_down
 from acker_client.spark.evidence.record import BatchRecord, Once
-from acker_client.spark.guard.fusing import Applied, plan_stage, remember
+from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember
+from acker_client.spark.task.chain import Chain
 from acker_client.spark.task.rows import struct_type
-from acker_client.spark.task.stage import Stage
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
 from acker_protocol.messages import InitScope
 
@@ -93,15 +93,15 @@ def frame_of(
     record = BatchRecord(settings, spark, once)
     hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
-    stage = Stage(settings, Reading(scope, tuple(slices)))
-    df, _ = plan_stage(base, stage, "source", name, fields, (ROOT, EDGE), (record,))
-    remember(df, Applied(base, stage, (record,)))
+    chain = Chain(settings, Reading(scope, tuple(slices)))
+    df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (record,))
+    remember(df, AppliedChain(base, chain, (record,)))
     return TrackedFrame(df, record)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Entry of a stage that reads: its input says, row by row, which slices this task is to read."""
+    """Entry of a chain that reads: its input says, row by row, which slices this task is to read."""
 
     scope: BatchScope
     slices: tuple[Slice, ...]
@@ -110,27 +110,12 @@ class Reading:
     def from_outside(self) -> bool:
         return False
 
-    def start(self) -> ReadingRun:
-        return ReadingRun(self)
-
-
-class ReadingRun:
-    """Reading in one task. Each slice reports for itself, so that what is said does not hang on how tasks are cut."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._reports: list[Report] = []
-
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Rows]:
+    def rows(self, batches: Iterable[pa.RecordBatch], reports: list[Report]) -> Iterator[Rows]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield from self._read(self._reading.slices[index])
+                yield from self._read(self.slices[index], reports)
 
-    def reports(self) -> Iterable[Report]:
-        """Inits of all slices first, then the fails of what could not be read."""
-        return sorted(self._reports, key=lambda report: report.inits is None)
-
-    def _read(self, part: Slice) -> Iterator[Rows]:
+    def _read(self, part: Slice, reports: list[Report]) -> Iterator[Rows]:
         emitted, unreadable = Tally(READ), Tally(UNREADABLE)
         after = part.start - 1
         for records in part.read():
@@ -139,7 +124,8 @@ class ReadingRun:
             anchors = Anchors(roots, edge0_column(roots))
             emitted.take(anchors, np.zeros(len(roots), np.uint64))
             yield _readable(records, anchors, unreadable) if records.unreadable else Rows(records.columns, anchors)
-        self._reports += [self._inits(emitted, part), unreadable.report()]
+        # Each slice reports for itself, so that what is reported does not depend on how tasks are cut.
+        reports += [self._inits(emitted, part), unreadable.report()]
 
     def _roots_of(self, records: Records, part: Slice, after: int) -> Column:
         numbers = records.numbers
@@ -150,11 +136,11 @@ class ReadingRun:
             raise ValueError(f"{part!r} gave numbers that do not ascend")
         if len(numbers) and int(numbers[-1]) >= part.stop:
             raise ValueError(f"{part!r} gave a number outside its range of {part.start} up to {part.stop}")
-        return root_ids(self._reading.scope.first, numbers)
+        return root_ids(self.scope.first, numbers)
 
     def _inits(self, emitted: Tally, part: Slice) -> Report:
         # A slice that turns out to be empty has emitted nothing, yet it is not the same as another empty one.
-        scope = self._reading.scope
+        scope = self.scope
         report = emitted.report(salt=identity_term(scope.first + part.start, scope.first + part.stop))
         covered = np.array([[part.start, part.stop]], np.uint64)
         return Report(report.identity, report.entries, InitScope(scope.session, scope.number, covered))

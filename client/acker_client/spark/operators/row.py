@@ -7,10 +7,10 @@ raises, or gives what does not fit the schema, fails its tree while the rest goe
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ from pyspark.sql.types import StructType
 
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
-from acker_client.spark.task import stage
+from acker_client.spark.task import chain
+from acker_client.spark.task.chain import TakeRows
 from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter
 
 RowFunction = Callable[[Any], Any]
@@ -41,17 +42,17 @@ class RowStep:
     keep: tuple[str, ...]
     on_error: OnError
 
-    def start(self, *, finds_copies: bool) -> RowRun:
-        return RowRun(self, finds_copies)
+    def start(self, tally: Tally) -> TakeRows:
+        return RowTask(self, tally).take
 
 
-class RowRun:
+class RowTask:
     """A row operator in one task."""
 
-    def __init__(self, step: RowStep, finds_copies: bool) -> None:
+    def __init__(self, step: RowStep, tally: Tally) -> None:
         self._step = step
-        self._tally = Tally(step.name, finds_copies=finds_copies)
-        self._culprits = Culprits(step.name, step.on_error, self._tally)
+        self._tally = tally
+        self._culprits = Culprits(step.name, step.on_error, tally)
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
     def take(self, rows: Rows) -> Iterator[Rows]:
@@ -65,9 +66,6 @@ class RowRun:
                 yield self._made(rows, start, children)
                 start += len(children)
 
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]
-
     def _children(self, rows: Rows, start: int, given: list[Any]) -> list[list[Any]]:
         """What the rows from ``start`` on become: a list for each, up to the end or to a full batch of children."""
         children, found = list[list[Any]](), 0
@@ -75,7 +73,7 @@ class RowRun:
             made = self._call(rows, row, given[row])
             children.append(made)
             found += len(made)
-            if found >= stage.BATCH_ROWS:
+            if found >= chain.BATCH_ROWS:
                 break
         return children
 
@@ -88,12 +86,12 @@ class RowRun:
 
     def _made(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
         """The children of the rows from ``start`` on, anchored to them."""
-        every = list(chain.from_iterable(children))
+        every = list(itertools.chain.from_iterable(children))
         try:
             columns = self._writer.columns(every)
         except Exception:
             self._drop_mismatches(rows, start, children)
-            columns = self._writer.columns(list(chain.from_iterable(children)))
+            columns = self._writer.columns(list(itertools.chain.from_iterable(children)))
         counts = np.fromiter(map(len, children), np.int64, len(children))
         part = Rows(rows.data.slice(start, len(children)), rows.anchors.slice(start, start + len(children)))
         return derive(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)

@@ -7,19 +7,21 @@ settled (``record``, by evidence): neither a function that returns nor rows that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import numpy as np
 from pyspark.sql import DataFrame
 
 from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.evidence.following import follow
 from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
+from acker_client.spark.task.chain import TakeRows
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")
@@ -56,9 +58,9 @@ class Sink(Generic[Args, Value]):
         df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
         applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
-        steps = applied.stage.then(SinkStep(self.name), is_tracked=False)
+        chain = applied.chain.then(SinkStep(self.name), is_tracked=False)
         schema, records = user_schema(df), applied.records
-        rows, node = fusing.plan_stage(applied.base, steps, "sink", self.name, schema, upstream.columns, records)
+        rows, node = fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, records)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
         evidence = records[0].evidence_of(key, self.name)
@@ -147,19 +149,9 @@ class SinkStep:
 
     name: str
 
-    def start(self, *, finds_copies: bool) -> SinkRun:
-        return SinkRun(Tally(self.name, finds_copies=finds_copies))
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
 
-
-class SinkRun:
-    """A sink's pass-through in one task."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
-
-    def take(self, rows: Rows) -> Iterator[Rows]:
-        self._tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+        tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
         yield rows
-
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,11 +15,12 @@ from pyspark.sql.types import BooleanType, NullType
 
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
 from acker_client.spark.guard import fusing
 from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
+from acker_client.spark.task.chain import TakeRows
 
 # A column of our own between two nodes of the step; it never reaches the user.
 FLAG = "_acker_keep"
@@ -60,31 +62,20 @@ class WhereStep:
     name: str
     digests_values: bool
 
-    def start(self, *, finds_copies: bool) -> WhereRun:
-        return WhereRun(self, Tally(self.name, finds_copies=finds_copies))
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
 
-
-class WhereRun:
-    """A where in one task."""
-
-    def __init__(self, step: WhereStep, tally: Tally) -> None:
-        self._step = step
-        self._tally = tally
-
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         flags = rows.data.column(FLAG)
         data = rows.data.select([name for name in rows.data.schema.names if name != FLAG])
         kept = np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).astype(np.int64)
         if len(kept) < len(rows):
             data = data.filter(flags)
         yield derive(
-            self._tally,
+            tally,
             rows,
             data.columns,
             data.schema.names,
             parents=kept,
-            digests_values=self._step.digests_values,
+            digests_values=self.digests_values,
         )
-
-    def reports(self) -> Iterable[Report]:
-        return [self._tally.report()]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pyspark import Accumulator, SparkContext, TaskContext
 from pyspark.accumulators import AccumulatorParam
 
-# read: a stage has read records of a source, and its reports are answered; end: a tracked stage has read its input
+# read: a chain has read records of a source, and its reports are answered; end: a tracked chain has read its input
 # to the end, and its reports are answered; cut: a function of the user's ended before its input did; part: one
 # partition of an RDD was read to its end; conflict: a report was counted before with other content.
 Kind = Literal["read", "end", "cut", "part", "conflict"]
@@ -25,7 +25,7 @@ EXECUTION = "spark.sql.execution.id"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``tag`` names the tracked stage that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
+    """``tag`` names the tracked step that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
     ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether it ``is_empty``;
     ``function``: that was cut."""
 
@@ -48,7 +48,7 @@ class _Appending(AccumulatorParam[list[Note]]):
         return value1
 
 
-class Pen:
+class NoteWriter:
     """What a task writes notes with. Picklable."""
 
     def __init__(self, accumulator: Accumulator[list[Note]]) -> None:
@@ -64,12 +64,12 @@ class Pen:
         self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, is_empty, function)])
 
 
-class Notebook:
+class NoteStore:
     """The notes of one SparkContext, in the driver. Keeps those of the tags that somebody asked for. Thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._accumulator: Accumulator[list[Note]] = context.accumulator([], _Appending())
-        self.pen = Pen(self._accumulator)
+        self.note_writer = NoteWriter(self._accumulator)
         self._lock = threading.Lock()
         self._kept: dict[str, list[Note]] = {}
 
@@ -102,14 +102,14 @@ class Notebook:
 
 
 _lock = threading.Lock()
-_notebooks: dict[str, Notebook] = {}
+_note_stores: dict[str, NoteStore] = {}
 
 
-def notebook_of(context: SparkContext) -> Notebook:
-    """The one notebook of a context."""
+def note_store_of(context: SparkContext) -> NoteStore:
+    """The one store of notes of a context."""
     with _lock:
         application = str(context.applicationId)
-        if application not in _notebooks:
-            _notebooks.clear()
-            _notebooks[application] = Notebook(context)
-        return _notebooks[application]
+        if application not in _note_stores:
+            _note_stores.clear()
+            _note_stores[application] = NoteStore(context)
+        return _note_stores[application]

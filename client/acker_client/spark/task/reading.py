@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from acker_client.spark.task.notes import Pen
+from acker_client.spark.task.notes import NoteWriter
 
 _END = object()
 
 
-def to_its_end(tag: str, number: int, pen: Pen) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+def to_its_end(tag: str, number: int, note_writer: NoteWriter) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
     """Hands rows on, and notes when the last of a partition was asked for."""
 
     def through(index: int, rows: Iterable[Any]) -> Iterator[Any]:
@@ -21,39 +21,39 @@ def to_its_end(tag: str, number: int, pen: Pen) -> Callable[[int, Iterable[Any]]
         first = next(rows, _END)
         if first is _END:
             # Whoever takes an empty partition need not even look.
-            pen.write("part", tag, rdd=number, index=index, is_empty=True)
+            note_writer.write("part", tag, rdd=number, index=index, is_empty=True)
             return iter(())
         return rest(index, first, rows)
 
     def rest(index: int, first: Any, rows: Iterator[Any]) -> Iterator[Any]:
         yield first
         yield from rows
-        pen.write("part", tag, rdd=number, index=index)
+        note_writer.write("part", tag, rdd=number, index=index)
 
     return through
 
 
-def over_batches(function: Any, name: str, tag: str, pen: Pen) -> Any:
+def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
     """The user's function over batches, under ``name``, with a note when it ends before its input does."""
 
     def reading(batches: Iterable[Any]) -> Iterator[Any]:
         given = iter(batches)
         yield from function(given)
         if any(len(batch) for batch in given):
-            pen.write("cut", tag, function=name)
+            note_writer.write("cut", tag, function=name)
 
     reading.__name__ = name
     return reading
 
 
-def over_partitions(function: Any, name: str, tag: str, pen: Pen) -> Any:
+def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
     """The same for a function over (index, rows) of a partition; ``name`` is how the note calls it."""
 
     def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         given = iter(rows)
         yield from function(index, given)
         if next(given, _END) is not _END:
-            pen.write("cut", tag, function=name)
+            note_writer.write("cut", tag, function=name)
 
     return reading
 

@@ -124,7 +124,7 @@ def _without_sizes(kind: Any) -> Any:
 
 
 def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
-    """The Arrow schema that Spark expects of a stage with this schema. ``large``: strings and bytes with offsets of 64
+    """The Arrow schema that Spark expects of a step with this schema. ``large``: strings and bytes with offsets of 64
     bits, as ``spark.sql.execution.arrow.useLargeVarTypes`` asks for."""
     return compat.arrow_schema(schema, large=large)
 

@@ -1,4 +1,4 @@
-"""A trial: one batch of one source, opened at a real server, run by the test, settled, and what became of every record.
+"""A live batch: one batch of one source, opened at a real server, run by the test and settled; what became of it.
 
 A record is (number, text); its text is words. Spark's workers import this too (``conftest`` puts it on their path).
 """
@@ -41,7 +41,7 @@ class Lines:
         yield Records(numbers=numbers, columns=columns, unreadable={})
 
 
-class Trial:
+class LiveBatch:
     """One batch. ``df`` is its frame; ``settle()`` ends it and gives the verdict of each number."""
 
     names = itertools.count()
@@ -60,7 +60,7 @@ class Trial:
         self.spark = spark
         self.texts = tuple(texts)
         self.client = AckerClient(self.settings)
-        self.session = self.client.open_source(f"trial-{next(Trial.names)}", lease_s=60.0)
+        self.session = self.client.open_source(f"live-{next(LiveBatch.names)}", lease_s=60.0)
         self.base = secrets.randbelow(ids.BASE_MAX)
         self.client.open_batch(1, self.base, len(texts), held=held)
         bounds = np.linspace(0, len(texts), slices + 1).astype(int)
@@ -120,7 +120,7 @@ class Trial:
     def close(self) -> None:
         self.client.close()
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> LiveBatch:
         return self
 
     def __exit__(self, *error: object) -> None:

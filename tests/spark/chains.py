@@ -1,4 +1,4 @@
-"""A stage without Spark: its reports recorded, and a dumb ledger that says what they add up to."""
+"""A chain without Spark: its reports recorded, and a plain ledger that says what they add up to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.operators.read import BatchScope, Reading, Records
 from acker_client.spark.operators.row import RowStep
 from acker_client.spark.operators.sink import SinkStep
+from acker_client.spark.task.chain import Arriving, Chain, Entry, Step
 from acker_client.spark.task.rows import struct_type
-from acker_client.spark.task.stage import Arriving, Entry, Stage, Step
 from acker_protocol.messages import FAIL
 
 SETTINGS = Settings(servers=("127.0.0.1:1",))
@@ -74,15 +74,15 @@ def reading(texts: Sequence[str], at_once: int = 1000) -> Reading:
 def run(
     entry: Entry, steps: Iterable[Step], batches: Iterable[pa.RecordBatch] | None = None
 ) -> tuple[pa.Table, list[Report]]:
-    """What a stage gives, with tracking columns, and what it reports."""
+    """What a chain gives, with tracking columns, and what it reports."""
     sent: list[Report] = []
     given = [pa.RecordBatch.from_pydict({"id": [0]})] if batches is None else batches
-    out = list(Stage(SETTINGS, entry, tuple(steps)).run(given, sent.append))
+    out = list(Chain(SETTINGS, entry, tuple(steps)).run(given, sent.append))
     return (pa.Table.from_batches(out) if out else pa.table({})), sent
 
 
 def arriving(steps: Iterable[Step], table: pa.Table, at_once: int = 1000) -> tuple[pa.Table, list[Report]]:
-    """A stage of its own over rows that came through Spark, ``at_once`` rows a batch."""
+    """A chain of its own over rows that came through Spark, ``at_once`` rows a batch."""
     return run(Arriving(), steps, table.combine_chunks().to_batches(at_once))
 
 

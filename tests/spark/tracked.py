@@ -1,4 +1,4 @@
-"""Stages for tests of the guard: plain mapInArrow stages that bear the name of a tracked one and touch nothing."""
+"""Steps for tests of the guard: plain mapInArrow nodes that bear the name of a tracked one and touch nothing."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Record:
     number: int = 1
 
 
-def stage(spark: SparkSession, name: str, record: Record, *, moving_boundaries: bool = False) -> DataFrame:
+def tracked(spark: SparkSession, name: str, record: Record, *, moving_boundaries: bool = False) -> DataFrame:
     """Two rows with thin anchors that look as if operator ``name`` had made them."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "id + 10 AS _root", "id + 20 AS _edge")
     return _tracked(base, name, THIN, record, moving_boundaries)
 
 
-def packed_stage(spark: SparkSession, name: str, record: Record) -> DataFrame:
+def packed(spark: SparkSession, name: str, record: Record) -> DataFrame:
     """Two rows with packed anchors."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "CAST('0123456789abcdef' AS binary) AS _anchors")
     return _tracked(base, name, PACKED, record, False)

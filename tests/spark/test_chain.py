@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pipes import SCOPE, SETTINGS, Texts, arriving, failed, ledger, over_arrow, reading, run, sink, words
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from chains import SCOPE, SETTINGS, Texts, arriving, failed, ledger, over_arrow, reading, run, sink, words
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
 from acker_client.spark.core.tally import MultipliedEdges, Report
 from acker_client.spark.operators.read import Reading, Records
-from acker_client.spark.task.stage import Arriving, Stage
+from acker_client.spark.task.chain import Arriving, Chain
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest
@@ -177,7 +177,7 @@ def test_a_record_that_cannot_be_read_is_emitted_failed_and_not_handed_on() -> N
 def test_a_task_that_is_closed_early_has_said_nothing() -> None:
     sent: list[Report] = []
     batches = iter([pa.RecordBatch.from_pydict({"id": [0]})])
-    task = Stage(SETTINGS, reading(["a b"] * 50, at_once=10), (words(), sink())).run(batches, sent.append)
+    task = Chain(SETTINGS, reading(["a b"] * 50, at_once=10), (words(), sink())).run(batches, sent.append)
     next(task)
     task.close()
     assert sent == []
@@ -190,9 +190,9 @@ def test_a_task_that_raises_has_said_nothing() -> None:
 
     sent: list[Report] = []
     batches = iter([pa.RecordBatch.from_pydict({"id": [0]})])
-    stage = Stage(SETTINGS, reading(["a b"] * 50, at_once=10), (words(boom, on_error="raise"), sink()))
+    chain = Chain(SETTINGS, reading(["a b"] * 50, at_once=10), (words(boom, on_error="raise"), sink()))
     with pytest.raises(RuntimeError, match="boom"):
-        list(stage.run(batches, sent.append))
+        list(chain.run(batches, sent.append))
     assert sent == []
 
 
@@ -201,14 +201,14 @@ def test_copies_of_a_row_are_refused_before_anything_is_said() -> None:
     doubled = pa.concat_tables([table, table.slice(1, 1)])
     sent: list[Report] = []
     with pytest.raises(MultipliedEdges, match="'save' was handed several copies"):
-        list(Stage(SETTINGS, Arriving(), (sink(),)).run(doubled.to_batches(), sent.append))
+        list(Chain(SETTINGS, Arriving(), (sink(),)).run(doubled.to_batches(), sent.append))
     assert sent == []
 
 
 def test_large_output_is_handed_on_in_bounded_batches() -> None:
     batches = iter([pa.RecordBatch.from_pydict({"id": [0]})])
-    stage = Stage(SETTINGS, reading(["w " * 200_000]), (words(), sink()))
-    sizes = [batch.num_rows for batch in stage.run(batches, [].append)]
+    chain = Chain(SETTINGS, reading(["w " * 200_000]), (words(), sink()))
+    sizes = [batch.num_rows for batch in chain.run(batches, [].append)]
     assert sum(sizes) == 200_000
     assert max(sizes) <= 1 << 17
 

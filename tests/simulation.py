@@ -1,4 +1,4 @@
-"""A play: a source and some workers grow a forest over bad networks, and every outcome is held against the forest."""
+"""A simulation: a source and some workers grow a forest over bad networks; each outcome is held against the forest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from acker_protocol.reports import fold
 NO_LIMITS = Limits()
 
 
-class Play:
+class Simulation:
     """``connect`` gives a good transport to the server; every call of every client meets a fault at ``rate``.
 
     The first client is the source, and a worker as the others are.
@@ -43,12 +43,12 @@ class Play:
         self.networks: list[FaultyTransport] = []
         self._connect = connect
         self._faults = faults
-        self._settings = Settings(("play",), budget_s=budget_s, buffer_entries=64)
+        self._settings = Settings(("simulated",), budget_s=budget_s, buffer_entries=64)
         self._options = options
         self.workers = [self._client() for _ in range(3)]
         self.source = self.workers[0]
         self.session = self.dice.getrandbits(63) + 1
-        self._again(lambda: self.source.open_source("play", session=self.session, limits=NO_LIMITS))
+        self._again(lambda: self.source.open_source("simulated", session=self.session, limits=NO_LIMITS))
 
     def grow(self, numbers: range) -> None:
         """Plant a tree for each number, at any time between the steps of the others, until all is consumed."""
