@@ -54,7 +54,7 @@ class Frame:
 
     client: AckerClient
     plan: FramePlan
-    record: Record = field(default_factory=Record)
+    evidence: Record = field(default_factory=Record)
 
     @property
     def df(self) -> Frame:

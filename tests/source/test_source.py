@@ -277,7 +277,7 @@ def test_a_sink_whose_exception_was_swallowed_abandons_the_batch(cluster: Cluste
     for batch in source.batches(None):
         save_all(batch)
         if not batch.replays:
-            batch.df.record.error = OSError("the write failed at its commit")
+            batch.df.evidence.error = OSError("the write failed at its commit")
     summary = source.summary()
     assert (summary.lost, summary.replayed, summary.acked) == (2, 2, 2)
 
@@ -453,7 +453,7 @@ def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
     def process(failures: int) -> Callable[[Batch], None]:
         def body(batch: Batch) -> None:
             save_all(batch)
-            batch.frame.record.error = UserError() if batch.number <= failures else None
+            batch.frame.evidence.error = UserError() if batch.number <= failures else None
 
         return body
 
@@ -470,7 +470,7 @@ def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_no
     def process(batch: Batch) -> None:
         rows = batch.df.rows()
         batch.df.fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
-        batch.frame.record.unfinished_because = "its rows were evaluated more than once" if batch.number == 1 else ""
+        batch.frame.evidence.unfinished_because = "its rows were evaluated more than once" if batch.number == 1 else ""
         batch.df.ack(rows[4:] if batch.number == 1 else rows)
 
     summary = source.run(None, process)

@@ -71,7 +71,7 @@ class Job:
         """The write does not commit; the user swallows the exception or not."""
         if fault == "loses and dies":
             self.cluster.server.start(with_state=False)
-        frame.record.error = OSError("no commit")
+        frame.evidence.error = OSError("no commit")
         if fault != "swallows":
             raise OSError("no commit")
 

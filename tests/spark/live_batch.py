@@ -79,7 +79,7 @@ class LiveBatch:
     @property
     def error(self) -> BaseException | None:
         """Why it is not done, as far as anybody knows: with an error the batch is abandoned."""
-        return self.frame.record.judge()
+        return self.frame.evidence.judge()
 
     def settle(self, settlement: Settlement | None = None) -> dict[int, Verdict]:
         """Settle as a source does (done, or abandon where a sink has failed); the verdict of every number."""

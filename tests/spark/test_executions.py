@@ -446,7 +446,7 @@ def test_rows_that_spark_need_not_read_and_that_cannot_be_read_break_their_batch
 def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any, spark: SparkSession) -> None:
     kept = spark._jsparkSession.sharedState().statusStore().executionsCount()
     batch = live(TEXTS, slices=4)
-    record = batch.frame.record
+    record = batch.frame.evidence
     # As if so many executions had come before the first that is still kept.
     record._executions._before -= kept + 5
     record._executions._settings = {"spark.sql.ui.retainedExecutions": "1"}
@@ -513,7 +513,7 @@ def test_what_is_noted_of_a_shared_sink_outlives_the_first_of_its_batches(live: 
     one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     sink(lambda rows: noop(rows.mapInArrow(one_batch, rows.schema)), name="save")(one.df.unionByName(other.df))
     assert set(one.settle().values()) == {Verdict.LOST}
-    one.frame.record.release()
+    one.frame.evidence.release()
     assert "need not have read them all" in str(other.error)
     assert set(other.settle().values()) == {Verdict.LOST}
 
@@ -617,7 +617,7 @@ def test_an_ack_column_that_a_part_is_read_of_counts_for_neither_of_two_batches(
     one, other = live(TEXTS, slices=2), live(TEXTS, slices=2)
     one.df.unionByName(other.df).select("text", AF.ack()).foreachPartition(nothing)
     assert set(one.settle().values()) == {Verdict.LOST}
-    one.frame.record.release()
+    one.frame.evidence.release()
     assert "read a part" in str(other.error)
     assert set(other.settle().values()) == {Verdict.LOST}
 
@@ -666,7 +666,7 @@ def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(live: Any) ->
     batch = live(TEXTS, slices=4)
     batch.df.foreachPartition(read)
     assert batch.error is None
-    assert "use @sink" in batch.frame.record.unfinished_because
+    assert "use @sink" in batch.frame.evidence.unfinished_because
 
 
 def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(live: Any) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from tracked import Record, packed, tracked
+from tracked import FakeBatch, packed, tracked
 
 from acker_client.spark import compat
 from acker_client.spark.driver import lineage
@@ -77,69 +77,69 @@ MOVING: dict[str, Step] = {
 
 
 @pytest.fixture
-def record() -> Record:
-    return Record()
+def batch() -> FakeBatch:
+    return FakeBatch()
 
 
 @pytest.mark.parametrize("step", ONE_TO_ONE)
-def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, record: Record, step: str) -> None:
-    upstream = plan.inspect(ONE_TO_ONE[step](tracked(spark, "words", record)), "operator 'next'")
+def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, batch: FakeBatch, step: str) -> None:
+    upstream = plan.inspect(ONE_TO_ONE[step](tracked(spark, "words", batch)), "operator 'next'")
 
     assert [node.name for node in upstream.nodes] == ["words"]
     assert upstream.columns == ("_root", "_edge")
-    assert upstream.record is record
+    assert upstream.batch is batch
     assert not upstream.moving_boundaries
 
 
 @pytest.mark.parametrize("step", MOVING)
-def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, record: Record, step: str) -> None:
-    df = MOVING[step](tracked(spark, "words", record))
+def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, batch: FakeBatch, step: str) -> None:
+    df = MOVING[step](tracked(spark, "words", batch))
 
     assert plan.inspect(df, "operator 'next'").moving_boundaries
     assert not plan.inspect(df.cache().select("*"), "operator 'next'").moving_boundaries
     df.unpersist()
 
 
-def test_moving_boundaries_are_told_of_everything_above(spark: SparkSession, record: Record) -> None:
-    above = tracked(spark, "above", record, moving_boundaries=True)
-    still = tracked(spark, "still", record)
+def test_moving_boundaries_are_told_of_everything_above(spark: SparkSession, batch: FakeBatch) -> None:
+    above = tracked(spark, "above", batch, moving_boundaries=True)
+    still = tracked(spark, "still", batch)
 
     assert plan.inspect(above.union(still), "sink 'save'").moving_boundaries
 
 
-def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, record: Record) -> None:
-    df = packed(spark, "groups", record)
+def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, batch: FakeBatch) -> None:
+    df = packed(spark, "groups", batch)
 
     assert plan.inspect(df.select("id", "_anchors"), "sink 'save'").columns == ("_anchors",)
     with pytest.raises(Refused, match="column _anchors is not the one"):
         plan.inspect(df.withColumn("_anchors", F.col("word").cast("binary")), "sink 'save'")
 
 
-def test_a_union_of_different_frames_has_a_stage_for_each(spark: SparkSession, record: Record) -> None:
-    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
+def test_a_union_of_different_frames_has_a_stage_for_each(spark: SparkSession, batch: FakeBatch) -> None:
+    first, second = tracked(spark, "first", batch), tracked(spark, "second", batch)
     mixed = first.unionByName(second.select("_edge", "_root", "word", "id").coalesce(1))
 
     assert [node.name for node in plan.inspect(mixed, "sink 'save'").nodes] == ["first", "second"]
 
 
-def test_a_union_by_position_that_mixes_the_tracking_columns_is_refused(spark: SparkSession, record: Record) -> None:
-    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
+def test_a_union_by_position_that_mixes_the_tracking_columns_is_refused(spark: SparkSession, batch: FakeBatch) -> None:
+    first, second = tracked(spark, "first", batch), tracked(spark, "second", batch)
 
     with pytest.raises(Refused, match="column _root is not the one"):
         plan.inspect(first.union(second.select("id", "word", "_edge", "_root")), "sink 'save'")
 
 
-def test_our_own_join_passes_and_only_as_it_was_planned(spark: SparkSession, record: Record) -> None:
-    table = spark.range(3).alias(lineage.admit_join(record))
-    df = tracked(spark, "words", record)
+def test_our_own_join_passes_and_only_as_it_was_planned(spark: SparkSession, batch: FakeBatch) -> None:
+    table = spark.range(3).alias(lineage.admit_join(batch))
+    df = tracked(spark, "words", batch)
 
     assert plan.inspect(df.join(table, "id", "left"), "operator 'next'").node.name == "words"
     with pytest.raises(Refused, match=r"Join .*acker_client\.spark\.join"):
         plan.inspect(df.join(table, "id", "inner"), "operator 'next'")
 
 
-def test_rows_have_one_consumer(spark: SparkSession, record: Record) -> None:
-    df = tracked(spark, "words", record)
+def test_rows_have_one_consumer(spark: SparkSession, batch: FakeBatch) -> None:
+    df = tracked(spark, "words", batch)
     plan.guard(df, "count")
 
     with pytest.raises(Refused, match=r"go to operator 'count' already.*branch\(df, 2\)"):
@@ -150,8 +150,8 @@ def test_rows_have_one_consumer(spark: SparkSession, record: Record) -> None:
         plan.guard(df, "save", kind="sink")
 
 
-def test_a_refused_consumer_marks_nothing(spark: SparkSession, record: Record) -> None:
-    first, second = tracked(spark, "first", record), tracked(spark, "second", record)
+def test_a_refused_consumer_marks_nothing(spark: SparkSession, batch: FakeBatch) -> None:
+    first, second = tracked(spark, "first", batch), tracked(spark, "second", batch)
     plan.guard(second, "other")
 
     with pytest.raises(Refused, match="go to operator 'other' already"):
@@ -161,8 +161,8 @@ def test_a_refused_consumer_marks_nothing(spark: SparkSession, record: Record) -
     assert plan.guard(first, "count").node.name == "first"
 
 
-def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, record: Record) -> None:
-    df = tracked(spark, "words", record)
+def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, batch: FakeBatch) -> None:
+    df = tracked(spark, "words", batch)
 
     assert not plan.guard(df, "save", kind="sink").repeated
     assert plan.guard(df, "save", kind="sink").repeated
@@ -170,14 +170,14 @@ def test_the_same_sink_may_take_the_same_rows_again(spark: SparkSession, record:
         plan.guard(df, "other", kind="sink")
 
 
-def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSession, record: Record) -> None:
-    df = tracked(spark, "words", record).orderBy("id")
+def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSession, batch: FakeBatch) -> None:
+    df = tracked(spark, "words", batch).orderBy("id")
     plan.guard(df, "save", kind="sink")
 
     with pytest.warns(MovingBoundaries, match=r"sink 'save' takes a frame a second time.*\.cache\(\)"):
         plan.guard(df, "save", kind="sink")
 
-    cached = tracked(spark, "words", record).orderBy("id").cache()
+    cached = tracked(spark, "words", batch).orderBy("id").cache()
     plan.guard(cached, "save", kind="sink")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -185,8 +185,8 @@ def test_a_second_evaluation_is_warned_of_where_boundaries_move(spark: SparkSess
     cached.unpersist()
 
 
-def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: SparkSession, record: Record) -> None:
-    fresh, counted = (tracked(spark, name, record).orderBy("id") for name in ("fresh", "counted"))
+def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: SparkSession, batch: FakeBatch) -> None:
+    fresh, counted = (tracked(spark, name, batch).orderBy("id") for name in ("fresh", "counted"))
     counted.count()
 
     with pytest.warns(MovingBoundaries, match="sink 'save' takes a frame a second time"):
@@ -197,21 +197,21 @@ def test_a_frame_that_was_counted_before_it_is_written_is_warned_of(spark: Spark
 
 
 def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> None:
-    record = Record()
-    df = tracked(spark, "words", record)
+    batch = FakeBatch()
+    df = tracked(spark, "words", batch)
     node = plan.inspect(df, "sink 'save'").node
-    del record
+    del batch
     gc.collect()
 
     assert node not in lineage.known()
     with pytest.raises(LookupError, match="settled and forgotten"):
-        _ = node.record
+        _ = node.batch
     with pytest.raises(Refused, match="the batch that it belongs to is settled and forgotten"):
         plan.inspect(df, "sink 'save'")
 
 
 def test_forgetting_a_record_drops_its_stages_only() -> None:
-    first, second = Record(1), Record(2)
+    first, second = FakeBatch(1), FakeBatch(2)
     gone, kept = lineage.register("operator", "a", first), lineage.register("operator", "b", second)
     lineage.forget(first)
 
@@ -220,17 +220,17 @@ def test_forgetting_a_record_drops_its_stages_only() -> None:
 
 
 def test_a_stage_is_registered_once() -> None:
-    record = Record()
-    node = lineage.register("operator", "a", record)
+    batch = FakeBatch()
+    node = lineage.register("operator", "a", batch)
 
     with pytest.raises(ValueError, match="a step is registered once"):
-        lineage.register("operator", "b", record, tag=node.tag)
+        lineage.register("operator", "b", batch, tag=node.tag)
 
 
 def test_function_names_are_ours_whatever_the_operator_is_called() -> None:
-    record = Record()
+    batch = FakeBatch()
     for name in ("split_words", "größe", "a b\nc", "acker_x_0123456789ab", ""):
-        node = lineage.register("operator", name, record)
+        node = lineage.register("operator", name, batch)
         assert lineage.node_of(lineage.function_name(node.kind, name, node.tag)) is node
     assert lineage.node_of("split_words") is None
     assert not lineage.is_ours("acker_words")

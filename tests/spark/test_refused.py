@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from test_plan import Step, sql
-from tracked import Record, tracked
+from tracked import FakeBatch, tracked
 
 from acker_client import Verdict
 from acker_client.spark import branch, explode, join, operator, sink, where
@@ -124,14 +124,16 @@ LOST: dict[str, Step] = {
 
 
 @pytest.fixture
-def record() -> Record:
-    return Record()
+def batch() -> FakeBatch:
+    return FakeBatch()
 
 
 @pytest.mark.parametrize("step", REFUSED)
-def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(spark: SparkSession, record: Record, step: str) -> None:
+def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(
+    spark: SparkSession, batch: FakeBatch, step: str
+) -> None:
     build, node, fix = REFUSED[step]
-    df = build(tracked(spark, "words", record))
+    df = build(tracked(spark, "words", batch))
 
     with pytest.raises(Refused) as refused:
         plan.guard(df, "next")
@@ -142,15 +144,15 @@ def test_what_drops_or_multiplies_rows_is_refused_with_its_fix(spark: SparkSessi
 
 
 @pytest.mark.parametrize("step", ALTERED)
-def test_altered_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
+def test_altered_tracking_columns_are_refused(spark: SparkSession, batch: FakeBatch, step: str) -> None:
     with pytest.raises(Refused, match=r"is not the one that the step before made.*subset="):
-        plan.guard(ALTERED[step](tracked(spark, "words", record)), "next")
+        plan.guard(ALTERED[step](tracked(spark, "words", batch)), "next")
 
 
 @pytest.mark.parametrize("step", LOST)
-def test_lost_tracking_columns_are_refused(spark: SparkSession, record: Record, step: str) -> None:
+def test_lost_tracking_columns_are_refused(spark: SparkSession, batch: FakeBatch, step: str) -> None:
     with pytest.raises(Refused, match=r"lost its tracking columns.*df\.select\(\.\.\., '_root', '_edge'\)"):
-        plan.guard(LOST[step](tracked(spark, "words", record)), "next")
+        plan.guard(LOST[step](tracked(spark, "words", batch)), "next")
 
 
 MERGED: dict[str, tuple[Step, str, str]] = {
@@ -174,11 +176,11 @@ MERGED: dict[str, tuple[Step, str, str]] = {
 
 @pytest.mark.parametrize("step", MERGED)
 def test_what_merged_the_rows_is_named_and_not_the_columns_that_it_lost(
-    spark: SparkSession, record: Record, step: str
+    spark: SparkSession, batch: FakeBatch, step: str
 ) -> None:
     build, node, fix = MERGED[step]
     with pytest.raises(Refused) as refused:
-        plan.guard(build(tracked(spark, "words", record)), "next")
+        plan.guard(build(tracked(spark, "words", batch)), "next")
     assert str(refused.value).startswith(f"operator 'next' cannot take this frame: {node} (")
     assert fix in str(refused.value)
     assert "lost" not in str(refused.value)
@@ -214,8 +216,8 @@ def test_a_streaming_frame_is_told_to_read_with_a_source(spark: SparkSession) ->
                 consumer(df)
 
 
-def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Record) -> None:
-    df = tracked(spark, "words", record)
+def test_doubled_tracking_columns_are_refused(spark: SparkSession, batch: FakeBatch) -> None:
+    df = tracked(spark, "words", batch)
 
     with pytest.raises(Refused, match="_root and _edge more than once"):
         plan.guard(df.select("*", "_root"), "next")
@@ -230,13 +232,13 @@ def test_doubled_tracking_columns_are_refused(spark: SparkSession, record: Recor
         sql("WITH c AS (SELECT * FROM tracked) SELECT * FROM c UNION ALL SELECT * FROM c"),
     ],
 )
-def test_a_union_of_a_frame_with_itself_is_refused(spark: SparkSession, record: Record, twice: Step) -> None:
+def test_a_union_of_a_frame_with_itself_is_refused(spark: SparkSession, batch: FakeBatch, twice: Step) -> None:
     with pytest.raises(Refused, match=r"the rows of operator 'words' reach it twice.*branch\(df, 2\)"):
-        plan.guard(twice(tracked(spark, "words", record)), "next")
+        plan.guard(twice(tracked(spark, "words", batch)), "next")
 
 
-def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, record: Record) -> None:
-    df = tracked(spark, "words", record)
+def test_a_node_that_nobody_knows_is_refused_by_its_name(spark: SparkSession, batch: FakeBatch) -> None:
+    df = tracked(spark, "words", batch)
     known = plan._ONE_TO_ONE
     try:
         plan._ONE_TO_ONE = known - {"Repartition"}

@@ -101,7 +101,7 @@ def test_branch_caches_where_boundaries_may_move(spark: SparkSession, server: An
         collect(left)
         collect(right)
         assert live.settle() == ALL
-        live.frame.record.release()
+        live.frame.evidence.release()
 
 
 def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> None:

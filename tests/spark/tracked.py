@@ -15,26 +15,26 @@ PACKED = "id long, word string, _anchors binary"
 
 
 @dataclass(eq=False)
-class Record:
-    """Stands for the driver's record of a batch."""
+class FakeBatch:
+    """Stands for what the driver knows of a batch."""
 
     number: int = 1
 
 
-def tracked(spark: SparkSession, name: str, record: Record, *, moving_boundaries: bool = False) -> DataFrame:
+def tracked(spark: SparkSession, name: str, batch: FakeBatch, *, moving_boundaries: bool = False) -> DataFrame:
     """Two rows with thin anchors that look as if operator ``name`` had made them."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "id + 10 AS _root", "id + 20 AS _edge")
-    return _tracked(base, name, THIN, record, moving_boundaries)
+    return _tracked(base, name, THIN, batch, moving_boundaries)
 
 
-def packed(spark: SparkSession, name: str, record: Record) -> DataFrame:
+def packed(spark: SparkSession, name: str, batch: FakeBatch) -> DataFrame:
     """Two rows with packed anchors."""
     base = spark.range(2).selectExpr("id", "'w' AS word", "CAST('0123456789abcdef' AS binary) AS _anchors")
-    return _tracked(base, name, PACKED, record, False)
+    return _tracked(base, name, PACKED, batch, False)
 
 
-def _tracked(base: DataFrame, name: str, schema: str, record: Record, moving: bool) -> DataFrame:
-    node = lineage.register("operator", name, record, moving_boundaries=moving)
+def _tracked(base: DataFrame, name: str, schema: str, batch: FakeBatch, moving: bool) -> DataFrame:
+    node = lineage.register("operator", name, batch, moving_boundaries=moving)
 
     def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches

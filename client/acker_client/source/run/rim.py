@@ -56,7 +56,7 @@ class Frame(Protocol):
     @property
     def df(self) -> Any: ...
     @property
-    def record(self) -> Record: ...
+    def evidence(self) -> Record: ...
 
 
 class Blame(Enum):
@@ -116,7 +116,7 @@ def _frames() -> Callable[[Any, FramePlan], Frame]:
 
     def frame(spark: Any, plan: FramePlan) -> Frame:
         from acker_client.spark.driver.session import settings_of
-        from acker_client.spark.evidence.record import Once
+        from acker_client.spark.evidence.batch import Once
         from acker_client.spark.operators.read import BatchScope, frame_of
 
         nonlocal once

@@ -204,7 +204,7 @@ class Run:
         self._finish(batch, self._booking.settle_once(batch.number, settlement))
 
     def _judge(self, batch: Batch, error: BaseException | None) -> None:
-        record = batch.frame.record
+        record = batch.frame.evidence
         batch.error = error or batch.error or record.judge()
         batch.unfinished_because = record.unfinished_because
 
@@ -227,7 +227,7 @@ class Run:
         start, stop, now = batch.emitted.start, batch.emitted.stop, self._rim.clock()
         self._land(batch, self._flight.lose(start, stop, why, now, is_broken=batch.is_broken))
         self._bury(self._flight.isolate(Fallen.merged(batch.broken, why), batch.depth, now))
-        batch.frame.record.release()
+        batch.frame.evidence.release()
 
     def _drain(self, batch: Batch, cursor: int) -> None:
         """Take outcomes until the server's cursor is reached, or the source's deadline."""

@@ -2,7 +2,7 @@
 
 Decides that the rows of a step have one consumer: its edges are consumed once, so a second consumer would make two
 different reports claim them. The same sink on the same rows again is the same report, and allowed.
-Holds batches weakly: a step is forgotten with the records of its batches (several, where frames of two sources
+Holds batches weakly: a step is forgotten with the batches whose rows it takes (several, where frames of two sources
 meet), so a driver that runs for months does not grow.
 Never looks at a Spark plan (``plan`` does) and never talks to a server.
 """
@@ -43,7 +43,7 @@ class Consumer:
 class Node:
     """One applied tracked step: a source's read, an operator, a stock operator.
 
-    ``records`` are the driver's records of the batches whose rows it takes, held weakly. ``moving_boundaries``: a
+    ``batches`` are those whose rows it takes, as the driver knows them, held weakly. ``moving_boundaries``: a
     second evaluation may cut the rows that reach this step into other tasks; ``moves``: not for what stands before the
     step below; ``is_moved``: it is so for a step that takes its rows.
     """
@@ -51,24 +51,24 @@ class Node:
     kind: str
     name: str
     tag: str
-    record_refs: tuple[weakref.ref[object], ...]
+    batch_refs: tuple[weakref.ref[object], ...]
     moving_boundaries: bool = False
     moves: bool = False
     is_moved: bool = field(default=False, init=False)
     consumer: Consumer | None = field(default=None, init=False)
 
     @property
-    def records(self) -> tuple[object, ...]:
-        """The records of its batches. Raises ``LookupError`` when one of them is settled and forgotten."""
-        records = tuple(record for ref in self.record_refs if (record := ref()) is not None)
-        if len(records) < len(self.record_refs) or not records:
+    def batches(self) -> tuple[object, ...]:
+        """Its batches. Raises ``LookupError`` when one of them is settled and forgotten."""
+        batches = tuple(batch for ref in self.batch_refs if (batch := ref()) is not None)
+        if len(batches) < len(self.batch_refs) or not batches:
             raise LookupError(f"the batch of {self} is settled and forgotten: take the frame from the batch at hand")
-        return records
+        return batches
 
     @property
-    def record(self) -> object:
-        """The first of :attr:`records`."""
-        return self.records[0]
+    def batch(self) -> object:
+        """The first of :attr:`batches`."""
+        return self.batches[0]
 
     @property
     def function(self) -> str:
@@ -81,7 +81,7 @@ class Node:
 
 _lock = threading.RLock()
 _nodes: dict[str, Node] = {}
-_tags_of: dict[int, list[str]] = {}  # by id() of a record
+_tags_of: dict[int, list[str]] = {}  # by id() of a batch
 _joins: set[str] = set()
 
 
@@ -98,27 +98,27 @@ def function_name(kind: str, name: str, tag: str) -> str:
 def register(
     kind: str,
     name: str,
-    *records: object,
+    *batches: object,
     tag: str | None = None,
     moving_boundaries: bool = False,
     moves: bool = False,
 ) -> Node:
-    """Remember a step as long as all ``records`` (weakly referenced) live; draws a tag unless given. Returns its
+    """Remember a step as long as all ``batches`` (weakly referenced) live; draws a tag unless given. Returns its
     node."""
-    node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, records)), moving_boundaries, moves)
+    node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, batches)), moving_boundaries, moves)
     with _lock:
         if node.tag in _nodes:
             raise ValueError(f"tag {node.tag} names {_nodes[node.tag]} already: a step is registered once")
         _nodes[node.tag] = node
-        for record in records:
-            _keep_with(record, node.tag)
+        for batch in batches:
+            _keep_with(batch, node.tag)
     return node
 
 
-def of(record: object) -> list[Node]:
-    """The steps that take rows of the batch of ``record``, in the order in which they were planned."""
+def of(batch: object) -> list[Node]:
+    """The steps that take rows of the batch of ``batch``, in the order in which they were planned."""
     with _lock:
-        return [_nodes[tag] for tag in _tags_of.get(id(record), ()) if tag in _nodes]
+        return [_nodes[tag] for tag in _tags_of.get(id(batch), ()) if tag in _nodes]
 
 
 def node_of(function: str) -> Node | None:
@@ -132,9 +132,9 @@ def is_ours(function: str) -> bool:
     return FUNCTION.match(function) is not None
 
 
-def forget(record: object) -> None:
-    """Drop the steps of a settled batch now; otherwise they go with ``record``."""
-    _drop(id(record))
+def forget(batch: object) -> None:
+    """Drop the steps of a settled batch now; otherwise they go with ``batch``."""
+    _drop(id(batch))
 
 
 def consume(nodes: Sequence[Node], consumer: Consumer) -> bool:
@@ -160,7 +160,7 @@ class Consumed(Exception):
         self.node = node
 
 
-def admit_join(*records: object) -> str:
+def admit_join(*batches: object) -> str:
     """Name for the right side of a join of our own: on ``right.alias(name)`` the guard lets a left outer join pass.
 
     The caller answers for it that the right side has at most one row a key, so that left rows stay one to one.
@@ -168,8 +168,8 @@ def admit_join(*records: object) -> str:
     name = f"acker_join_{new_tag()}"
     with _lock:
         _joins.add(name)
-        for record in records:
-            _keep_with(record, name)
+        for batch in batches:
+            _keep_with(batch, name)
     return name
 
 
@@ -184,10 +184,10 @@ def known() -> Iterable[Node]:
         return tuple(_nodes.values())
 
 
-def _keep_with(record: object, tag: str) -> None:
-    if id(record) not in _tags_of:
-        weakref.finalize(record, _drop, id(record)).atexit = False
-    _tags_of.setdefault(id(record), []).append(tag)
+def _keep_with(batch: object, tag: str) -> None:
+    if id(batch) not in _tags_of:
+        weakref.finalize(batch, _drop, id(batch)).atexit = False
+    _tags_of.setdefault(id(batch), []).append(tag)
 
 
 def _drop(record_id: int) -> None:

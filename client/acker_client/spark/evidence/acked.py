@@ -1,7 +1,7 @@
 """Acked: the frames of a loop's body, and what is seen there of rows that ``ack()`` acks.
 
 Decides that a tracked frame, and every frame the user derives from it, knows when an ``ack()`` column enters it: the
-records of the batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
+batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
 cached. When it leaves SQL (as an RDD, an iterator, a checkpoint, through a function over batches), what comes is
 followed as a sink's rows are (``following``). All else is Spark's own.
 """
@@ -72,10 +72,10 @@ class BodyFrame(ClassicFrame):
         return followed
 
 
-def of_body(df: DataFrame, record: Any) -> DataFrame:
-    """``df``, a frame of Spark's own, as a body's; ``record``: of its batch, or of one of them."""
+def of_body(df: DataFrame, batch: Any) -> DataFrame:
+    """``df``, a frame of Spark's own, as a body's; ``batch``: of its batch, or of one of them."""
     body: DataFrame = _made(BodyFrame, df)
-    vars(body)["_acker_record"] = record
+    vars(body)["_acker_batch"] = batch
     return body
 
 
@@ -84,7 +84,7 @@ def plain(df: DataFrame) -> DataFrame:
     if type(df) is not BodyFrame:
         return df
     frame: DataFrame = _made(ClassicFrame, df)
-    del vars(frame)["_acker_record"]
+    del vars(frame)["_acker_batch"]
     return frame
 
 
@@ -102,7 +102,7 @@ def _giving_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., Any]
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
-        given = of_body(value, vars(df)["_acker_record"])
+        given = of_body(value, vars(df)["_acker_batch"])
         functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
         if functions:
             _enter(given, functions)
@@ -124,17 +124,17 @@ def _columns(value: Any) -> Iterator[Column]:
 
 def _enter(df: DataFrame, functions: Sequence[str]) -> None:
     """``ack()`` columns with these functions have entered ``df``."""
-    acked, records = _below(_plan(df))
+    acked, batches = _below(_plan(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
     # Each of them is to hear of it, whatever the first says.
-    if any([record.see_acked(ack) for record in records]):
-        records[0].keep_cached(df)
+    if any([batch.see_acked(ack) for batch in batches]):
+        batches[0].keep_cached(df)
 
 
 def _below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
-    """The steps that a plan names, and the records of their batches, each once."""
+    """The steps that a plan names, and their batches, each once."""
     nodes = [node for node in lineage.known() if node.function in plan]
-    return nodes, list({id(record): record for node in nodes for record in node.records}.values())
+    return nodes, list({id(batch): batch for node in nodes for batch in node.batches}.values())
 
 
 def _plan(df: DataFrame) -> str:
@@ -142,12 +142,12 @@ def _plan(df: DataFrame) -> str:
 
 
 def _witness(df: DataFrame, plan: str) -> Witness:
-    """Who sees what is done with the rows of ``df``; the records of its batches know it from now on."""
-    acked, records = _below(plan)
+    """Who sees what is done with the rows of ``df``; its batches know it from now on."""
+    acked, batches = _below(plan)
     note_store = note_store_of(df.sparkSession.sparkContext)
-    node = lineage.register("acks", "ack", *records)
+    node = lineage.register("acks", "ack", *batches)
     note_store.keep(node.tag)
     witness = Witness(node.tag, note_store.note_writer)
-    for record in records:
-        record.see_acks([each.function for each in acked], witness)
+    for batch in batches:
+        batch.see_acks([each.function for each in acked], witness)
     return witness

@@ -26,12 +26,12 @@ _ATTRIBUTE = "_acker_chain"
 class AppliedChain:
     """A chain and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
 
-    Holds the records of its batches, so that the guard knows the frame as long as the frame lives.
+    Holds its batches, so that the guard knows the frame as long as the frame lives.
     """
 
     base: DataFrame
     chain: Chain
-    records: tuple[Any, ...]
+    batches: tuple[Any, ...]
 
 
 def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
@@ -51,21 +51,21 @@ def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, s
 
 def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
     """A chain that begins with the rows of ``df``."""
-    records: tuple[Any, ...] = upstream.records
+    batches: tuple[Any, ...] = upstream.batches
     base, names = into_python(df)
-    return AppliedChain(base, Chain(records[0].settings, Arriving(names)), records)
+    return AppliedChain(base, Chain(batches[0].settings, Arriving(names)), batches)
 
 
 def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
     """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
     chain = applied.chain.then(step)
-    columns, records = upstream.columns, applied.records
-    out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, records)
+    columns, batches = upstream.columns, applied.batches
+    out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, batches)
     node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
-    remember(out, AppliedChain(applied.base, chain, records))
+    remember(out, AppliedChain(applied.base, chain, batches))
     # The copies of a branch are made anew each time, of rows that are cached.
-    if kind != "branch" and records[0].once.wants(kind, step.name):
-        records[0].keep_cached(out)
+    if kind != "branch" and batches[0].once.wants(kind, step.name):
+        batches[0].keep_cached(out)
         node.moving_boundaries = False
     return out
 
@@ -77,17 +77,17 @@ def plan_chain(
     name: str,
     schema: StructType,
     columns: tuple[str, ...],
-    records: tuple[object, ...],
+    batches: tuple[object, ...],
 ) -> tuple[DataFrame, lineage.Node]:
     """Put ``chain`` into the plan of ``base`` under a name by which the guard knows it."""
-    node = lineage.register(kind, name, *records)
+    node = lineage.register(kind, name, *batches)
     note_store = note_store_of(base.sparkSession.sparkContext)
     note_store.keep(node.tag)
     function = task_function(replace(chain, tag=node.tag, note_writer=note_store.note_writer))
     function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if chain.is_tracked else schema.fields
     df = acked.plain(base).mapInArrow(function, StructType(fields))
-    return acked.of_body(df, records[0]) if chain.is_tracked else df, node
+    return acked.of_body(df, batches[0]) if chain.is_tracked else df, node
 
 
 def remember(df: DataFrame, applied: AppliedChain) -> None:

@@ -51,14 +51,14 @@ class Upstream:
         return self.nodes[0]
 
     @property
-    def record(self) -> object:
-        """The record of the batch of :attr:`node`."""
-        return self.node.record
+    def batch(self) -> object:
+        """The batch of :attr:`node`."""
+        return self.node.batch
 
     @property
-    def records(self) -> tuple[object, ...]:
-        """The records of all batches whose rows reach the consumer, each once."""
-        return tuple({id(record): record for node in self.nodes for record in node.records}.values())
+    def batches(self) -> tuple[object, ...]:
+        """All batches whose rows reach the consumer, each once."""
+        return tuple({id(batch): batch for node in self.nodes for batch in node.batches}.values())
 
 
 # One row in, the same row out, whatever else is computed beside it.

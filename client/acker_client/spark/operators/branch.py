@@ -30,11 +30,11 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
         raise ValueError(f"branch: copies={copies!r}; give how many frames you need, as branch(df, 2)")
     check_name("branch", name)
     upstream = plan.guard(df, name)
-    record: Any = upstream.record
+    batch: Any = upstream.batch
     if cache is None:
-        cache = upstream.moving_boundaries or record.once.wants("branch", name)
+        cache = upstream.moving_boundaries or batch.once.wants("branch", name)
     if cache:
-        df, upstream = record.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
+        df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     schema = user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
     return tuple(fusing.apply_known(df, upstream, step, "branch", schema) for step in steps)

@@ -57,7 +57,7 @@ def join(
         upstream = plan.inspect(df, f"operator {name!r}")
         given = user_schema(df)
         _refuse_unfit(name, given, keys, added)
-        right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.records))
+        right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
         # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
         digests_values = not spark_checks_reruns(df.sparkSession)

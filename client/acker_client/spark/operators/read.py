@@ -20,7 +20,7 @@ from acker_client.settings import Settings
 from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
 from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
 from acker_client.spark.driver.session import hand_down
-from acker_client.spark.evidence.record import BatchRecord, Once
+from acker_client.spark.evidence.batch import BatchEvidence, Once
 from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember
 from acker_client.spark.task.chain import Chain
 from acker_client.spark.task.rows import struct_type
@@ -68,10 +68,10 @@ class Slice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackedFrame:
-    """A batch as Spark sees it: ``df`` with thin anchors, and the record that its sinks write to."""
+    """A batch as Spark sees it: ``df`` with thin anchors, and what is known of what became of its rows."""
 
     df: DataFrame
-    record: BatchRecord
+    evidence: BatchEvidence
 
 
 def frame_of(
@@ -90,13 +90,13 @@ def frame_of(
     taken = reserved(fields.names)
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
-    record = BatchRecord(settings, spark, once)
+    evidence = BatchEvidence(settings, spark, once)
     hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     chain = Chain(settings, Reading(scope, tuple(slices)))
-    df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (record,))
-    remember(df, AppliedChain(base, chain, (record,)))
-    return TrackedFrame(df, record)
+    df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
+    remember(df, AppliedChain(base, chain, (evidence,)))
+    return TrackedFrame(df, evidence)
 
 
 @dataclass(frozen=True, slots=True)

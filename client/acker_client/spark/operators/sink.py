@@ -2,7 +2,7 @@
 
 Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that the frame
 which the user's function gets is followed. Whether the function has done its work is the batch's to decide when it is
-settled (``record``, by evidence): neither a function that returns nor rows that were read prove a write.
+settled (``batch``, by evidence): neither a function that returns nor rows that were read prove a write.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class Sink(Generic[Args, Value]):
         upstream = plan.guard(df, self.name, kind="sink")
         applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
         chain = applied.chain.then(SinkStep(self.name), is_tracked=False)
-        schema, records = user_schema(df), applied.records
-        rows, node = fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, records)
+        schema, batches = user_schema(df), applied.batches
+        rows, node = fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
-        evidence = records[0].evidence_of(key, self.name)
-        for record in records[1:]:
-            record.share(key, evidence)
+        evidence = batches[0].evidence_of(key, self.name)
+        for batch in batches[1:]:
+            batch.share(key, evidence)
         witness = evidence.begin(node, rows)
         try:
             value = self.function(follow(rows, Trail(witness)), *args, **kwargs)
@@ -83,9 +83,9 @@ class Sink(Generic[Args, Value]):
         if self._cache is False or df.is_cached:
             return df
         applied = fusing.applied_to(df)
-        records: Any = applied.records if applied else plan.inspect(df, f"sink {self.name!r}").records
-        if self._cache or any(record.once.wants("sink", self.name) for record in records):
-            records[0].keep_cached(df)
+        batches: Any = applied.batches if applied else plan.inspect(df, f"sink {self.name!r}").batches
+        if self._cache or any(batch.once.wants("sink", self.name) for batch in batches):
+            batches[0].keep_cached(df)
         return df
 
 

@@ -1,4 +1,4 @@
-"""Record: the driver's record of a batch: who took its rows, and whether that is known to have been done.
+"""Batch: what the driver knows of a batch: who took its rows, and whether that is known to have been done.
 
 Decides whether a batch may be settled as *done*: every sink that took its rows returned, and there is evidence that it
 delivered them (``evidence``); rows that no sink took went through ``functions.ack`` in an action that delivers, or
@@ -72,7 +72,7 @@ class SinkFailed(AckerError):
         self.is_of_the_program = is_of_the_program(error)
 
 
-class Evidence:
+class SinkEvidence:
     """What is known of one sink over one frame, in all its calls. Thread-safe."""
 
     def __init__(self, name: str, note_store: NoteStore) -> None:
@@ -124,7 +124,7 @@ class Evidence:
         return Places(tuple(functions), notes, partitions)
 
 
-class BatchRecord:
+class BatchEvidence:
     """One batch, as the driver side of Spark knows it. Thread-safe.
 
     ``once``: shared by the batches of a run.
@@ -136,7 +136,7 @@ class BatchRecord:
         self._note_store = note_store_of(spark.sparkContext)
         self._executions = Executions(spark)
         self._lock = threading.Lock()
-        self._evidence: dict[object, Evidence] = {}
+        self._evidence: dict[object, SinkEvidence] = {}
         self._acked: list[Acked] = []
         # What is seen of rows that ack() acks: the functions of the steps whose rows these are, and who sees it.
         self._acks: list[tuple[Sequence[str], Witness]] = []
@@ -145,13 +145,13 @@ class BatchRecord:
         self.unfinished_because = ""
         self.is_released = False
 
-    def evidence_of(self, key: object, name: str) -> Evidence:
+    def evidence_of(self, key: object, name: str) -> SinkEvidence:
         """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
         with self._lock:
-            return self._evidence.setdefault(key, Evidence(name, self._note_store))
+            return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
 
-    def share(self, key: object, evidence: Evidence) -> None:
-        """Go by ``evidence``, which another batch's record made, as rows of both batches reach that sink."""
+    def share(self, key: object, evidence: SinkEvidence) -> None:
+        """Go by ``evidence``, which another batch made, as rows of both batches reach that sink."""
         with self._lock:
             self._evidence[key] = evidence
 
@@ -199,7 +199,7 @@ class BatchRecord:
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([node.tag for node in nodes if _is_over(node)])
 
-    def _learn(self, evidence: Sequence[tuple[Evidence, Places]], look: Look) -> None:
+    def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], look: Look) -> None:
         """Whose rows were evaluated more than once, for the batches to come."""
         nodes = lineage.of(self)
         again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
@@ -283,8 +283,8 @@ def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:
 
 def _is_over(node: lineage.Node) -> bool:
     """Whether all batches whose rows reach a step are settled: until then its notes are evidence for one of them."""
-    records = [ref() for ref in node.record_refs]
-    return all(isinstance(record, BatchRecord) and record.is_released for record in records if record is not None)
+    batches = [ref() for ref in node.batch_refs]
+    return all(isinstance(batch, BatchEvidence) and batch.is_released for batch in batches if batch is not None)
 
 
 def _branched(nodes: Sequence[lineage.Node]) -> set[str]:
