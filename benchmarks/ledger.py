@@ -40,7 +40,7 @@ class Generation:
     vals: list[Column]
 
 
-class Load:
+class LedgerLoad:
     """A shard at a number of pending roots, and the calls that keep it there."""
 
     def __init__(self, pending: int, entries: int) -> None:
@@ -107,7 +107,7 @@ class Round:
     pending: float
 
 
-def run(load: Load) -> Round:
+def run(load: LedgerLoad) -> Round:
     steps = max(1, UPDATES_A_ROUND // (load.entries * (ACKS + 1)))
     messages = list(load.messages(steps))
     apply, pause, tick_pause = load.shard.apply, 0.0, 0.0
@@ -139,7 +139,7 @@ def measure(pending: int, entries: int, rounds: int = ROUNDS) -> dict[str, float
 
     ``longest_growing_ms``: one report of inits and one tick while the table grows from nothing to ``pending``.
     """
-    load = Load(pending, entries)
+    load = LedgerLoad(pending, entries)
     measured = [run(load) for _ in range(rounds + 1)][1:]
     stats = load.shard.stats
     if stats.pending != len(load.alive) * load.entries or stats.failed or stats.timed_out:

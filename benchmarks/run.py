@@ -24,24 +24,24 @@ PATH = Path(__file__).parents[1] / ".build" / "bench.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Benchmark:
     """A benchmark: ``python -m benchmarks.NAME`` prints JSON, its figures under its name. ``quick``: to try it."""
 
     name: str
     quick: tuple[str, ...] = ("--quick",)
 
 
-STORM = Part("storm")
+STORM = Benchmark("storm")
 PARTS = (
-    Part("ledger", ("--pending", "10000", "100000")),
-    Part("service"),
-    Part("client"),
-    Part("tracker", ("--outcomes", "200000")),
-    Part("spark"),
+    Benchmark("ledger", ("--pending", "10000", "100000")),
+    Benchmark("service"),
+    Benchmark("client"),
+    Benchmark("tracker", ("--outcomes", "200000")),
+    Benchmark("spark"),
 )
 
 
-def measure(part: Part, quick: bool) -> Any:
+def measure(part: Benchmark, quick: bool) -> Any:
     """The figures of one part. Raises RuntimeError when it fails; what it says goes to standard error."""
     begun = time.monotonic()
     print(f"benchmarks.{part.name} ...", file=sys.stderr, flush=True)

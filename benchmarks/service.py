@@ -73,7 +73,7 @@ class Targets:
     latency_p99_s: float = 0.020
 
 
-class Load:
+class ServiceLoad:
     """Trees cut into reports of ``entries`` entries, in the order in which they are sent: ``PENDING`` roots stay open
     between a root's init and its acks, so that the ledger works on memory and not on its cache."""
 
@@ -107,10 +107,10 @@ class Load:
         return [(roots, acks[0] ^ acks[1] ^ acks[2]), *((roots, ack) for ack in acks)]
 
 
-class Source:
+class WatchingSource:
     """Watches from a thread of its own; the callback notes for every root that it was told ACKED, once, and when."""
 
-    def __init__(self, address: str, load: Load) -> None:
+    def __init__(self, address: str, load: ServiceLoad) -> None:
         self._transport = GrpcTransport(address)
         self._load = load
         self.told_s = np.zeros(load.roots)
@@ -170,12 +170,12 @@ def send(address: str, messages: Sequence[Apply], due_s: Floats | None = None, s
     return answered_s
 
 
-def throughput(load: Load) -> dict[str, float]:
+def throughput(load: ServiceLoad) -> dict[str, float]:
     """One server process and one client process; from the first report until the last outcome is in the callback."""
     messages = load.messages()
     with server() as address:
         send(address, [])
-        source = Source(address, load)
+        source = WatchingSource(address, load)
         started = time.monotonic()
         send(address, messages)
         source.join()
@@ -190,9 +190,9 @@ def throughput(load: Load) -> dict[str, float]:
 def latency(seconds: float) -> dict[str, float]:
     """Open loop at 4 M updates/s in reports of 4 k: server, source and reporter are three processes."""
     reports_per_s = LATENCY_UPDATES_PER_S / LATENCY_ENTRIES
-    load = Load(int(seconds * reports_per_s / UPDATES_A_ROOT), LATENCY_ENTRIES)
+    load = ServiceLoad(int(seconds * reports_per_s / UPDATES_A_ROOT), LATENCY_ENTRIES)
     with server() as address:
-        source = Source(address, load)
+        source = WatchingSource(address, load)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             due_s, answered_s = pool.submit(_report, address, load.roots // LATENCY_ENTRIES, reports_per_s).result()
         source.join()
@@ -211,7 +211,7 @@ def latency(seconds: float) -> dict[str, float]:
 
 
 def _report(address: str, chunks: int, reports_per_s: float) -> tuple[Floats, Floats]:
-    messages = Load(chunks, LATENCY_ENTRIES).messages()
+    messages = ServiceLoad(chunks, LATENCY_ENTRIES).messages()
     due_s = time.monotonic() + 0.5 + np.arange(len(messages)) / reports_per_s
     return due_s, send(address, messages, due_s, senders=8)
 
@@ -238,7 +238,7 @@ def measure(runs: int = 3, quick: bool = False) -> dict[str, Any]:
     scale = 4 if quick else 1
     ours = {
         f"reports_of_{entries // 1024}k": _median(
-            [throughput(Load(8_388_608 // entries // scale, entries)) for _ in range(runs)]
+            [throughput(ServiceLoad(8_388_608 // entries // scale, entries)) for _ in range(runs)]
         )
         for entries in REPORTS
     }
@@ -257,11 +257,11 @@ def measure(runs: int = 3, quick: bool = False) -> dict[str, Any]:
 
 
 def _redis(*, told: bool, scale: int) -> float | None:
-    return rivals.redis_updates_per_s(Load(128 // scale, 4096, PENDING_REDIS).columns, told=told)
+    return rivals.redis_updates_per_s(ServiceLoad(128 // scale, 4096, PENDING_REDIS).columns, told=told)
 
 
 def _per_record(scale: int) -> float:
-    return rivals.per_record_updates_per_s(Load(4, 1024 // scale, pending=1024).columns)
+    return rivals.per_record_updates_per_s(ServiceLoad(4, 1024 // scale, pending=1024).columns)
 
 
 def _rival(ours: float, rates: Sequence[float | None]) -> dict[str, float] | None:

@@ -59,7 +59,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class FileLines:
     """The lines of one file as a slice of a batch."""
 
     path: str
@@ -333,7 +333,7 @@ def serving(folder: Path) -> Iterator[str]:
         process.wait(START_S)
 
 
-def _write_lines(folder: Path, lines: int) -> Iterator[Lines]:
+def _write_lines(folder: Path, lines: int) -> Iterator[FileLines]:
     random = np.random.default_rng(1)
     vocabulary = np.array(
         [f"{'abcdefghijklmnopqrstuvwxyz'[number % 26] * (number % 7 + 1)}{number}" for number in range(5000)]
@@ -343,7 +343,7 @@ def _write_lines(folder: Path, lines: int) -> Iterator[Lines]:
         path = folder / f"lines-{start}.txt"
         words = vocabulary[random.integers(0, len(vocabulary), (stop - start, 10))]
         path.write_text("".join(" ".join(line) + "\n" for line in words))
-        yield Lines(str(path), start, stop)
+        yield FileLines(str(path), start, stop)
 
 
 def _save(frame: Callable[[], DataFrame], path: str) -> None:

@@ -50,7 +50,7 @@ def test_the_checkpoint_is_at_the_end_only_when_every_byte_of_every_file_is_done
 
 
 def test_a_batch_is_small_enough_for_every_fault_to_have_one() -> None:
-    assert job.Options().size_of(6_000) == 1_010
-    assert job.Options().size_of(10_000_000) == job.BATCH_RECORDS_MAX
-    assert job.Options().size_of(3) == 1
-    assert job.Options(batch_records=7).size_of(3) == 7
+    assert job.JobOptions().size_of(6_000) == 1_010
+    assert job.JobOptions().size_of(10_000_000) == job.BATCH_RECORDS_MAX
+    assert job.JobOptions().size_of(3) == 1
+    assert job.JobOptions(batch_records=7).size_of(3) == 7

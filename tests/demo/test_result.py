@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from acker_command.demo.counts import RunCounts
 from acker_command.demo.faults import Strike
 from acker_command.demo.progress import Progress
-from acker_command.demo.result import Result, as_json, as_table
-from acker_command.demo.tally import Tally
+from acker_command.demo.result import DemoResult, as_json, as_table
 from acker_command.demo.verify import Conclusion, TopWord
 
 CLEAN = Conclusion(
@@ -27,9 +27,9 @@ CLEAN = Conclusion(
 )
 
 
-def result(**changes: object) -> Result:
-    whole = Result(
-        tally=Tally(records=10, emitted=14, acked=8, failed=5, interrupted=1, replayed=4, dead_lettered=2),
+def result(**changes: object) -> DemoResult:
+    whole = DemoResult(
+        counts=RunCounts(records=10, emitted=14, acked=8, failed=5, interrupted=1, replayed=4, dead_lettered=2),
         conclusion=CLEAN,
         checkpoint_at_end=True,
         planned=(Strike.WORKER_KILLED, Strike.SERVER_LOST),
@@ -47,7 +47,7 @@ def test_a_run_in_which_everything_held_has_passed() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"tally": Tally(records=10, acked=8, dead_lettered=1)}, id="a record has neither answer"),
+        pytest.param({"counts": RunCounts(records=10, acked=8, dead_lettered=1)}, id="a record has neither answer"),
         *(
             pytest.param({"conclusion": replace(CLEAN, **{name: 1})}, id=name)
             for name in ("unanswered", "answered_twice", "false_acks", "wrong_counts", "dead_without_cause", "spared")
@@ -94,7 +94,7 @@ def test_progress_on_a_terminal_is_a_panel_and_elsewhere_plain_lines() -> None:
     for is_terminal in (True, False):
         seen = io.StringIO()
         console = Console(file=seen, force_terminal=is_terminal, width=200, color_system=None, soft_wrap=True)
-        with Progress(Tally(records=1234, acked=3), console) as view:
+        with Progress(RunCounts(records=1234, acked=3), console) as view:
             view.say("counting")
             view.strike("a worker is killed")
         assert "a worker is killed" in seen.getvalue()

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from acker_client import Settings
-from acker_client.spark.driver.check import Executor, Report, _problems, _what_to_do, check
+from acker_client.spark.driver.check import CheckReport, Executor, _problems, _what_to_do, check
 from acker_client.spark.driver.session import SessionError
 
 VERSIONS = dict.fromkeys(("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba"), "1.2.3")
@@ -64,7 +64,7 @@ def test_versions_that_differ_in_a_patch_are_no_problem() -> None:
 
 
 def test_the_table_has_a_line_for_each_executor() -> None:
-    lines = str(Report((GOOD, GOOD), ())).splitlines()
+    lines = str(CheckReport((GOOD, GOOD), ())).splitlines()
 
     assert lines[0].split()[:3] == ["host", "python", "acker"]
     assert lines[1].split()[:3] == ["node-1", "3.11.4", "1.2.3"]

@@ -71,11 +71,11 @@ def demo(
     # gRPC's own log would tell of each connection that the demo cuts; to be said before grpc is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from acker_command.demo.errors import DemoError
-    from acker_command.demo.job import Options, run
+    from acker_command.demo.job import JobOptions, run
     from acker_command.demo.result import as_json as json_of
     from acker_command.demo.result import show
 
-    options = Options(patterns, records, batch_records, has_faults=not no_faults, seed=seed, keep=keep)
+    options = JobOptions(patterns, records, batch_records, has_faults=not no_faults, seed=seed, keep=keep)
     signal.signal(signal.SIGTERM, _stop)
     try:
         result = run(options)

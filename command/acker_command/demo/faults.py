@@ -69,7 +69,7 @@ class Faults:
 
 
 @dataclass(slots=True)
-class Schedule:
+class FaultSchedule:
     """Which strike falls on which batch: the next one on each batch that is large enough to be hit under load."""
 
     strikes: list[Strike]
@@ -96,10 +96,10 @@ def flaky_one_in(records: int) -> int:
     return round(math.cbrt(records * 10_000))
 
 
-def schedule(batches: int, records_min: int) -> Schedule:
+def schedule(batches: int, records_min: int) -> FaultSchedule:
     """One strike for each full batch after the first, which runs quietly; with few batches the first strikes of the
     list."""
-    return Schedule(list(Strike)[: max(batches - 1, 0)], records_min)
+    return FaultSchedule(list(Strike)[: max(batches - 1, 0)], records_min)
 
 
 def arm(folder: Path, *, seed: int, records: int) -> Faults:

@@ -22,17 +22,17 @@ from acker_client.source import Batch, Files, Retry
 from acker_client.spark.driver.session import SessionError, local_session
 from acker_command.demo import corpus, faults, silence
 from acker_command.demo.corpus import Corpus
+from acker_command.demo.counts import RunCounts
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.expected import derive
-from acker_command.demo.faults import Faults, Schedule, Strike
-from acker_command.demo.pipeline import Pipeline, table_of_categories
+from acker_command.demo.faults import Faults, FaultSchedule, Strike
+from acker_command.demo.listener import CountingListener
+from acker_command.demo.pipeline import DemoPipeline, table_of_categories
 from acker_command.demo.progress import Progress
-from acker_command.demo.result import Result
+from acker_command.demo.result import DemoResult
 from acker_command.demo.sabotage import sabotage
-from acker_command.demo.server import Server
-from acker_command.demo.tally import Tally
+from acker_command.demo.server import ServerProcess
 from acker_command.demo.verify import Verifier
-from acker_command.demo.watch import Watch
 
 CORES = 2
 ATTEMPTS = 4
@@ -46,7 +46,7 @@ MAX_DEAD_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class JobOptions:
     """What the command line asked for. ``patterns`` empty: the standard library. ``batch_records`` None: by the
     input."""
 
@@ -63,45 +63,45 @@ class Options:
 
 
 @dataclass(slots=True)
-class Stage:
+class Setup:
     """What a run works with."""
 
     armed: Faults
-    schedule: Schedule
-    server: Server
-    pipeline: Pipeline
-    watch: Watch
+    schedule: FaultSchedule
+    server: ServerProcess
+    pipeline: DemoPipeline
+    listener: CountingListener
     view: Progress
 
     def process(self, batch: Batch) -> None:
         """One batch, and what goes wrong in it; a batch of replays runs undisturbed, but for the records that raise."""
         strike = self.schedule.deal(batch.records - batch.replays)
-        self.watch.strike = strike
+        self.listener.strike = strike
         with sabotage(self.server, self.armed, strike, self.view.strike):
             self.pipeline.run(batch, strike)
 
 
-def run(options: Options) -> Result:
+def run(options: JobOptions) -> DemoResult:
     """Run the demo. Raises :class:`DemoError` when it cannot run; whether it showed what it should is in the result."""
     with ExitStack() as exits:
         folder = _folder(options.keep, exits)
         text = corpus.measure(corpus.find(options.patterns), options.records_max, folder / "input")
-        tally = Tally(records=text.records)
+        counts = RunCounts(records=text.records)
         _log_to(folder / "demo.log", exits)
-        view = exits.enter_context(Progress(tally))
+        view = exits.enter_context(Progress(counts))
         view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting a server and Spark")
         size = options.size_of(text.records)
-        stage = _set_up(options, folder, text, size, tally, view, exits)
-        source = _source(folder, text, size, stage.watch)
+        setup = _set_up(options, folder, text, size, counts, view, exits)
+        source = _source(folder, text, size, setup.listener)
         view.say(f"batches of {size:,} lines")
-        tally.start()
+        counts.start()
         try:
-            source.run(stage.pipeline.spark, stage.process)
+            source.run(setup.pipeline.spark, setup.process)
         except (AckerError, Abort) as error:
             raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
-        tally.stop()
+        counts.stop()
         view.say("checking the counts of all acked lines")
-        return _conclude(folder, text, stage)
+        return _conclude(folder, text, setup)
 
 
 def is_at_end(checkpoint: Path, text: Corpus) -> bool:
@@ -111,27 +111,27 @@ def is_at_end(checkpoint: Path, text: Corpus) -> bool:
 
 
 def _set_up(
-    options: Options, folder: Path, text: Corpus, size: int, tally: Tally, view: Progress, exits: ExitStack
-) -> Stage:
+    options: JobOptions, folder: Path, text: Corpus, size: int, counts: RunCounts, view: Progress, exits: ExitStack
+) -> Setup:
     armed, schedule = _faults(options, folder / "faults", text.records, size)
-    server = Server(folder / "server")
+    server = ServerProcess(folder / "server")
     exits.callback(server.stop)
     with ThreadPoolExecutor(1) as beside:
         expected = beside.submit(derive, text.paths, armed.is_poison)
         server.start()
         spark = _spark(server.address, folder, exits)
         verifier = Verifier(expected.result(), folder / "counts", text.root)
-    pipeline = Pipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", text.root)
-    return Stage(armed, schedule, server, pipeline, Watch(tally, verifier), view)
+    pipeline = DemoPipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", text.root)
+    return Setup(armed, schedule, server, pipeline, CountingListener(counts, verifier), view)
 
 
-def _faults(options: Options, folder: Path, records: int, size: int) -> tuple[Faults, Schedule]:
+def _faults(options: JobOptions, folder: Path, records: int, size: int) -> tuple[Faults, FaultSchedule]:
     if not options.has_faults:
         return faults.disarm(folder), faults.schedule(0, 0)
     return faults.arm(folder, seed=options.seed, records=records), faults.schedule(-(-records // size), size // 2)
 
 
-def _source(folder: Path, text: Corpus, size: int, watch: Watch) -> Files:
+def _source(folder: Path, text: Corpus, size: int, listener: CountingListener) -> Files:
     return Files(
         list(text.paths),
         name="demo",
@@ -140,7 +140,7 @@ def _source(folder: Path, text: Corpus, size: int, watch: Watch) -> Files:
         retry=RETRY,
         max_dead_share=MAX_DEAD_SHARE,
         batch_records=size,
-        listener=watch,
+        listener=listener,
     )
 
 
@@ -162,15 +162,15 @@ def _spark(address: str, folder: Path, exits: ExitStack) -> Any:
     return spark
 
 
-def _conclude(folder: Path, text: Corpus, stage: Stage) -> Result:
-    dealt = tuple(stage.schedule.dealt)
-    return Result(
-        tally=stage.watch.tally,
-        conclusion=stage.watch.verifier.conclude(),
+def _conclude(folder: Path, text: Corpus, setup: Setup) -> DemoResult:
+    dealt = tuple(setup.schedule.dealt)
+    return DemoResult(
+        counts=setup.listener.counts,
+        conclusion=setup.listener.verifier.conclude(),
         checkpoint_at_end=is_at_end(folder / "checkpoint.json", text),
         planned=dealt,
-        struck=tuple(strike for strike in dealt if stage.armed.happened(strike.name)),
-        interrupted_by=dict(stage.watch.interrupted_by),
+        struck=tuple(strike for strike in dealt if setup.armed.happened(strike.name)),
+        interrupted_by=dict(setup.listener.interrupted_by),
     )
 
 

@@ -52,7 +52,7 @@ class TaskFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class DemoPipeline:
     """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written first.
     ``root``: what all paths of the input begin with, and what is left out of the paths that are written."""
 

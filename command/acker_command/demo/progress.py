@@ -1,4 +1,4 @@
-"""Progress: how a run looks while it runs, on standard error. Decides nothing and counts nothing: it shows a tally.
+"""Progress: how a run looks while it runs, on standard error. Decides nothing and counts nothing: it shows counts.
 
 On a terminal a live panel (rich); otherwise a plain line every few seconds. Strikes are told in a line of their own.
 """
@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from acker_command.demo.tally import Tally
+from acker_command.demo.counts import RunCounts
 
 PLAIN_INTERVAL_S = 5.0
 LIVE_PER_S = 5
@@ -27,10 +27,10 @@ BAR_WIDTH = 48
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """A view of ``tally``; runs from ``with`` until its end."""
+    """A view of ``counts``; runs from ``with`` until its end."""
 
-    def __init__(self, tally: Tally, console: Console | None = None) -> None:
-        self._tally = tally
+    def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
+        self._counts = counts
         self._console = console or _console()
         self._stage = "starting"
         self._since = time.monotonic()
@@ -55,10 +55,10 @@ class Progress(AbstractContextManager["Progress"]):
     ) -> None:
         self._exits.close()
 
-    def say(self, stage: str) -> None:
+    def say(self, setup: str) -> None:
         """What is being done now."""
-        self._stage = stage
-        self._tell("  ", stage, "dim")
+        self._stage = setup
+        self._tell("  ", setup, "dim")
 
     def strike(self, what: str) -> None:
         """A fault has fallen."""
@@ -69,16 +69,16 @@ class Progress(AbstractContextManager["Progress"]):
 
     def _print_lines(self) -> None:
         while not self._over.wait(PLAIN_INTERVAL_S):
-            self._tell("  ", line(self._tally), "")
+            self._tell("  ", line(self._counts), "")
 
     def _panel(self) -> RenderableType:
-        tally = self._tally
-        bar = ProgressBar(total=max(tally.records, 1), completed=tally.answered, width=BAR_WIDTH)
+        counts = self._counts
+        bar = ProgressBar(total=max(counts.records, 1), completed=counts.answered, width=BAR_WIDTH)
         grid = Table.grid(padding=(0, 3))
-        for _ in figures(tally):
+        for _ in figures(counts):
             grid.add_column(justify="right")
-        grid.add_row(*(Text(name, "dim") for name, _ in figures(tally)))
-        grid.add_row(*(Text(value, "bold") for _, value in figures(tally)))
+        grid.add_row(*(Text(name, "dim") for name, _ in figures(counts)))
+        grid.add_row(*(Text(value, "bold") for _, value in figures(counts)))
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, f"{time.monotonic() - self._since:.0f} s")
         return Group(Text(), head, Text(self._stage, "dim"), grid)
@@ -89,19 +89,19 @@ def _console() -> Console:
     return Console(file=open(os.dup(sys.stderr.fileno()), "w"), highlight=False, soft_wrap=True)
 
 
-def figures(tally: Tally) -> list[tuple[str, str]]:
+def figures(counts: RunCounts) -> list[tuple[str, str]]:
     """What a view shows, in order: (name, value)."""
     return [
-        ("records", f"{tally.records:,}"),
-        ("pending", f"{tally.pending:,}"),
-        ("acked", f"{tally.acked:,}"),
-        ("failed", f"{tally.failed:,}"),
-        ("replayed", f"{tally.replayed:,}"),
-        ("dead letters", f"{tally.dead_lettered:,}"),
-        ("records/s", f"{tally.records_per_s:,.0f}"),
+        ("records", f"{counts.records:,}"),
+        ("pending", f"{counts.pending:,}"),
+        ("acked", f"{counts.acked:,}"),
+        ("failed", f"{counts.failed:,}"),
+        ("replayed", f"{counts.replayed:,}"),
+        ("dead letters", f"{counts.dead_lettered:,}"),
+        ("records/s", f"{counts.records_per_s:,.0f}"),
     ]
 
 
-def line(tally: Tally) -> str:
+def line(counts: RunCounts) -> str:
     """The same as one plain line."""
-    return ", ".join(f"{name} {value}" for name, value in figures(tally))
+    return ", ".join(f"{name} {value}" for name, value in figures(counts))

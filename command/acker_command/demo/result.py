@@ -10,8 +10,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from acker_command.demo.counts import RunCounts
 from acker_command.demo.faults import Strike
-from acker_command.demo.tally import Tally
 from acker_command.demo.verify import Conclusion, TopWord
 
 BAR_WIDTH = 20
@@ -30,11 +30,11 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DemoResult:
     """``planned``: the strikes that batches were armed with; ``struck``: those that fell. ``interrupted_by``: how many
     records were LOST in the batch that a strike fell on."""
 
-    tally: Tally
+    counts: RunCounts
     conclusion: Conclusion
     checkpoint_at_end: bool
     planned: tuple[Strike, ...]
@@ -47,12 +47,12 @@ class Result:
 
     def checks(self) -> list[Check]:
         """What the exit status rests on."""
-        tally, found = self.tally, self.conclusion
+        counts, found = self.counts, self.conclusion
         checks = [
             Check(
                 "every record is acked or dead-lettered",
-                tally.acked + tally.dead_lettered == tally.records,
-                f"{tally.acked:,} + {tally.dead_lettered:,} of {tally.records:,}",
+                counts.acked + counts.dead_lettered == counts.records,
+                f"{counts.acked:,} + {counts.dead_lettered:,} of {counts.records:,}",
             ),
             _none("none lost: each record has its answer", found.unanswered, "without"),
             _none("and only one", found.answered_twice, "with more"),
@@ -74,33 +74,33 @@ class Result:
         return checks
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: DemoResult) -> dict[str, Any]:
     """The one object that ``--json`` prints."""
-    tally, found = result.tally, result.conclusion
+    counts, found = result.counts, result.conclusion
     return {
         "passed": result.passed,
-        "records": tally.records,
-        "acked": tally.acked,
-        "failed": tally.failed,
-        "timed_out": tally.timed_out,
-        "interrupted": tally.interrupted,
-        "replayed": tally.replayed,
-        "dead_lettered": tally.dead_lettered,
+        "records": counts.records,
+        "acked": counts.acked,
+        "failed": counts.failed,
+        "timed_out": counts.timed_out,
+        "interrupted": counts.interrupted,
+        "replayed": counts.replayed,
+        "dead_lettered": counts.dead_lettered,
         "lost": found.unanswered,
         "false_acks": found.false_acks,
         "answered_twice": found.answered_twice,
         "wrong_counts": found.wrong_counts,
         "checkpoint_at_end": result.checkpoint_at_end,
-        "records_per_s": round(tally.records_per_s, 1),
-        "seconds": round(tally.seconds, 2),
-        "batches": result.tally.batches,
+        "records_per_s": round(counts.records_per_s, 1),
+        "seconds": round(counts.seconds, 2),
+        "batches": result.counts.batches,
         "faults": {strike.name.lower(): strike in result.struck for strike in result.planned},
         "top_words": {top.word: top.count for top in found.top},
         "broken": [check.promise for check in result.checks() if not check.holds],
     }
 
 
-def as_table(result: Result) -> RenderableType:
+def as_table(result: DemoResult) -> RenderableType:
     """What a run ends with: the numbers, the words, the faults, the promises."""
     parts: list[RenderableType] = [Text(), _beside(_numbers(result), _words(result.conclusion.top))]
     if result.planned:
@@ -108,7 +108,7 @@ def as_table(result: Result) -> RenderableType:
     return Group(*parts, Text(), _promises(result.checks(), result.conclusion.examples))
 
 
-def show(result: Result) -> None:
+def show(result: DemoResult) -> None:
     """Print the table on standard output."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -126,24 +126,24 @@ def _beside(*tables: Table) -> Table:
     return grid
 
 
-def _numbers(result: Result) -> Table:
-    tally = result.tally
+def _numbers(result: DemoResult) -> Table:
+    counts = result.counts
     table = _table("records", "")
     rows = [
-        ("lines of the input", f"{tally.records:,}"),
-        ("acked", f"{tally.acked:,}"),
-        ("dead letters", f"{tally.dead_lettered:,}"),
+        ("lines of the input", f"{counts.records:,}"),
+        ("acked", f"{counts.acked:,}"),
+        ("dead letters", f"{counts.dead_lettered:,}"),
         ("lost", f"{result.conclusion.unanswered:,}"),
         ("falsely acked", f"{result.conclusion.false_acks:,}"),
         ("", ""),
-        ("replayed", f"{tally.replayed:,}"),
-        ("outcomes FAILED", f"{tally.failed:,}"),
-        ("outcomes TIMED_OUT", f"{tally.timed_out:,}"),
-        ("outcomes LOST", f"{tally.interrupted:,}"),
+        ("replayed", f"{counts.replayed:,}"),
+        ("outcomes FAILED", f"{counts.failed:,}"),
+        ("outcomes TIMED_OUT", f"{counts.timed_out:,}"),
+        ("outcomes LOST", f"{counts.interrupted:,}"),
         ("", ""),
-        ("batches", f"{result.tally.batches:,}"),
-        ("seconds", f"{tally.seconds:,.1f}"),
-        ("records/s", f"{tally.records_per_s:,.0f}"),
+        ("batches", f"{result.counts.batches:,}"),
+        ("seconds", f"{counts.seconds:,.1f}"),
+        ("records/s", f"{counts.records_per_s:,.0f}"),
     ]
     for row in rows:
         table.add_row(*row)
@@ -159,11 +159,11 @@ def _words(words: Sequence[TopWord]) -> Table:
     return table
 
 
-def _strikes(result: Result) -> Table:
+def _strikes(result: DemoResult) -> Table:
     table = _table("", "what was broken on purpose", "replayed")
-    tally = result.tally
-    again = max(tally.failed - tally.dead_lettered, 0)
-    table.add_row(_mark(tally.failed > 0), "records raise, some of them each time", f"{again:,}")
+    counts = result.counts
+    again = max(counts.failed - counts.dead_lettered, 0)
+    table.add_row(_mark(counts.failed > 0), "records raise, some of them each time", f"{again:,}")
     for strike in result.planned:
         replays = f"{result.interrupted_by.get(strike, 0):,}"
         table.add_row(_mark(strike in result.struck), strike.value, replays)

@@ -14,13 +14,15 @@ from contextlib import contextmanager
 
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.faults import Faults, Strike
-from acker_command.demo.server import Server
+from acker_command.demo.server import ServerProcess
 
 LOOK_S = 0.01
 
 
 @contextmanager
-def sabotage(server: Server, faults: Faults, strike: Strike | None, tell: Callable[[str], None]) -> Iterator[None]:
+def sabotage(
+    server: ServerProcess, faults: Faults, strike: Strike | None, tell: Callable[[str], None]
+) -> Iterator[None]:
     """Let ``strike`` fall while the body runs; leaves when it has fallen and the server is back, or it did not fall."""
     if strike is None:
         yield

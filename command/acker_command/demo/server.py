@@ -24,7 +24,7 @@ LOG_TAIL_LINES = 8
 
 
 @dataclass(slots=True)
-class Server:
+class ServerProcess:
     """One server at a time, at one address. ``folder`` holds its state, its log and its ready file."""
 
     folder: Path

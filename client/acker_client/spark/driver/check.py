@@ -37,7 +37,7 @@ class Executor:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckReport:
     """Answers of all executors that ran a task, and what is wrong, each with what to do. Prints as a table."""
 
     executors: tuple[Executor, ...]
@@ -56,7 +56,7 @@ class Report:
         return "\n".join([*lines, *verdict])
 
 
-def check(spark: SparkSession, settings: Settings | None = None) -> Report:
+def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
     """Run a small task on the executors: packages, versions, server reachable from there. Prints the table, returns it.
 
     Raises :class:`~acker_client.spark.driver.session.SessionError` when the job itself cannot run, with what to do.
@@ -71,7 +71,7 @@ def check(spark: SparkSession, settings: Settings | None = None) -> Report:
     answers = {row.answer: _executor(row.answer) for row in rows}
     found: dict[tuple[str, str], Executor] = {(one.host, one.directory): one for one in answers.values()}
     executors = tuple(found[key] for key in sorted(found))
-    report = Report(executors, tuple(_problems(executors, _here(), settings, _executors_known(spark))))
+    report = CheckReport(executors, tuple(_problems(executors, _here(), settings, _executors_known(spark))))
     print(report)
     return report
 

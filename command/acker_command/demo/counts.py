@@ -1,4 +1,4 @@
-"""Tally: the numbers of a run, each defined once. Counts; prints nothing."""
+"""Counts: the numbers of a run, each defined once. Counts; prints nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
+class RunCounts:
     """``records``: lines of the input. ``emitted``: emissions of records, replays included. ``acked``: records whose
     final answer was ACKED. ``failed``, ``timed_out``, ``interrupted``: outcomes FAILED, TIMED_OUT and LOST (an
     abandoned batch, a server that came back without its state); a record may have several before it is acked.
