@@ -14,7 +14,7 @@ from acker_service.system.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the first word says and return the exit status. Errors of the user's are one line on stderr."""
+    """Do what the first argument asks for and return the exit status. A user's mistake is one line on stderr."""
     if arguments[:1] == ["health"]:
         return check_health(arguments[1:])
     return serve(arguments[1:] if arguments[:1] == ["serve"] else arguments)
@@ -34,7 +34,7 @@ def check_health(words: Sequence[str]) -> int:
 
 
 def serve(words: Sequence[str]) -> int:
-    """Serve until told to stop: 0, 1 when the state could not be written, or 2 for an error of the user's."""
+    """Serve until a signal comes: 0, 1 when the state could not be written, or 2 for a mistake in the options."""
     if "--help" in words or "-h" in words:
         print(config.usage())
         return 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PREFIX = "ACKER_"
-# Clients of the same machine read these; a server passes over them.
+# Clients on the same machine read these; a server ignores them.
 OF_CLIENTS = frozenset({"ACKER_SERVERS", "ACKER_TOKEN"})
 # Kubernetes gives every pod such variables for a Service called `acker`, ACKER_PORT=tcp://10.0.0.7:7070 among them.
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
@@ -186,7 +186,12 @@ class Config:
         high=8192,
     )
     linger_s: float = _option(
-        0.004, float, "seconds", "How long outcomes wait for company before a watch is answered.", low=0, high=1
+        0.004,
+        float,
+        "seconds",
+        "How long a watch with outcomes waits for more of them before it is answered.",
+        low=0,
+        high=1,
     )
     grace_s: float = _option(
         5.0, float, "seconds", "How long calls under way may take to finish at a stop.", low=0, high=3600
@@ -239,7 +244,7 @@ def usage() -> str:
     lines = [
         "Usage: acker serve [options]",
         "",
-        "Serves until SIGTERM or SIGINT. Each option may also stand in the environment.",
+        "Serves until SIGTERM or SIGINT. Each option may also be given in the environment.",
         "",
     ]
     for option in OPTIONS:
@@ -257,11 +262,11 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, str]:
     while left:
         word, has_value, text = left.pop(0).partition("=")
         if not word.startswith("-"):
-            raise ConfigError(f"{word}: stands alone; `acker serve` takes options only, like --port 7070")
+            raise ConfigError(f"{word}: not an option; `acker serve` takes options only, like --port 7070")
         option = _BY_NAME.get(word.removeprefix("--").replace("-", "_")) if word.startswith("--") else None
         if option is None:
             raise ConfigError(
-                f"{word}: no such option{_nearest(word, map(flag, _BY_NAME))}; `acker serve --help` has them all"
+                f"{word}: no such option{_nearest(word, map(flag, _BY_NAME))}; `acker serve --help` lists them all"
             )
         if not has_value and option.metadata["read"] is _switch:
             text = "true"
@@ -270,7 +275,7 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, str]:
                 raise ConfigError(f"{label(option.name)}: has no value; it should be {_shape(option)}")
             text = left.pop(0)
         if option.name in texts:
-            raise ConfigError(f"{flag(option.name)}: stands twice; leave one")
+            raise ConfigError(f"{flag(option.name)}: given twice; leave one")
         texts[option.name] = text
     return texts
 

@@ -108,7 +108,7 @@ class ServiceLoad:
 
 
 class WatchingSource:
-    """Watches from a thread of its own; the callback notes for every root that it was told ACKED, once, and when."""
+    """Watches from a thread of its own; the callback notes for every root that it was reported ACKED, once, and when."""
 
     def __init__(self, address: str, load: ServiceLoad) -> None:
         self._transport = GrpcTransport(address)
@@ -124,7 +124,7 @@ class WatchingSource:
         self._thread.join()
         self._transport.close()
         if self.roots != self._load.roots:
-            raise AssertionError(f"{self.roots} of {self._load.roots} roots were told")
+            raise AssertionError(f"{self.roots} of {self._load.roots} roots were reported")
 
     def _run(self) -> None:
         cursor = 0
@@ -139,7 +139,7 @@ class WatchingSource:
         now = time.monotonic()
         numbers = ids.numbers_of(self._load.base, outcomes.root_ids)
         if np.any(outcomes.verdicts != Verdict.ACKED) or np.any(self.told_s[numbers]):
-            raise AssertionError("a root was not ACKED, or told twice")
+            raise AssertionError("a root was not ACKED, or reported twice")
         self.told_s[numbers] = now
         self.roots += len(outcomes)
 

@@ -38,7 +38,7 @@ class Simulation:
         self.dice = random.Random(seed)
         self.rate = rate
         self.forest = Forest(self.dice, self.dice.randrange(1, ids.BASE_MAX))
-        self.told: dict[int, tuple[Verdict, str]] = {}
+        self.reported: dict[int, tuple[Verdict, str]] = {}
         self.times_lost = 0
         self.networks: list[FaultyTransport] = []
         self._connect = connect
@@ -85,10 +85,10 @@ class Simulation:
             self.times_lost += 1
         for index, root in enumerate(watched.outcomes.root_ids.tolist()):
             verdict = Verdict(int(watched.outcomes.verdicts[index]))
-            assert root not in self.told, "an outcome was told twice"
-            self.told[root] = (verdict, watched.outcomes.reason(index))
+            assert root not in self.reported, "an outcome was reported twice"
+            self.reported[root] = (verdict, watched.outcomes.reason(index))
             if verdict == Verdict.FAILED:
-                assert root in self.forest.failed or self.told[root][1] == "unfinished"
+                assert root in self.forest.failed or self.reported[root][1] == "unfinished"
             if verdict == Verdict.ACKED:
                 assert self.forest.is_done(root), "a false ACK"
                 assert root not in self.forest.failed, "ACKED, though it was failed"
@@ -99,18 +99,18 @@ class Simulation:
         for worker in self.workers:
             self.flush(worker)
         for _ in range(2000):
-            if len(self.told) >= len(self.forest.started):
+            if len(self.reported) >= len(self.forest.started):
                 break
             self.watch(0.05)
 
     def expected(self) -> dict[int, Verdict]:
-        """What every root of a fully consumed forest must be told."""
+        """What must be reported of every root of a fully consumed forest."""
         failed = self.forest.failed
         return {root: Verdict.FAILED if root in failed else Verdict.ACKED for root in self.forest.started}
 
     def verdicts(self) -> dict[int, Verdict]:
-        """What every root was told."""
-        return {root: verdict for root, (verdict, _) in self.told.items()}
+        """What was reported of every root."""
+        return {root: verdict for root, (verdict, _) in self.reported.items()}
 
     @property
     def faults(self) -> dict[str, int]:
@@ -136,19 +136,21 @@ class Simulation:
 
     def settle(self, number: int, settlement: Settlement) -> None:
         """Settle, hear every outcome of the batch, and hold each against what the forest said when it was settled."""
-        expected = {root: self._told_at(root, settlement) for root in self.forest.started if root not in self.told}
-        known = set(self.told)
+        expected = {
+            root: self._expected_at(root, settlement) for root in self.forest.started if root not in self.reported
+        }
+        known = set(self.reported)
         reply: SettleReply = self._again(lambda: self.source.settle(number, settlement))
         while self.watch(0.05).cursor < reply.cursor:
             pass
-        assert {root: self.told[root] for root in expected} == expected
-        assert {self.told[root][0] for root in self.told.keys() - known - expected.keys()} <= {Verdict.LOST}
+        assert {root: self.reported[root] for root in expected} == expected
+        assert {self.reported[root][0] for root in self.reported.keys() - known - expected.keys()} <= {Verdict.LOST}
 
     def unread(self) -> int:
-        """How many roots were told that nobody ever planted."""
-        return len(self.told.keys() - self.forest.started.keys())
+        """How many roots were reported that nobody ever planted."""
+        return len(self.reported.keys() - self.forest.started.keys())
 
-    def _told_at(self, root: int, settlement: Settlement) -> tuple[Verdict, str]:
+    def _expected_at(self, root: int, settlement: Settlement) -> tuple[Verdict, str]:
         if root in self.forest.failed:
             return Verdict.FAILED, "said so"
         if settlement == Settlement.ABANDON:

@@ -11,8 +11,9 @@ clean.
 Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
-The *directory* is int64[1024, 4], a row per slot: address of the cells, capacity, count, tick at which the next entry
-of the sub-table may expire. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
+The *directory* is int64[1024, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
+entry of the sub-table may expire, and the largest count of late;
+eight columns make a row one line of the cache. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
 """
 
 # numba reads these signatures; mypy cannot.
@@ -57,10 +58,10 @@ COUNTERS = 16
 # Why `check` refuses a report.
 FINE, UNSORTED, ZERO, BEYOND = range(4)
 
-# How `sweep` ends the roots of a batch index.
+# How `settle` ends the roots of a batch index.
 KEEP, FINISH, ABANDON, DROP = range(4)
 
-# Reasons that the server itself gives, as `sweep` numbers them (0: none).
+# Reasons that the server itself gives, as `settle` and `expire` number them (0: none).
 REASONS = ("message_timeout", "progress_timeout", "unfinished", "abandoned", "unread")
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
 # What `apply_inits` gives stands in the table of the tombstones' reasons (see `reasons`), whose texts are numbered up
@@ -277,13 +278,6 @@ def _hasten(directory, slot, tick):
     """Note that something in the sub-table may expire at ``tick``."""
     if tick < directory[slot, DUE]:
         directory[slot, DUE] = tick
-
-
-@njit(nogil=True)
-def _start(cells, cell, stamps):
-    """Start both clocks of an entry. ``stamps``: the tick at both places of a meta."""
-    flags = _INDEX_MASK | _INIT | _FAILED | _HELD
-    cells[3 * cell + 2] = (cells[3 * cell + 2] & flags) | stamps
 
 
 @njit(nogil=True)

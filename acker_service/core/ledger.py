@@ -138,7 +138,7 @@ class Ledger:
         numbering: Numbering | None,
         tick: int,
     ) -> Effect:
-        """Apply inits in the slots of ``fresh`` (uint64[16]) to a batch index; `told` has what ended by it."""
+        """Apply inits in the slots of ``fresh`` (uint64[16]) to a batch index; `outcomes` has what ended by it."""
         section, count = 0, len(sections.slots)
         first, seen = (numbering.first, numbering.seen) if numbering else (0, _NOTHING_SEEN)
         lifetime = int(self.limits[index].min())
@@ -162,7 +162,7 @@ class Ledger:
         orphan_ticks: int,
         tick: int,
     ) -> tuple[Effect, Array]:
-        """Apply updates in the slots of ``fresh`` (uint64[16]); `told` has what ended by it, its reasons plus one.
+        """Apply updates in the slots of ``fresh`` (uint64[16]); `outcomes` has what ended by it, its reasons plus one.
 
         Second value: int32[t], positions of the entries that became tombstones; the caller is to `label` them.
         """

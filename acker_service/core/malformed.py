@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from acker_protocol.messages import FAIL, Apply, Entries, OpenBatch, Watch
+from acker_protocol.messages import Apply, OpenBatch, Watch
+from acker_protocol.reports import malformed
 from acker_service.core.batches import BatchState, are_too_long
 from acker_service.core.sources import NAME_CHARACTERS
 
 
 def malformed_apply(message: Apply, batch: BatchState | None) -> str:
     """Of the columns; order and numbers are the ledger's to check. ``batch``: that of its inits."""
-    entries, scope = message.entries, message.inits
-    if len(entries.ack_vals) != len(entries):
-        return f"ack_vals: {len(entries.ack_vals)} for {len(entries)} root ids"
-    if scope is None:
-        return _malformed_kinds(entries) if len(entries.kinds) or len(entries.reason_ids) else ""
-    if len(entries.kinds):
-        return "kinds: a report of inits has none"
+    scope = message.inits
+    trouble = malformed(message.entries, are_inits=scope is not None)
+    if trouble or scope is None:
+        return trouble
     if len(scope.covered) and batch is not None and batch.is_open:
         if not batch.number:
             return "covered: the open stream, batch 0, has no numbers to cover"
@@ -40,16 +38,3 @@ def malformed_watch(request: Watch) -> str:
     if not request.lease_ms and not request.close:
         return "lease_ms: 0 would end at once; ask for as long as the source may be silent"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
-
-
-def _malformed_kinds(entries: Entries) -> str:
-    if len(entries.kinds) != len(entries):
-        return f"kinds: {len(entries.kinds)} for {len(entries)} root ids"
-    if len(entries.kinds) and not 0 < entries.kinds.min() <= entries.kinds.max() < 8:
-        return "kinds: an entry has no known bit, or an unknown one"
-    fails = int(np.count_nonzero(entries.kinds & FAIL))
-    if len(entries.reason_ids) != fails:
-        return f"reason_ids: {len(entries.reason_ids)} for {fails} fails"
-    if fails and int(entries.reason_ids.max()) >= len(entries.reasons):
-        return f"reason_ids: an index is beyond the {len(entries.reasons)} reasons"
-    return ""

@@ -1,7 +1,7 @@
 """Reasons: the texts that tombstones keep until their init arrives, by a small number.
 
 Decides how much text is kept (it comes from clients) and what happens beyond: the tombstone stays, its text is lost.
-The table holds the server's own reason for an init in conflict too, since inits are told out of it.
+The table holds the server's own reason for an init in conflict too, since outcomes of inits take their reasons from it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Shard:
     """The state of one server.
 
     ``incarnation`` names this process and ``generation`` this state (it travels with it; ``registrations`` counts the
-    sources it ever had, and both together make the token that a watch is told). ``max_pending`` bounds
+    sources it ever had, and both together make the token that every answer to a watch carries). ``max_pending`` bounds
     pending roots, roots reserved by open batches and outcomes not confirmed, together; ``max_pending_per_source`` the
     same of one source. Orphans are bounded by half of it. ``max_identity_bytes`` bounds what identities of reports and
     sequences take. Times are in seconds.
@@ -117,7 +117,7 @@ class Shard:
         return OpenBatchReply(self.incarnation, status, delay_ms(status), detail)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
-        """Settle batches with one sweep of the table. A settled batch is answered again what it was answered before."""
+        """Settle batches with one sweep of the table. For a batch that is settled already, the answer is the same as before."""
         state = self._state
         state.advance(now)
         batches: dict[BatchState, Settlement] = {}
@@ -195,7 +195,7 @@ class Shard:
         return None if source is None else source.name
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
-        """Has a watch that confirmed so much something to be told: outcomes, or that its session is gone?"""
+        """Is there something to answer to a watch that confirmed so much: outcomes, or that its session is gone?"""
         source = self._state.sources.get(session)
         return source is None or source.outbox.cursor > confirmed
 
@@ -262,7 +262,7 @@ class Shard:
 
     @property
     def generation(self) -> int:
-        """Of the state: the first part of the token that a watch is told."""
+        """Of the state: the first part of the token that an answer to a watch carries."""
         return self._state.generation
 
     @property

@@ -30,7 +30,7 @@ class Counters:
     orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
     identities_dropped: int = 0  # forgotten early, for want of room
     leases_expired: int = 0
-    roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to be told
+    roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to report to
 
     def count(self, verdicts: Kinds | int, roots: int) -> None:
         """Count ``roots`` outcomes by verdict: uint8[roots], or one for all."""

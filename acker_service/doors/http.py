@@ -121,7 +121,7 @@ class HttpDoor:
                 writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
                 await self._answer(reader, writer)
         except (OSError, TimeoutError, EOFError):
-            # The other side has gone, or is too slow; it is told by the connection's end.
+            # The other side has gone, or is too slow; the end of the connection says it all.
             pass
         except Exception:
             log.exception("http_failed")

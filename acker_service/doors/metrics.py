@@ -29,7 +29,7 @@ from acker_service.shared import SharedShard
 from acker_service.system.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# How many names of sources are told apart: the first that are there; the rest are one, called OTHER.
+# How many names of sources are distinguished: the first that are there; the rest are one, called OTHER.
 SOURCES_MAX = 64
 OTHER = "other"
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
@@ -169,7 +169,7 @@ class _ShardCollector(Collector):
         )
         yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._shared.watches)
         yield GaugeMetricFamily(
-            "acker_waiting_settlements", "Settlements that wait for a sweep.", self._shared.settlements
+            "acker_waiting_settlements", "Settlements that wait to be applied.", self._shared.settlements
         )
         yield CounterMetricFamily(
             "acker_calls_overdue", "Calls cancelled as their requests did not arrive in time.", self._overdue()

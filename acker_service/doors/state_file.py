@@ -91,7 +91,7 @@ class StateDir:
             raise self.refusal(str(error)) from None
         if self._id in consumed:
             raise self.refusal(
-                "has been served before (it was consumed), and serving it twice could tell outcomes twice"
+                "has been served before (it was consumed), and serving it twice could report outcomes twice"
             )
         return self._parts()
 

@@ -13,7 +13,7 @@ FREED_MIN_BYTES = 32 << 20
 
 
 class Heap:
-    """To be told how much is held now and then; trims once enough of it was let go."""
+    """Is notified now and then of how much is held; trims once enough of it was freed."""
 
     def __init__(self) -> None:
         self._peak = 0

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, check_column, mix64_column
-from acker_protocol.messages import ACK, FAIL, Apply, Entries, Identity, InitScope, Kinds
+from acker_protocol.messages import ACK, FAIL, RESET, Apply, Entries, Identity, InitScope, Kinds
 
 # gRPC is at its best around 1 MiB a message, and a server refuses what is above its cap.
 MESSAGE_BYTES = 1 << 20
@@ -55,6 +55,27 @@ def digest(entries: Entries) -> int:
     else:
         vals += np.uint64(ACK)
     return int(np.sum(mix64_column(entries.root_ids ^ vals), dtype=np.uint64)) & MASK
+
+
+def malformed(entries: Entries, *, are_inits: bool) -> str:
+    """What is wrong with the columns of a message as such, in one sentence; "" for nothing.
+
+    Not of their order: the ledger finds that out while it hashes them."""
+    ids, kinds, reason_ids = len(entries), entries.kinds, entries.reason_ids
+    if len(entries.ack_vals) != ids:
+        return f"ack_vals: {len(entries.ack_vals)} for {ids} root ids"
+    if are_inits and (len(kinds) or len(reason_ids)):
+        return "kinds: a report of inits has neither kinds nor reasons"
+    if len(kinds) not in (0, ids):
+        return f"kinds: {len(kinds)} for {ids} root ids"
+    if len(kinds) and not 0 < kinds.min() <= kinds.max() <= ACK | FAIL | RESET:
+        return "kinds: an entry has no known bit (1 ack, 2 fail, 4 reset) or an unknown one"
+    fails = int(np.count_nonzero(kinds & FAIL))
+    if len(reason_ids) != fails:
+        return f"reason_ids: {len(reason_ids)} for {fails} fails"
+    if fails and int(reason_ids.max()) >= len(entries.reasons):
+        return f"reason_ids: an index is beyond the {len(entries.reasons)} reasons"
+    return ""
 
 
 def section_starts(root_ids: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

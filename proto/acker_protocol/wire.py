@@ -17,9 +17,6 @@ from google.protobuf.message import DecodeError, Message
 from acker_protocol import messages
 from acker_protocol.ids import Column, check_column
 from acker_protocol.messages import (
-    ACK,
-    FAIL,
-    RESET,
     Apply,
     ApplyReply,
     Entries,
@@ -40,6 +37,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
+from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -308,21 +306,12 @@ def _decode_inits(wire: pb.Inits) -> InitScope:
 
 def _decode_entries(wire: pb.ApplyRequest, are_inits: bool) -> Entries:
     root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
-    if len(root_ids) != len(ack_vals):
-        raise Malformed(f"ack_vals: {len(ack_vals)} for {len(root_ids)} root ids")
     kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
-    if are_inits and (len(kinds) or len(reason_ids)):
-        raise Malformed("kinds: a report of inits has neither kinds nor reasons")
-    if len(kinds) not in (0, len(root_ids)):
-        raise Malformed(f"kinds: {len(kinds)} for {len(root_ids)} root ids")
-    if len(kinds) and not 0 < kinds.min() <= kinds.max() <= ACK | FAIL | RESET:
-        raise Malformed("kinds: an entry has no known bit (1 ack, 2 fail, 4 reset) or an unknown one")
-    fails = int(np.count_nonzero(kinds & FAIL))
-    if len(reason_ids) != fails:
-        raise Malformed(f"reason_ids: {len(reason_ids)} for {fails} fails")
-    if fails and int(reason_ids.max()) >= len(wire.reasons):
-        raise Malformed(f"reason_ids: an index is beyond the {len(wire.reasons)} reasons")
-    return Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
+    entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
+    trouble = malformed(entries, are_inits=are_inits)
+    if trouble:
+        raise Malformed(trouble)
+    return entries
 
 
 def _fixed64(name: str, column: Column) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.accumulator import REASON_LENGTH_MAX, Accumulator, Draft
+from acker_client.core.accumulator import Accumulator, Draft
+from acker_client.core.gist import REASON_LENGTH_MAX
 from acker_protocol.ids import mix64_column
 from acker_protocol.messages import ACK, FAIL, RESET
 

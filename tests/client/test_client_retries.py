@@ -53,7 +53,7 @@ def test_a_settled_batch_leaves_no_root_without_its_outcome(
     simulation.watch()
     assert Verdict.ACKED not in simulation.verdicts().values(), "a held root was ACKED before its batch was settled"
     simulation.settle(1, settlement)
-    assert len(simulation.told) == 20
+    assert len(simulation.reported) == 20
     assert simulation.unread() == unread
 
 
@@ -78,7 +78,7 @@ def test_a_restart_without_state_is_told_and_never_ends_in_a_false_ack(seed: int
     simulation, server, _ = started(seed, rate)
     simulation.grow(range(10))
     server.start(with_state=False)
-    lost = set(simulation.forest.started) - set(simulation.told)
+    lost = set(simulation.forest.started) - set(simulation.reported)
     while not simulation.watch(0.1).generation_changed:
         pass
     # The replay: other root ids.

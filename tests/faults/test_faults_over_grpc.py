@@ -45,7 +45,7 @@ def test_held_batches_are_settled_over_a_bad_network(server: Any, settlement: Se
         for worker in simulation.workers:
             simulation.flush(worker)
         simulation.settle(number, settlement)
-        assert len(simulation.told) == 40 * number
+        assert len(simulation.reported) == 40 * number
     assert simulation.unread() == 5 * 5
     simulation.close()
 
@@ -65,7 +65,7 @@ def test_a_server_that_comes_back_without_its_state_is_told_and_the_replay_is_ac
     start_server(port=port)
     while not simulation.watch(0.1).generation_changed:
         pass
-    lost = set(simulation.forest.started) - set(simulation.told)
+    lost = set(simulation.forest.started) - set(simulation.reported)
     simulation.grow(range(1000, 1030))
     for worker in simulation.workers:
         simulation.flush(worker)

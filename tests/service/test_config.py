@@ -76,13 +76,13 @@ def test_an_unknown_option_is_told_the_nearest() -> None:
     assert complaint(["--max-pendin", "3"]).startswith("--max-pendin: no such option; the nearest is --max-pending;")
     assert "the nearest is ACKER_STATE_DIR" in complaint([], {"ACKER_STATEDIR": "/x"})
     assert complaint(["--frobnicate"]).startswith("--frobnicate: no such option; `acker serve --help`")
-    assert complaint(["7070"]) == "7070: stands alone; `acker serve` takes options only, like --port 7070"
+    assert complaint(["7070"]) == "7070: not an option; `acker serve` takes options only, like --port 7070"
 
 
 def test_a_flag_without_its_value_or_given_twice_is_an_error() -> None:
     assert "--port (ACKER_PORT): has no value" in complaint(["--port"])
     assert "--port (ACKER_PORT): has no value" in complaint(["--port", "--reflection"])
-    assert "stands twice" in complaint(["--port=1", "--port=2"])
+    assert "given twice" in complaint(["--port=1", "--port=2"])
 
 
 def test_variables_of_clients_and_those_that_kubernetes_injects_are_passed_over() -> None:

@@ -1,7 +1,7 @@
 """Twin: a shard in plain Python, with a dict for a ledger and sets for everything else.
 
 Slow, and plain enough to be believed: what :class:`acker_service.core.shard.Shard` does must be what this
-does. It forgets no identity and bounds no orphans. Written from design sections 5 to 7, before the fast one.
+does. It forgets no identity and bounds no orphans. Written from the rules of acker.proto, before the fast one.
 """
 
 from __future__ import annotations

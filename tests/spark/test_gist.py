@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from acker_client.core.gist import LENGTH_MAX, gist
+from acker_client.core.gist import REASON_LENGTH_MAX, gist
 
 JAVA = """An error occurred while calling o340.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 14.0 failed 4 times, most recent \
@@ -51,7 +51,7 @@ ValueError: not three
          "Caused by: c.d.E: deep\n\tat x.y(z)", "E: deep"),
         ("[STREAM_FAILED] Query [id = 1] terminated with exception: a.b.E: broke SQLSTATE: XXKST", "E: broke"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):"),
-        ("x" * 1000, "x" * (LENGTH_MAX - 3) + "..."),
+        ("x" * 1000, "x" * (REASON_LENGTH_MAX - 3) + "..."),
     ],
 )  # fmt: skip
 def test_the_gist_of_a_text_is_its_line(error: BaseException | str, line: str) -> None:

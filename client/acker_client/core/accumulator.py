@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from acker_client.core.gist import REASON_LENGTH_MAX
 from acker_protocol.ids import MASK, Column, mix64_column
 from acker_protocol.messages import ACK, FAIL, RESET, Entries, Kinds
 from acker_protocol.reports import fold, fold_updates
 
-# A reason is for people to read; the whole traceback belongs into the log of whoever failed.
-REASON_LENGTH_MAX = 500
 _SIGNED_MIN = -(1 << 63)
 
 
@@ -49,7 +48,7 @@ class Accumulator:
         self._inits_of(batch).rows.setdefault(root_id(root), val)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
-        """The record of ``edge`` is done, and ``emitted`` are its children: one number, in one breath."""
+        """The record of ``edge`` is done, and ``emitted`` are its children: one number, in one call."""
         self._add(root_id(root), xor(id64("edge", edge), emitted), ACK)
 
     def fail(self, root: int, reason: str = "", edge: int = 0) -> None:

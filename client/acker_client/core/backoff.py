@@ -18,7 +18,7 @@ _DOUBLINGS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits of ``random() * min(cap_s, first_s * 2**attempt)`` s: full jitter, so clients do not march in step."""
+    """Waits of ``random() * min(cap_s, first_s * 2**attempt)`` s: full jitter, so that clients do not retry in step."""
 
     first_s: float = 0.05
     cap_s: float = 2.0

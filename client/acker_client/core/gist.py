@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 
-LENGTH_MAX = 500
+# A reason is for people to read; the whole traceback belongs in the log of whoever failed.
+REASON_LENGTH_MAX = 500
 
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVA_CALL = re.compile(r"^An error occurred while calling [^\n]*\n: ")
@@ -23,7 +24,7 @@ _CAUSE = re.compile(r"^Caused by: (?P<said>.*)$", re.MULTILINE)
 
 
 def gist(error: BaseException | str) -> str:
-    """One line, of at most ``LENGTH_MAX`` characters, of an exception or of its text."""
+    """One line, of at most ``REASON_LENGTH_MAX`` characters, of an exception or of its text."""
     text = str(error).strip()
     kind = type(error).__name__ if isinstance(error, BaseException) else ""
     first = text.partition("\n")[0]
@@ -36,7 +37,7 @@ def gist(error: BaseException | str) -> str:
     else:
         said = _java(text)
         line = ": ".join(part for part in (kind, said) if part)
-    return line if len(line) <= LENGTH_MAX else line[: LENGTH_MAX - 3] + "..."
+    return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 3] + "..."
 
 
 def _raised_in_python(text: str) -> str:

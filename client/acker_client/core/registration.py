@@ -20,7 +20,7 @@ MILLISECONDS_MAX = (1 << 32) - 1
 def check_source(name: str, session: int | None, lease_s: float, limits: Limits) -> None:
     """Raise ValueError, by name, for what no source can be opened with."""
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"name={name!r}: give the source a name, like 'orders'; it stands in logs and metrics")
+        raise ValueError(f"name={name!r}: give the source a name, like 'orders'; logs and metrics show it")
     if session is not None:
         check_number("session", session, least=1)
     check_lease(lease_s)

@@ -1,6 +1,6 @@
 """Silence: how long the acker has not answered, and when that is worth a line in the log. Pure: time comes in.
 
-Decides that nobody waits for more than a second without being told for whom, and how often it is said.
+Decides that a wait of more than a second is logged, with the server's address, and how often.
 """
 
 from __future__ import annotations

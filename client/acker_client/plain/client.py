@@ -258,7 +258,7 @@ class AckerClient:
         """Outcomes of this source, waiting up to ``wait_s`` for the first of them. Confirms those of the call before.
 
         Also renews the lease, so call it again and again. A silent server is no error here: the call keeps trying for
-        its time and comes back with nothing; ``silent_for_s`` tells how long that has been going on.
+        its time and comes back with nothing; ``silent_for_s`` has for how long.
         """
         state = self._state()
         registration = state.source()

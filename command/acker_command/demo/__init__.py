@@ -1,1 +1,1 @@
-"""The demo: a real job on real text, broken on purpose, and a verifier that believes nothing it is told."""
+"""The demo: a real job on real text, broken on purpose, and a verifier that trusts no report."""

@@ -109,7 +109,7 @@ def arm(folder: Path, *, seed: int, records: int) -> Faults:
 
 
 def disarm(folder: Path) -> Faults:
-    """No faults at all; ``folder`` still tells which batches have begun."""
+    """No faults at all; ``folder`` still shows which batches have begun."""
     folder.mkdir(parents=True, exist_ok=True)
     return Faults(str(folder))
 

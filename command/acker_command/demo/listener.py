@@ -38,12 +38,12 @@ class CountingListener(Listener):
         self.counts.acked += len(acked)
 
     def on_fail(self, failed: Seen, why: Fallen) -> None:
-        told = np.bincount(why.verdicts, minlength=Verdict.LOST + 1)
-        self.counts.failed += int(told[Verdict.FAILED])
-        self.counts.timed_out += int(told[Verdict.TIMED_OUT])
-        self.counts.interrupted += int(told[Verdict.LOST])
+        reported = np.bincount(why.verdicts, minlength=Verdict.LOST + 1)
+        self.counts.failed += int(reported[Verdict.FAILED])
+        self.counts.timed_out += int(reported[Verdict.TIMED_OUT])
+        self.counts.interrupted += int(reported[Verdict.LOST])
         if self.strike is not None:
-            self.interrupted_by[self.strike] += int(told[Verdict.LOST])
+            self.interrupted_by[self.strike] += int(reported[Verdict.LOST])
 
     def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
         self.verifier.dead(self._records(dead))

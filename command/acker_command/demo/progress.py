@@ -1,6 +1,6 @@
 """Progress: how a run looks while it runs, on standard error. Decides nothing and counts nothing: it shows counts.
 
-On a terminal a live panel (rich); otherwise a plain line every few seconds. Strikes are told in a line of their own.
+On a terminal a live panel (rich); otherwise a plain line every few seconds. A strike has a line of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Result: what a run has shown, whether that is enough, and how it is told to people and to programs."""
+"""Result: what a run has shown, whether that is enough, and how people and programs read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sabotage: a thread beside the job that lets strikes fall on the server, and tells of those that fell elsewhere.
+"""Sabotage: a thread beside the job that lets strikes fall on the server, and reports those that fell elsewhere.
 
 Decides the moment for the server: when a task of the batch says that it is in the middle of its work, so that the
 reports of the batch meet a server that is not there. The other strikes fall in the executors and in the sink

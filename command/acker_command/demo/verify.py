@@ -1,4 +1,4 @@
-"""Verify: whether what was told of each record is true.
+"""Verify: whether what was reported of each record is true.
 
 Decides, at each ACK and not later, whether what the sink had committed under that root id is what the line must give
 (:mod:`expected` says what that is); and at the end, the other way round, whether the counts over all rows of acked
@@ -57,7 +57,7 @@ class Verifier:
         self.roots = np.zeros(len(self.expected), np.uint64)
 
     def acked(self, roots: UInts, records: Ints) -> None:
-        """Check ``roots: uint64[n]``, told ACKED now, of ``records: int64[n]``, against what is committed now."""
+        """Check ``roots: uint64[n]``, reported ACKED now, of ``records: int64[n]``, against what is committed now."""
         self._answer(records, ACKED)
         self.roots[records] = roots
         given, whence = self._committed_under(roots)

@@ -1,9 +1,9 @@
 """Tally: the account of one operator in one task, from the first row to the report at the end of input. Pure.
 
 Decides what an operator owes the acker: for each consumed anchor "this edge is done, and these are its children",
-folded per root as it comes; and under which identity it says so: that of what it consumed, and of nothing else (design
-section 5). Neither partition numbers nor batch boundaries nor the process enter. It never sends, and says nothing
-before the end.
+folded per root as it comes; and under which identity it is reported: a hash of what was consumed, and of nothing else,
+so that every attempt at the same work has the same one. Neither partition numbers nor batch boundaries nor the process
+enter. It never sends, and reports nothing before the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 # Folding anew is worth it when so many entries have come since, and at least as many as stood there before.
 COMPACT_ENTRIES = 1 << 21
 
-REASON_LENGTH_MAX = 500
 TRACEBACK_LENGTH_MAX = 4096
 # Reasons travel with every message of a report: beyond this, those of a task are cut down to their first words.
 REASONS_LENGTH_MAX = 1 << 16
@@ -35,7 +34,7 @@ class MultipliedEdges(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one sender has to say at one point. ``inits``: the entries are initial ack vals of a batch."""
+    """All that one sender reports at one point. ``inits``: the entries are initial ack vals of a batch."""
 
     identity: Identity
     entries: Entries
@@ -50,7 +49,7 @@ class Report:
 def digest_parents(
     counts: Positions, parents: Positions, kept: Column | None = None, children: Column | None = None
 ) -> Column:
-    """Digest of what each of n parents became (design section 4): uint64[n].
+    """Digest of what each of n parents became, which enters the edges of its children: uint64[n].
 
     ``counts: int64[n]`` of children; ``parents: int64[m]``; ``kept: uint64[n]``, the hash of what a child keeps of its
     parent; ``children: uint64[m]``, the hashes of their own values. None: not digested.

@@ -20,7 +20,7 @@ from acker_client.settings import Settings
 from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
-# What two sides of one job must have alike, but for a patch.
+# More tasks than cores, so that an executor that is slow to start gets one too.
 _TASKS_A_CORE = 2
 
 
@@ -169,6 +169,7 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
 
 
 def _release(version: str | None) -> list[str]:
+    """What driver and executors must have in common of a version: all but the patch."""
     return (version or "").split(".")[:2]
 
 

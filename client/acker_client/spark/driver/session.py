@@ -262,7 +262,7 @@ def _packaged_java() -> Path:
 
 @functools.cache
 def _java_version(java: str) -> int:
-    """The feature version of a Java, as 17; 0 where it cannot be told."""
+    """The feature version of a Java, as 17; 0 where it is unknown."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):

@@ -64,7 +64,7 @@ class BodyFrame(ClassicFrame):
         return self._leaving().localCheckpoint(eager, storageLevel)
 
     def _leaving(self) -> DataFrame:
-        """This frame as it leaves SQL: followed where ``ack()`` stands in its plan."""
+        """This frame as it leaves SQL: followed where ``ack()`` is in its plan."""
         df, text = plain(self), _plan(self)
         if ACK not in text:
             return df

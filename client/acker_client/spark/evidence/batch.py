@@ -28,7 +28,7 @@ from acker_client.spark.evidence.look import Look
 from acker_client.spark.evidence.witness import Witness
 from acker_client.spark.task.notes import NoteStore, note_store_of
 
-# What stands for all ack() columns of a run where it is remembered whose rows are evaluated more than once.
+# The name under which all ack() columns of a run are remembered, once their rows were evaluated more than once.
 ACK_COLUMN = ("column", "ack()")
 
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"

@@ -1,6 +1,6 @@
 """Following: the frame that a sink is given, and every frame and RDD the user derives from it.
 
-Decides what Spark's own stores cannot tell: whether a function of the user's has read its rows to the end, and what an
+Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, and what an
 action of an RDD did. Functions over partitions and batches are watched from inside: one that ends before its input does
 leaves a note. Actions of RDDs, iterators and writes that raise are watched from outside. What is followed is a frame,
 an RDD, a writer like any other, and computes what it would compute unfollowed. Spark gives rows to an operator below a

@@ -154,7 +154,7 @@ class Graph:
 
 
 def _is_zero(metrics: Any, values: Any) -> bool:
-    """Whether a node has put out no rows, as far as its metrics say so at all."""
+    """Whether a node is known, by its metrics, to have put out no rows."""
     rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
     counts = [values.get(metric.accumulatorId()) for metric in rows]
     return bool(counts) and all(count.isDefined() and str(count.get()) == "0" for count in counts)

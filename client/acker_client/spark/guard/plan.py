@@ -20,6 +20,7 @@ from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import Consumer, Node
 from acker_client.spark.evidence.executions import Executions
+from acker_client.spark.evidence.graph import each
 from acker_client.spark.guard import refusals
 from acker_client.spark.guard.refusals import REFUSALS, MovingBoundaries, Refused
 
@@ -148,10 +149,10 @@ class _Walk:
         elif name == "Project":
             self._down(plan.child(), self._through_project(plan, positions))
         elif name == "Union":
-            for child in _each(plan.children()):
+            for child in each(plan.children()):
                 self._down(child, positions)
         elif name == "WithCTE":
-            self._definitions.update((definition.id(), definition.child()) for definition in _each(plan.cteDefs()))
+            self._definitions.update((definition.id(), definition.child()) for definition in each(plan.cteDefs()))
             self._down(plan.plan(), positions)
         elif name == "CTERelationRef":
             self._down(self._definition(plan), positions)
@@ -283,7 +284,7 @@ def _may_move(name: str, plan: Plan) -> bool:
         return True
     if name != "RepartitionByExpression":
         return False
-    kinds = (expression.getClass().getSimpleName() for expression in _each(plan.partitionExpressions()))
+    kinds = (expression.getClass().getSimpleName() for expression in each(plan.partitionExpressions()))
     return not plan.optNumPartitions().isDefined() or "SortOrder" in kinds
 
 
@@ -292,7 +293,7 @@ def _between(above: Plan, below: Plan) -> Iterator[Plan]:
     if above.fastEquals(below):
         yield above
         return
-    for child in _each(above.children()):
+    for child in each(above.children()):
         way = tuple(_between(child, below))
         if way:
             yield above
@@ -326,9 +327,4 @@ def _every(plan: Plan) -> Iterator[Plan]:
     level = [plan]
     while level:
         yield from level
-        level = [child for parent in level for child in _each(parent.children())]
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    for index in range(sequence.size()):
-        yield sequence.apply(index)
+        level = [child for parent in level for child in each(parent.children())]

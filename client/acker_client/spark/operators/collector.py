@@ -1,7 +1,7 @@
 """Collector: Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
 
 Decides what explicit emits and acks of one partition add up to, and that they are reported when the block ends, and not
-at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is said: a
+at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported: a
 child's edge enters the tree only together with its parent's consumption.
 """
 
@@ -15,9 +15,10 @@ from typing import Any, Self
 import numpy as np
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from acker_client.core.gist import REASON_LENGTH_MAX
 from acker_client.settings import Settings
 from acker_client.spark.core.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
-from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.session import settings_here, settings_of
 from acker_client.spark.task.chain import Sender
 from acker_client.spark.task.content import hash_content
@@ -110,7 +111,7 @@ class Collector:
         self._send(Report(identity, Entries(roots, np.zeros(len(roots), np.uint64), kinds)))
 
     def report(self) -> Report:
-        """What the partition has to say so far; sent when the block ends."""
+        """The report of the partition so far; sent when the block ends."""
         tally = Tally(self._operator)
         pairs = np.array(list(self._handled), np.uint64).reshape(-1, 2)
         produced = np.fromiter(self._handled.values(), np.uint64, len(self._handled))

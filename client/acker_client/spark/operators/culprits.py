@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import traceback
 
+from acker_client.core.gist import REASON_LENGTH_MAX
 from acker_client.spark.core.anchors import Anchors
-from acker_client.spark.core.tally import REASON_LENGTH_MAX, TRACEBACK_LENGTH_MAX, Tally
+from acker_client.spark.core.tally import TRACEBACK_LENGTH_MAX, Tally
 from acker_client.spark.operators.declared import OnError
 
 _logger = logging.getLogger("acker.spark")

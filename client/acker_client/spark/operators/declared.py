@@ -1,6 +1,6 @@
 """Declared: what the user says of an operator where it is written.
 
-Decides what cannot be meant, and refuses it there, with what to write instead, as far as one can tell without a
+Decides what is a mistake, and refuses it there, with what to write instead, as far as that is known without a
 session.
 """
 
@@ -71,7 +71,7 @@ def declared(
     on_error: OnError,
     deterministic: bool,
 ) -> Declared:
-    """What an operator is declared with. TypeError or ValueError, with what to write, for what cannot be meant."""
+    """What an operator is declared with. TypeError or ValueError, with what to write, for what is a mistake."""
     who = DECORATORS[kind]
     check_declared(schema, f"@{who}", f"@{who}('word string, count int')")
     if isinstance(keep, str) and keep != "*":
@@ -91,7 +91,7 @@ def declared_fields(schema: str | StructType, who: str) -> StructType:
 
 
 def check_declared(schema: Any, who: str, example: str) -> None:
-    """As :func:`declared_fields`, where it is declared, and as far as one can tell without a session. TypeError too."""
+    """As :func:`declared_fields`, where it is declared, and as far as that is known without a session. TypeError too."""
     fields = checked_schema(schema, who, example)
     if fields is not None:
         _refuse_names(fields, who)
@@ -157,7 +157,7 @@ def column_names(given: Any, what: str, argument: str) -> list[str]:
 
 
 def check_into(into: Any) -> None:
-    """TypeError or ValueError for what no columns of an explode can be called."""
+    """TypeError or ValueError for what cannot be the names of an explode's columns."""
     names = into if isinstance(into, tuple) else (into,)
     if into is not None and not all(isinstance(name, str) for name in names):
         raise TypeError(f"explode: into={into!r}; give the name of the elements' column, of a map ('key', 'value')")
@@ -167,7 +167,7 @@ def check_into(into: Any) -> None:
 
 
 def check_name(what: str, name: Any) -> None:
-    """ValueError for what is no name of a step."""
+    """ValueError for what cannot be the name of a step."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{what}: name={name!r}; give a name, which goes into edges and reports")
 

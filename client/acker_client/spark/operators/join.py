@@ -59,7 +59,7 @@ def join(
         _refuse_unfit(name, given, keys, added)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
-        # In which order the matches of a key were collected is Spark's affair, and may differ the next time.
+        # Spark collects the matches of a key in any order, and in another one the next time.
         digests_values = not spark_checks_reruns(df.sparkSession)
         ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
         return exploded(joined, plan.guard(joined, name), ours)
@@ -77,7 +77,7 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
 
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:
-    """All rows of a key as one array, in an order that does not hang on chance where Spark can sort them."""
+    """All rows of a key as one array, in the same order each time where Spark can sort them."""
     matches = F.collect_list(F.struct(*(quoted(field.name) for field in added)) if added else F.struct(F.lit(True)))
     if not any(
         "map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added

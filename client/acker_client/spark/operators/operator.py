@@ -3,7 +3,7 @@
 Decides how a function is called (row by row, or a batch at a time), how what it gives is held against the declared
 schema, which rows of its input its output descends from, and what becomes of a row that raises: its tree fails, with
 the exception as reason, and the rest goes on. Every output is anchored to its input, and the input is acked, in one
-breath. The function sees no tracking columns.
+update. The function sees no tracking columns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, what a read task reports
 (inits, and the range of numbers that it covered), and what becomes of a record that cannot be read: it is emitted,
-failed, and not handed on. Where records come from is the source's to say, slice by slice.
+failed, and not handed on. Where records come from is decided by the source, slice by slice.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from acker_client.core.gist import REASON_LENGTH_MAX
 from acker_client.settings import Settings
 from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
-from acker_client.spark.core.tally import REASON_LENGTH_MAX, Report, Tally
+from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.session import hand_down
 from acker_client.spark.evidence.batch import BatchEvidence, Once
 from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember

@@ -1,6 +1,6 @@
 """Sink: the end of a tracked pipeline: what it writes is acked once the write is done.
 
-Decides that the ack stands in a pass-through in front of the user's write, in the write's own job, and that the frame
+Decides that rows are acked by a pass-through in front of the user's write, in the write's own job, and that the frame
 which the user's function gets is followed. Whether the function has done its work is the batch's to decide when it is
 settled (``batch``, by evidence): neither a function that returns nor rows that were read prove a write.
 """

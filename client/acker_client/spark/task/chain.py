@@ -3,8 +3,8 @@
 Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and
 never before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A
 task that dies, is closed early or raises has reported nothing. Each step counts for itself, so a chain of three steps
-reports, edge for edge, what three chains of one step would. What steps do to rows is theirs to say (``operators``);
-how they come to be one chain, and what stands between chains, is the guard's (``fusing``, ``plan``). (Spark's word
+reports, edge for edge, what three chains of one step would. What a step does to rows is decided in ``operators``;
+how steps come to be one chain, and what may be between chains, in ``guard`` (``fusing``, ``plan``). (Spark's word
 *stage* is never used for it: what Spark calls so is cut at shuffles, and may hold several chains.)
 
 Nothing here that is pickled holds a channel: a chain carries settings, and the client is made inside the task.
@@ -77,7 +77,7 @@ class Arriving:
 class Chain:
     """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not).
 
-    A sink's chain notes the end of each of its tasks, one that reads a source likewise, and any chain that another
+    A sink's chain notes the end of each of its tasks, one that reads a source likewise, and any chain whether another
     attempt has reported something else.
     """
 

@@ -61,7 +61,7 @@ class _Unknown(Exception):
 
 
 def parse(text: str) -> StructType | None:
-    """The columns that ``text`` declares; None where only Spark can tell. Raises :class:`BrokenSchema`."""
+    """The columns that ``text`` declares; None where only Spark knows. Raises :class:`BrokenSchema`."""
     try:
         return _Parser(text).whole()
     except _Unknown:

@@ -74,7 +74,7 @@ def struct_type(schema: str | StructType) -> StructType:
 
 
 def checked_schema(schema: Any, who: str, example: str) -> StructType | None:
-    """The schema that ``who`` is declared with; None where only a session can tell, and there is none.
+    """The schema that ``who`` is declared with; None where it takes a session to know, and there is none.
 
     Raises TypeError or ValueError for what is no schema. ``example``: what to write instead of ``who`` alone.
     """
@@ -137,7 +137,7 @@ class RowReader:
         self._make: Callable[[Child], Row] = partial(tuple.__new__, _row_class(tuple(schema.names)))
 
     def rows(self, batch: pa.RecordBatch) -> list[Row]:
-        """One Row for each row of ``batch``, whose columns stand in the order of the schema."""
+        """One Row for each row of ``batch``, whose columns are in the order of the schema."""
         if not batch.num_columns:
             return [self._make(()) for _ in range(batch.num_rows)]
         columns = [
