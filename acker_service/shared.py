@@ -104,7 +104,8 @@ class SharedShard:
         return reply
 
     def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
-        """Answer a watch: at once when there is enough to report, else when there is something and it has waited a little for more.
+        """Answer a watch: at once when there is enough to report, else when there is something and it has waited a
+        little for more.
 
         ``on_end`` takes what to call when the caller has gone away, so that nobody waits for nothing.
         """

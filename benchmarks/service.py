@@ -108,7 +108,8 @@ class ServiceLoad:
 
 
 class WatchingSource:
-    """Watches from a thread of its own; the callback notes for every root that it was reported ACKED, once, and when."""
+    """Watches from a thread of its own; the callback notes for every root that it was reported ACKED, once, and
+    when."""
 
     def __init__(self, address: str, load: ServiceLoad) -> None:
         self._transport = GrpcTransport(address)

@@ -5,15 +5,15 @@ and never allocates or grows a table (``ledger``): a kernel that runs out of roo
 
 A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an
 empty cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a
-report, which ascend by key, walk memory forward. Probing is linear, deletion shifts back: there are no grave stones to
-clean.
+report, which ascend by key, walk memory forward. Probing is linear, deletion shifts back, so that
+nothing is left of a deleted entry.
 
 Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
 The *directory* is int64[1024, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
-entry of the sub-table may expire, and the largest count of late;
-eight columns make a row one line of the cache. The arrays behind the addresses are kept alive by ``ledger.Ledger``.
+entry of the sub-table may expire, largest count of late; eight columns make a row one cache line. The arrays behind the
+addresses are kept alive by ``ledger.Ledger``.
 """
 
 # numba reads these signatures; mypy cannot.

@@ -24,7 +24,8 @@ CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
 REASON_HEAD_BYTES = 4
-# What an answer may carry: a gRPC client takes 4 MiB unless configured otherwise, and there is more in it than outcomes.
+# What an answer may carry: a gRPC client takes 4 MiB unless configured otherwise, and there is more in it than
+# outcomes.
 ANSWER_BYTES = (4 << 20) - (64 << 10)
 # Root id, verdict, reason id.
 OUTCOME_BYTES = 13

@@ -117,7 +117,8 @@ class Shard:
         return OpenBatchReply(self.incarnation, status, delay_ms(status), detail)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
-        """Settle batches with one sweep of the table. For a batch that is settled already, the answer is the same as before."""
+        """Settle batches with one sweep of the table. For a batch that is settled already, the answer is the same as
+        before."""
         state = self._state
         state.advance(now)
         batches: dict[BatchState, Settlement] = {}

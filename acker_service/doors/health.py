@@ -56,7 +56,7 @@ def _from_file(path: Path) -> tuple[_Place, _Place | None]:
 
 def _from_options(options: Config) -> tuple[_Place, _Place | None]:
     if 0 in (options.port, options.http_port):
-        raise NotReady("a server that takes free ports can be found by its --ready-file only; name that to both")
+        raise NotReady("a server on free ports can be found only by its --ready-file; give both the same one")
     http = None if options.http_port is None else (_near(options.host), options.http_port)
     return (_near(options.host), options.port), http
 

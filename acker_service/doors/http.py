@@ -121,7 +121,7 @@ class HttpDoor:
                 writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
                 await self._answer(reader, writer)
         except (OSError, TimeoutError, EOFError):
-            # The other side has gone, or is too slow; the end of the connection says it all.
+            # The other side has gone, or is too slow; it notices that the connection ends.
             pass
         except Exception:
             log.exception("http_failed")
@@ -152,7 +152,7 @@ class HttpDoor:
             return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{method}: this port answers GET and HEAD only")
         found = self._makers.get(target.partition("?")[0])
         if found is None:
-            return text(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(self._makers)}")
+            return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self._makers)}")
         page, maker = found
         return await self._loop.run_in_executor(maker, _rendered, target, page)
 
@@ -208,4 +208,4 @@ def _rendered(path: str, page: Callable[[], Page]) -> Page:
 
 
 def _pass_over(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """What the event loop complains of, resets most of all, is no event of ours."""
+    """What the event loop complains of (resets above all) is not worth a line of ours."""

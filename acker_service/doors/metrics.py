@@ -44,7 +44,7 @@ GAUGES = {
     "sources": ("acker_sources", "Sources whose lease runs."),
     "open_batches": ("acker_open_batches", "Batches that wait to be settled."),
     "identities": ("acker_identities", "Identities of reports that are remembered."),
-    "identity_bytes": ("acker_identity_bytes", "Memory of identities and of plain clients' sequences, about."),
+    "identity_bytes": ("acker_identity_bytes", "Approximate memory of identities and of plain clients' sequences."),
     "sequence_sessions": ("acker_sequence_sessions", "Plain clients whose sequences are remembered."),
     "ledger_bytes": ("acker_ledger_bytes", "Memory of the ledger's tables."),
 }

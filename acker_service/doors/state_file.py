@@ -206,7 +206,7 @@ def _read_id(file: BinaryIO) -> str:
 
 
 def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
-    """StatePart by part, of what the checksum vouches for; what still does not fit was written wrongly."""
+    """Part by part, of what the checksum vouches for; what still does not fit was written wrong."""
     try:
         while length := struct.unpack("<I", file.read(4))[0]:
             header = json.loads(file.read(length))
@@ -238,7 +238,7 @@ def _naming(path: Path, consequence: str) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Give ``path`` new content at one stroke, on disk before this returns."""
+    """Replace the content of ``path`` atomically; it is on disk before this returns."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:

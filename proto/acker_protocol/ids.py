@@ -1,8 +1,8 @@
 """Ids: how roots, edges and slots are computed, the same in every process and every language.
 
-Decides how roots, edges, slots and identities are computed (acker.proto has the formulas) and nothing else: no randomness (bases come in from outside), no I/O.
-All arithmetic is modulo 2**64. Scalar functions take and return ``int``; column functions ``uint64`` arrays.
-``proto/acker/v1/vectors.json`` holds vectors for every function here.
+Decides how roots, edges, slots and identities are computed (acker.proto has the formulas) and nothing else: no
+randomness (bases come in from outside), no I/O. All arithmetic is modulo 2**64. Scalar functions take and return
+``int``; column functions ``uint64`` arrays. ``proto/acker/v1/vectors.json`` holds vectors for every function here.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def edge0_column(roots: Column) -> Column:
 def child_edge(edge: int, operator_hash: int, ordinal: int, digest: int) -> int:
     """Edge of the ``ordinal``-th record that an operator derived from a parent anchored at ``edge``.
 
-    ``digest`` says what the parent became (how many children, and what they hold), so that two runs that differ do not share edges.
+    ``digest`` says what the parent became (how many children, and what they hold), so that two runs that differ do not
+    share edges.
     """
     return mix64(edge ^ mix64((operator_hash + ordinal) & MASK) ^ digest)
 

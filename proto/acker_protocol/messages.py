@@ -1,7 +1,7 @@
 """Messages: what both sides say to each other, as plain values.
 
-Decides the vocabulary: the messages of acker.proto, by their names there. Knows no protobuf (``wire`` translates), no socket and no clock.
-All columns are numpy arrays that may be read-only views; nobody writes into a message.
+Decides the vocabulary: the messages of acker.proto, by their names there. Knows no protobuf (``wire`` translates), no
+socket and no clock. All columns are numpy arrays that may be read-only views; nobody writes into a message.
 """
 
 from __future__ import annotations

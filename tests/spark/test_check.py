@@ -79,7 +79,7 @@ def test_a_check_that_cannot_run_says_why_and_what_to_do() -> None:
     assert _what_to_do("An exception\nTraceback", "OSError: no space left") == (
         "the check could not run, and a job would not either: OSError: no space left"
     )
-    with pytest.raises(SessionError, match="a SparkSession is due, got a str"):
+    with pytest.raises(SessionError, match="a SparkSession is expected, got a str"):
         check("localhost:7070")  # type: ignore[arg-type]
 
 

@@ -98,17 +98,17 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
             lambda batch: batch,
             "declares a column 'word', and what it returned lacks it: it has ['number', 'text']",
         ),
-        (lambda batch: None, "returned None where a pyarrow RecordBatch or Table is due: return what was made"),
+        (lambda batch: None, "returned None where a pyarrow RecordBatch or Table is expected: return what was made"),
         (
             lambda batch: [1, 2],
-            "returned a list where a pyarrow RecordBatch or Table is due: use pa.RecordBatch.from_py",
+            "returned a list where a pyarrow RecordBatch or Table is expected: use pa.RecordBatch.from_py",
         ),
-        (lambda batch: {"word": ["a", "b"]}, "returned a dict where a pyarrow RecordBatch or Table is due"),
+        (lambda batch: {"word": ["a", "b"]}, "returned a dict where a pyarrow RecordBatch or Table is expected"),
         (
             lambda batch: batch.to_pandas(),
-            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use pa.Table.from_p",
+            "returned a DataFrame where a pyarrow RecordBatch or Table is expected: use pa.Table.from_p",
         ),
-        (lambda batch: (batch for _ in "a"), "returned a generator where a pyarrow RecordBatch or Table is due"),
+        (lambda batch: (batch for _ in "a"), "returned a generator where a pyarrow RecordBatch or Table is expected"),
         (lambda batch: pa.table({"word": [[1], [2]]}), "column 'word' is declared string, and is list<item: int64> in"),
     ],
 )
@@ -139,25 +139,25 @@ def test_a_pandas_column_of_another_type_is_named() -> None:
     [
         (
             lambda frame: frame["text"],
-            "returned a Series where a pandas DataFrame is due: return a DataFrame, as series",
+            "returned a Series where a pandas DataFrame is expected: return a DataFrame, as series",
         ),
-        (lambda frame: None, "returned None where a pandas DataFrame is due"),
+        (lambda frame: None, "returned None where a pandas DataFrame is expected"),
         (
             lambda frame: {"word": ["a"]},
-            "returned a dict where a pandas DataFrame is due: return pandas.DataFrame(...)",
+            "returned a dict where a pandas DataFrame is expected: return pandas.DataFrame(...)",
         ),
         (
             lambda frame: [frame],
-            "returned a list where a pandas DataFrame is due: return a DataFrame, as pandas.concat",
+            "returned a list where a pandas DataFrame is expected: return a DataFrame, as pandas.concat",
         ),
-        (lambda frame: word_batch("a"), "returned a RecordBatch where a pandas DataFrame is due: use @arrow_operator"),
+        (lambda frame: word_batch("a"), "returned a RecordBatch where a pandas DataFrame is expected: use @arrow_operator"),
         (
             lambda frame: (frame for _ in "a"),
-            "returned a generator where a pandas DataFrame is due: return one, do not",
+            "returned a generator where a pandas DataFrame is expected: return one, do not",
         ),
         (
             lambda frame: "text",
-            "returned a str where a pandas DataFrame is due: return a frame of the declared columns",
+            "returned a str where a pandas DataFrame is expected: return a frame of the declared columns",
         ),
         (lambda frame: frame, "declares a column 'word', and the frame lacks it: it has ['number', 'text']"),
         (lambda frame: (frame.assign(word="a"), [0], 1), "returned a tuple of 3"),

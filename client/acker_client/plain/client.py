@@ -353,7 +353,7 @@ class AckerClient:
             )
         return AckerClient, (self.settings,)
 
-    # -- within
+    # -- inside
 
     def _standing(self, state: ClientState | None) -> str:
         if state is None:

@@ -1,10 +1,10 @@
 """Anchors: what a row carries so that rows derived from it can be tied to their trees, as Arrow columns and as uint64.
 
-Decides the two forms in which a row carries its anchors. **Thin**: ``_root bigint, _edge bigint``, null where a row is unanchored.
-**Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row is
-unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and what is made
-of it is packed. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands for
-"unanchored".
+Decides the two forms in which a row carries its anchors. **Thin**: ``_root bigint, _edge bigint``, null where a row is
+unanchored. **Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row
+is unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and what is
+made of it is packed. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands
+for "unanchored".
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Decides by actions alone: what ran over the rows, how it ended, in which order. *Done* needs an action that delivers all
 the rows and succeeded, and no delivering one that failed after it. A look (count, show, isEmpty) neither helps nor
 harms. What a sink filters away before it writes is its own decision; a limit is not: what stands behind it was not
-read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know (``executions``,
-``following``); this module knows neither Spark nor rows.
+read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know
+(``executions``, ``following``); this module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Un
     """Why the rows of ``who`` (a sink, as "save()") are not done; None when they are.
 
     ``forgotten``: the collector knows that it does not know every action. The cases, each a test
-    (``tests/spark/test_evidence.py`` reads this table); actions are listed in the order in which they began, "+" means that
-    the next one began before this one had ended:
+    (``tests/spark/test_evidence.py`` reads this table); actions are listed in the order in which they began, "+" means
+    that the next one began before this one had ended:
 
     | actions                             | done | because                                          |
     |-------------------------------------|------|--------------------------------------------------|

@@ -1,8 +1,8 @@
 """Collector: Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
 
 Decides what explicit emits and acks of one partition add up to, and that they are reported when the block ends, and not
-at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported: a
-child's edge enters the tree only together with its parent's consumption.
+at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported:
+a child's edge enters the tree only together with its parent's consumption.
 """
 
 from __future__ import annotations

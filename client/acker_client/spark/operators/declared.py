@@ -91,7 +91,8 @@ def declared_fields(schema: str | StructType, who: str) -> StructType:
 
 
 def check_declared(schema: Any, who: str, example: str) -> None:
-    """As :func:`declared_fields`, where it is declared, and as far as that is known without a session. TypeError too."""
+    """As :func:`declared_fields`, where it is declared, and as far as that is known without a session. TypeError
+    too."""
     fields = checked_schema(schema, who, example)
     if fields is not None:
         _refuse_names(fields, who)

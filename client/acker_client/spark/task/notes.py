@@ -1,8 +1,8 @@
 """Notes: what tasks report to the driver about themselves, beside what they report to the acker.
 
-Decides that a note travels in an accumulator of Spark's, which adds only what tasks that succeed have written, and is there
-by the time its job has ended. Notes say where rows were read to their end, where they were not, and which reports were
-in CONFLICT; they never carry rows or ids.
+Decides that a note travels in an accumulator of Spark's, which adds only what tasks that succeed have written, and is
+there by the time its job has ended. Notes say where rows were read to their end, where they were not, and which reports
+were in CONFLICT; they never carry rows or ids.
 """
 
 from __future__ import annotations

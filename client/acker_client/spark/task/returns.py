@@ -65,7 +65,7 @@ def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], 
     :class:`OperatorError`."""
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         hint = _ARROW_HINTS.get(_type(data), _HINTS.get(_type(data), "return a table of the declared columns"))
-        raise OperatorError(f"{who} returned {kind_of(data)} where a pyarrow RecordBatch or Table is due: {hint}")
+        raise OperatorError(f"{who} returned {kind_of(data)} where a pyarrow RecordBatch or Table is expected: {hint}")
     batch = one_batch(data)
     return [_checked_column(batch, field, who) for field in schema], batch.num_rows
 
@@ -110,7 +110,7 @@ def over_pandas(function: BatchFunction, schema: StructType, name: str) -> Batch
             hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
             column = schema.names[0] if schema.names else "x"
             raise OperatorError(
-                f"{who} returned {kind_of(frame)} where a pandas DataFrame is due: {hint.format(column=column)}"
+                f"{who} returned {kind_of(frame)} where a pandas DataFrame is expected: {hint.format(column=column)}"
             )
         names = list(frame.columns)
         for field in fields:
