@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -83,3 +84,50 @@ def test_every_place_that_is_named_for_a_question_exists():
     modules = {str(path) for path in ROOT.rglob("acker_*/**/*.py")}
     for path in paths:
         assert any(module.endswith(f"/{path}") for module in modules), f"there is no {path}"
+
+
+PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]
+# These speak of Spark's stages.
+EXCEPTIONS = {
+    "stage": {"look.py", "executions.py", "notes.py", "chain.py"},
+}
+# What an input yields: it must not import what the operators do, so it has a class of its own for it.
+HOMONYMS = {"Records", "Group"}
+
+
+@functools.cache
+def sources_of_packages() -> dict[Path, str]:
+    """The modules that are shipped, without the names of what they import."""
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if path.parent.name != "v1")
+    return {path: re.sub(r"^(from|import) .*$", "", path.read_text(), flags=re.MULTILINE) for path in paths}
+
+
+def table(head: str) -> list[str]:
+    """The first column of the table of ARCHITECTURE that begins with ``head``."""
+    rows = (ROOT / "ARCHITECTURE.md").read_text().partition(f"| {head} |\n|---|---|\n")[2].partition("\n\n")[0]
+    return [row.split("|")[1].strip() for row in rows.splitlines()]
+
+
+@pytest.mark.parametrize("word", table("word | meaning"))
+def test_each_word_of_the_table_is_used(word):
+    pattern = re.compile(rf"\b{word}(s|es)?\b".replace(" ", "[ _]"), re.IGNORECASE)
+    users = [path for path, text in sources_of_packages().items() if pattern.search(text.replace("_", " "))]
+    assert users, f"{word!r} is in ARCHITECTURE's table of words, and nowhere in the code"
+
+
+@pytest.mark.parametrize("word", [word for words in table("not | but") for word in words.split(", ")])
+def test_words_that_are_not_said_are_not_said(word):
+    pattern = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
+    for path, text in sources_of_packages().items():
+        if path.name in EXCEPTIONS.get(word, ()) or "acker_client/source/" in str(path):
+            continue
+        found = pattern.search(text.replace("_", " "))
+        assert not found, f"{path.relative_to(ROOT)} says {found and found[0]!r}; see the words in ARCHITECTURE.md"
+
+
+def test_no_two_classes_have_one_name():
+    names: dict[str, list[str]] = {}
+    for path, text in sources_of_packages().items():
+        for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
+            names.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in names.items() if len(paths) > 1 and name not in HOMONYMS} == {}

@@ -150,7 +150,10 @@ def test_a_pandas_column_of_another_type_is_named() -> None:
             lambda frame: [frame],
             "returned a list where a pandas DataFrame is expected: return a DataFrame, as pandas.concat",
         ),
-        (lambda frame: word_batch("a"), "returned a RecordBatch where a pandas DataFrame is expected: use @arrow_operator"),
+        (
+            lambda frame: word_batch("a"),
+            "returned a RecordBatch where a pandas DataFrame is expected: use @arrow_operator",
+        ),
         (
             lambda frame: (frame for _ in "a"),
             "returned a generator where a pandas DataFrame is expected: return one, do not",

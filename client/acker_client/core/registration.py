@@ -120,13 +120,13 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        return WatchResult(reply.outcomes, self._told(), True, reply.cursor, reply.generation)
+        return WatchResult(reply.outcomes, self._take_loss(), True, reply.cursor, reply.generation)
 
     def nothing(self) -> WatchResult:
         """What a watch brings that was not answered; what a renewal has found out is reported also then."""
-        return WatchResult(generation_changed=self._told(), cursor=self.cursor, generation=self.generation)
+        return WatchResult(generation_changed=self._take_loss(), cursor=self.cursor, generation=self.generation)
 
-    def _told(self) -> bool:
+    def _take_loss(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False
         return is_lost
 

@@ -14,13 +14,13 @@ AGAIN_S = 30.0
 class Silence:
     """Of one process. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
 
-    __slots__ = ("_address", "_is_told", "_since", "_told_at")
+    __slots__ = ("_address", "_is_reported", "_reported_at", "_since")
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._since: float | None = None
-        self._is_told = False
-        self._told_at = float("-inf")
+        self._is_reported = False
+        self._reported_at = float("-inf")
 
     @property
     def since(self) -> float | None:
@@ -30,17 +30,17 @@ class Silence:
     def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
         """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""
         self._since = since = asked_at if self._since is None else self._since
-        if now - since < NOTICED_S or now - self._told_at < AGAIN_S:
+        if now - since < NOTICED_S or now - self._reported_at < AGAIN_S:
             return None
-        self._is_told, self._told_at = True, now
+        self._is_reported, self._reported_at = True, now
         return f"waiting for the acker at {self._address}: no answer for {_seconds(now - since)} ({why})"
 
     def answered(self, now: float) -> str | None:
         """A try was answered; what to log of it, if anything."""
         since, self._since = self._since, None
-        if since is None or not self._is_told:
+        if since is None or not self._is_reported:
             return None
-        self._is_told = False
+        self._is_reported = False
         return f"the acker at {self._address} answers again, after {_seconds(now - since)}"
 
 

@@ -32,7 +32,7 @@ class Progress(AbstractContextManager["Progress"]):
     def __init__(self, counts: RunCounts, console: Console | None = None) -> None:
         self._counts = counts
         self._console = console or _console()
-        self._stage = "starting"
+        self._activity = "starting"
         self._since = time.monotonic()
         self._over = threading.Event()
         self._exits = ExitStack()
@@ -55,10 +55,10 @@ class Progress(AbstractContextManager["Progress"]):
     ) -> None:
         self._exits.close()
 
-    def say(self, setup: str) -> None:
+    def say(self, activity: str) -> None:
         """What is being done now."""
-        self._stage = setup
-        self._tell("  ", setup, "dim")
+        self._activity = activity
+        self._tell("  ", activity, "dim")
 
     def strike(self, what: str) -> None:
         """A fault has fallen."""
@@ -81,7 +81,7 @@ class Progress(AbstractContextManager["Progress"]):
         grid.add_row(*(Text(value, "bold") for _, value in figures(counts)))
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, f"{time.monotonic() - self._since:.0f} s")
-        return Group(Text(), head, Text(self._stage, "dim"), grid)
+        return Group(Text(), head, Text(self._activity, "dim"), grid)
 
 
 def _console() -> Console:

@@ -1,4 +1,4 @@
-"""Check: whether every executor has what tracked steps need, told before the first job instead of by its failure.
+"""Check: whether every executor has what tracked steps need, found out before the first job and not by its failure.
 
 Decides what is asked of an executor and what to do about each lack. Runs one small Spark job; emits and acks nothing.
 """

@@ -68,7 +68,7 @@ _ONE_TO_ONE = frozenset({
     "CollectMetrics", "Window", "AttachDistributedSequence", "EventTimeWatermark", "PipeOperator",
 })  # fmt: skip
 
-_STAGES = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+_STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
 
 
 def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
@@ -144,7 +144,7 @@ class _Walk:
     def _down(self, plan: Plan, positions: Positions) -> None:
         """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the steps below."""
         name = plan.getClass().getSimpleName()
-        if name in _STAGES:
+        if name in _STEPS:
             self._arrive(name, plan, positions)
         elif name == "Project":
             self._down(plan.child(), self._through_project(plan, positions))
@@ -319,7 +319,7 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
 
 def _is_tracked(plan: Plan) -> bool:
     """Whether a node is a tracked step, of this batch or of a forgotten one."""
-    return plan.getClass().getSimpleName() in _STAGES and lineage.is_ours(plan.functionExpr().name())
+    return plan.getClass().getSimpleName() in _STEPS and lineage.is_ours(plan.functionExpr().name())
 
 
 def _every(plan: Plan) -> Iterator[Plan]:
