@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def check_health(words: Sequence[str]) -> int:
-    """Ask the server of these options and this environment: 0 when it is ready, else 1."""
+    """Ask the server with these options and this environment: 0 when it is ready, else 1."""
     if "--help" in words or "-h" in words:
         print(health.USAGE)
         return 0

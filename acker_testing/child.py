@@ -1,4 +1,4 @@
-"""Child: a server as a process of its own, on a free port of this machine, that ends with whoever started it.
+"""Child: a server as a process of its own, on a free port of this machine, that ends with the process that started it.
 
 Decides how it is started, awaited and ended. Nobody else shares it, and what it knew is gone when it ends.
 """

@@ -1,4 +1,4 @@
-"""Local: a real shard in memory behind the transport port, and time that passes only when somebody sleeps.
+"""Local: a real shard in memory behind the transport port, and time that passes only when something sleeps.
 
 Decides nothing of the acker: what it answers is what the server's own shard answers, and every message goes through the
 wire's translation on its way. Needs the extra `service`.
@@ -45,7 +45,7 @@ _STEP_S = 0.01
 
 
 class SimulatedTime:
-    """Time that passes only when somebody sleeps. ``clock`` and ``sleep`` are what clients and servers here take."""
+    """Time that passes only when something sleeps. ``clock`` and ``sleep`` are what clients and servers here take."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -87,7 +87,7 @@ class LocalServer:
         self.is_up = True
 
     def ask(self, question: Callable[[Shard, float], Reply]) -> Reply:
-        """Ask the shard, after letting it do what time has brought. Unavailable while the server is stopped."""
+        """Ask the shard, after it has done what is due by now. Unavailable while the server is stopped."""
         with self._lock:
             if not self.is_up:
                 raise Unavailable("the local server is stopped: start() it")

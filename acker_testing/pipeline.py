@@ -31,7 +31,7 @@ QUICK = Retry(max_retries=1, initial_s=0.0)
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A record that spent its retries; ``reason`` of the last time, without a traceback."""
+    """A record that has used up its retries; ``reason``: of its last failure, without a traceback."""
 
     record: Any
     reason: str

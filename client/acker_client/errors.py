@@ -1,4 +1,4 @@
-"""Errors: what can go wrong between a client and the acker, by whose move it is.
+"""Errors: what can go wrong between a client and the acker, and who can do something about it.
 
 Every message says what to do. Nothing here decides when to raise. No error of gRPC or protobuf ever leaves the client.
 """
@@ -23,7 +23,8 @@ class Overloaded(AckerError):
 
 
 class Rejected(AckerError):
-    """The server answered that the call as such is wrong. Sending it again gives the same answer; the caller's move."""
+    """The server answered that the call as such is wrong. Sending it again gives the same answer; the caller has to
+    change it."""
 
 
 class UnknownSource(AckerError):

@@ -32,7 +32,7 @@ def serve(options: tuple[str, ...]) -> None:
 @main.command(context_settings=_PASS_ON, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def health(options: tuple[str, ...]) -> None:
-    """Ask whether the server of the same options is ready."""
+    """Ask whether the server with the same options is ready."""
     _service("health", options)
 
 

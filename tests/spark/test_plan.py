@@ -115,7 +115,7 @@ def test_packed_anchors_are_traced_as_thin_ones_are(spark: SparkSession, batch: 
         plan.inspect(df.withColumn("_anchors", F.col("word").cast("binary")), "sink 'save'")
 
 
-def test_a_union_of_different_frames_has_a_stage_for_each(spark: SparkSession, batch: FakeBatch) -> None:
+def test_a_union_of_different_frames_has_a_step_for_each(spark: SparkSession, batch: FakeBatch) -> None:
     first, second = tracked(spark, "first", batch), tracked(spark, "second", batch)
     mixed = first.unionByName(second.select("_edge", "_root", "word", "id").coalesce(1))
 
@@ -210,16 +210,16 @@ def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> Non
         plan.inspect(df, "sink 'save'")
 
 
-def test_forgetting_a_record_drops_its_stages_only() -> None:
+def test_a_batch_that_is_gone_takes_its_own_steps_with_it() -> None:
     first, second = FakeBatch(1), FakeBatch(2)
     gone, kept = lineage.register("operator", "a", first), lineage.register("operator", "b", second)
-    lineage.forget(first)
+    del first
 
     assert gone not in lineage.known()
     assert lineage.node_of(lineage.function_name("operator", "b", kept.tag)) is kept
 
 
-def test_a_stage_is_registered_once() -> None:
+def test_a_step_is_registered_once() -> None:
     batch = FakeBatch()
     node = lineage.register("operator", "a", batch)
 

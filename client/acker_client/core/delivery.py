@@ -40,7 +40,7 @@ class ReportResult:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An answer that is not final, or not good: ``status`` is the gravest of its sections'."""
+    """An answer that is not final, or not good: ``status`` is the worst of its sections'."""
 
     status: Status
     detail: str = ""

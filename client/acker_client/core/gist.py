@@ -1,4 +1,4 @@
-"""Gist: what went wrong, in one line, out of what Spark and its Python workers say of it over many.
+"""Gist: what went wrong, in one line, from what Spark and its Python workers say about it in many.
 
 Decides which line that is: the exception of the user's own code where a Python worker raised one, else what the JVM
 says first, with its last cause. Pure: it reads text, and knows Spark by how it writes.

@@ -1,7 +1,7 @@
 """Transport: one gRPC channel to one server. The only door to gRPC on the client's side.
 
-Decides how the channel is set up and whose move a gRPC status is. Import this only inside the process that uses it,
-after fork: an open channel does not survive one.
+Decides how the channel is set up, and which of gRPC's statuses a retry can help. Import this only inside the process
+that uses it, after fork: an open channel does not survive one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# What a server answers for good: the caller's move.
+# What a server answers for good: the caller has to change something.
 _REJECTIONS = {
     grpc.StatusCode.INVALID_ARGUMENT: "This is a bug in the client, or another program's message",
     grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",

@@ -1,6 +1,6 @@
-"""Waiting: which answers of a server are waited out, and what is said when that was in vain, or cannot help.
+"""Waiting: which answers of a server are retried after a wait, and the error when that did not help, or cannot help.
 
-Decides whose move an answer is: the server's, within the budget, or the caller's, at once.
+Decides what an answer calls for: a wait, within the budget, or an error to the caller, at once.
 """
 
 from __future__ import annotations

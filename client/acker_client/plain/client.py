@@ -297,7 +297,7 @@ class AckerClient:
     # -- the server
 
     def hello(self) -> HelloReply:
-        """Greet the server within the budget: is it there, which is it, what does it take?"""
+        """Do the handshake within the budget; returns the server's version and limits."""
         caller = self._state().caller
         return caller.greeted(caller.patience()).hello
 
@@ -329,7 +329,7 @@ class AckerClient:
         return state is not None and state.is_closed
 
     def __repr__(self) -> str:
-        """Where its server is, how it stands with it in this process, and its source. Never the token."""
+        """Where its server is, whether it is connected in this process, and its source. Never the token."""
         state = self._states.get(os.getpid())
         source = None if state is None else state.registration
         words = ["AckerClient", ", ".join(self.settings.servers), self._standing(state)]

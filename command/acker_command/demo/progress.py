@@ -61,7 +61,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._tell("  ", activity, "dim")
 
     def strike(self, what: str) -> None:
-        """A fault has fallen."""
+        """A fault has happened."""
         self._tell("⚡", what, "yellow")
 
     def _tell(self, mark: str, text: str, style: str) -> None:

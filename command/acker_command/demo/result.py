@@ -46,7 +46,7 @@ class DemoResult:
         return all(check.holds for check in self.checks())
 
     def checks(self) -> list[Check]:
-        """What the exit status rests on."""
+        """What decides the exit status."""
         counts, found = self.counts, self.conclusion
         checks = [
             Check(
@@ -54,7 +54,7 @@ class DemoResult:
                 counts.acked + counts.dead_lettered == counts.records,
                 f"{counts.acked:,} + {counts.dead_lettered:,} of {counts.records:,}",
             ),
-            _none("none lost: each record has its answer", found.unanswered, "without"),
+            _none("none lost: each record has an outcome", found.unanswered, "without"),
             _none("and only one", found.answered_twice, "with more"),
             _none("none falsely acked: committed whole at its ACK", found.false_acks, "false"),
             _none("counts of words over acked roots are the input's", found.wrong_counts, "words differ"),
@@ -68,7 +68,7 @@ class DemoResult:
         ]
         if self.planned:
             fell = f"{len(self.struck)} of {len(self.planned)}"
-            checks.append(Check("every fault that was planned has fallen", self.struck == self.planned, fell))
+            checks.append(Check("every planned fault has happened", self.struck == self.planned, fell))
             needless = sum(self.interrupted_by.get(strike, 0) for strike in HARMLESS)
             checks.append(_none("killed worker, re-run task, planned restart: no replay", needless, "replays"))
         return checks

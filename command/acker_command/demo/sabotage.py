@@ -1,4 +1,4 @@
-"""Sabotage: a thread beside the job that lets strikes fall on the server, and reports those that fell elsewhere.
+"""Sabotage: a thread beside the job that strikes the server, and reports the strikes elsewhere.
 
 Decides the moment for the server: when a task of the batch says that it is in the middle of its work, so that the
 reports of the batch meet a server that is not there. The other strikes fall in the executors and in the sink
@@ -23,7 +23,8 @@ LOOK_S = 0.01
 def sabotage(
     server: ServerProcess, faults: Faults, strike: Strike | None, tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Let ``strike`` fall while the body runs; leaves when it has fallen and the server is back, or it did not fall."""
+    """Let ``strike`` happen while the body runs; leaves when it has happened and the server is back, or did not
+    happen."""
     if strike is None:
         yield
         return

@@ -26,7 +26,7 @@ _TASKS_A_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What one executor said of itself. ``versions``: package -> version, missing ones left out."""
+    """What one executor answered. ``versions``: package -> version, missing ones left out."""
 
     host: str
     directory: str
@@ -38,7 +38,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Answers of all executors that ran a task, and what is wrong, each with what to do. Prints as a table."""
+    """The answers of all executors that ran a task, and each problem with what to do about it. Prints as a table."""
 
     executors: tuple[Executor, ...]
     problems: tuple[str, ...]

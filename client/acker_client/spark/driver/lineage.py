@@ -29,7 +29,7 @@ FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """Whoever takes the rows of a step. ``repeatable``: a sink, whose second run is the same report again."""
+    """What takes the rows of a step. ``repeatable``: a sink, whose second run gives the same report again."""
 
     kind: str
     name: str
@@ -116,13 +116,13 @@ def register(
 
 
 def of(batch: object) -> list[Node]:
-    """The steps that take rows of the batch of ``batch``, in the order in which they were planned."""
+    """The steps that take rows of ``batch``, in the order in which they were planned."""
     with _lock:
         return [_nodes[tag] for tag in _tags_of.get(id(batch), ()) if tag in _nodes]
 
 
 def node_of(function: str) -> Node | None:
-    """The step whose function has this name; None if it is none of ours, or was forgotten."""
+    """The step whose function has this name; None if it is not ours, or was forgotten."""
     match = FUNCTION.match(function)
     return None if match is None else _nodes.get(match["tag"])
 
@@ -130,11 +130,6 @@ def node_of(function: str) -> Node | None:
 def is_ours(function: str) -> bool:
     """Whether a function's name is that of a tracked step, known or forgotten."""
     return FUNCTION.match(function) is not None
-
-
-def forget(batch: object) -> None:
-    """Drop the steps of a settled batch now; otherwise they go with ``batch``."""
-    _drop(id(batch))
 
 
 def consume(nodes: Sequence[Node], consumer: Consumer) -> bool:
@@ -179,7 +174,7 @@ def is_admitted_join(alias: str) -> bool:
 
 
 def known() -> Iterable[Node]:
-    """The steps remembered now."""
+    """The steps that are remembered now."""
     with _lock:
         return tuple(_nodes.values())
 
@@ -190,8 +185,8 @@ def _keep_with(batch: object, tag: str) -> None:
     _tags_of.setdefault(id(batch), []).append(tag)
 
 
-def _drop(record_id: int) -> None:
+def _drop(batch_id: int) -> None:
     with _lock:
-        for tag in _tags_of.pop(record_id, ()):
+        for tag in _tags_of.pop(batch_id, ()):
             _nodes.pop(tag, None)
             _joins.discard(tag)

@@ -1,4 +1,4 @@
-"""Session: what a driver needs around its SparkSession, and one clear error where it lacks it.
+"""Session: what a driver needs around its SparkSession, and one clear error where something is missing.
 
 Decides where the acker's address comes from (``spark.acker.servers``, else ``ACKER_SERVERS``), which Java and Python
 Spark is given, and which versions are too old or too new. Never opens a channel: the session comes first, the channel
@@ -38,7 +38,7 @@ JAVA_MIN = 17
 
 
 class SessionError(AckerError):
-    """The Spark session, or what it needs, is not as it must be. The message says what to set or install."""
+    """The Spark session, or something it needs, is missing or wrong. The message says what to set or install."""
 
 
 def settings_of(spark: SparkSession) -> Settings:
@@ -81,8 +81,8 @@ def settings_here() -> Settings:
 
 
 def hand_down(spark: SparkSession, settings: Settings) -> None:
-    """Let tasks of this thread's jobs know the settings. Spark itself hands down a session's own, and to jobs of frames
-    alone."""
+    """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own, and only to
+    jobs of frames."""
     values = {
         SERVERS: ",".join(settings.servers),
         TOKEN: settings.token,

@@ -73,7 +73,7 @@ class BodyFrame(ClassicFrame):
 
 
 def of_body(df: DataFrame, batch: Any) -> DataFrame:
-    """``df``, a frame of Spark's own, as a body's; ``batch``: of its batch, or of one of them."""
+    """``df``, a frame of Spark's own, as a body's; ``batch``: its batch, or one of them."""
     body: DataFrame = _made(BodyFrame, df)
     vars(body)["_acker_batch"] = batch
     return body

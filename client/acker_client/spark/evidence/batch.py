@@ -125,7 +125,7 @@ class SinkEvidence:
 
 
 class BatchEvidence:
-    """One batch, as the driver side of Spark knows it. Thread-safe.
+    """One batch, as the driver knows it. Thread-safe.
 
     ``once``: shared by the batches of a run.
     """
@@ -151,7 +151,7 @@ class BatchEvidence:
             return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
 
     def share(self, key: object, evidence: SinkEvidence) -> None:
-        """Go by ``evidence``, which another batch made, as rows of both batches reach that sink."""
+        """Use ``evidence``, which another batch made, since rows of both batches reach that sink."""
         with self._lock:
             self._evidence[key] = evidence
 
@@ -190,7 +190,7 @@ class BatchEvidence:
         return df
 
     def release(self) -> None:
-        """Give back what the batch has cached and noted; to be called when it is settled."""
+        """Release what the batch has cached and noted; to be called when it is settled."""
         with self._lock:
             cached, self._cached = self._cached, []
         for df in cached:
@@ -200,7 +200,7 @@ class BatchEvidence:
         self._note_store.forget([node.tag for node in nodes if _is_over(node)])
 
     def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], look: Look) -> None:
-        """Whose rows were evaluated more than once, for the batches to come."""
+        """Remember for later batches whose rows were evaluated more than once."""
         nodes = lineage.of(self)
         again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
         again += [("branch", name) for name in _branched(nodes)]
@@ -268,7 +268,7 @@ class BatchEvidence:
 
 
 def _read(rows: DataFrame, name: str) -> SinkFailed | None:
-    """Read rows for nothing but that they are acked; why they cannot be read, or None."""
+    """Read rows only so that they are acked; why they cannot be read, or None."""
     try:
         rows.write.format("noop").mode("append").save()
     except Exception as error:  # whatever a row or Spark may do: it breaks this batch, and not the run

@@ -17,7 +17,7 @@ _RAISED_IN_TASKS = tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (Oper
 
 
 def is_of_the_program(error: BaseException) -> bool:
-    """Whether no record and no other try can make ``error`` go away."""
+    """Whether ``error`` would come again with any record, at any other try."""
     if isinstance(error, (OperatorError, AnalysisException)) or getattr(error, "is_of_the_program", False):
         return True
     text = str(error)
@@ -25,5 +25,5 @@ def is_of_the_program(error: BaseException) -> bool:
 
 
 def is_without_evidence(error: BaseException) -> bool:
-    """Whether a batch just was not written by anybody, and no write of it failed."""
+    """Whether nothing wrote the batch, and no write of it failed."""
     return isinstance(error, Undelivered) and not error.is_transient

@@ -201,7 +201,7 @@ class Execution:
 
 
 class Job:
-    """One job of RDDs in Spark's store. ``is_seen``: whoever called it sees what becomes of it (``following``)."""
+    """One job of RDDs in Spark's store. ``is_seen``: its caller sees what becomes of it (``following``)."""
 
     def __init__(self, core: Any, jvm: Any, number: int, is_seen: bool) -> None:
         self.number = number
@@ -259,7 +259,7 @@ class Job:
 
 
 def _ended(read: Callable[[], Any]) -> Any:
-    """What a store knows. It writes an end down from a thread of its own, after a moment."""
+    """What a store knows. It records an end from a thread of its own, a moment later."""
     until = time.monotonic() + END_WAIT_S
     while True:
         data = read()

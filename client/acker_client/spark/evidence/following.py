@@ -37,7 +37,7 @@ _HANDS_ON = frozenset({
 
 
 class _Followed:
-    """Whatever this gives is followed too."""
+    """Everything that this returns is followed too."""
 
     _trail: Trail
 
@@ -119,7 +119,7 @@ class FollowedGroups(_Followed, GroupedData):
 
 
 class _FollowedCalls(_Followed):
-    """What is called on it is seen where it hands rows on, or fails to."""
+    """Calls on it are seen where they hand rows on, or fail to."""
 
     def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
         trail = self._trail
@@ -161,7 +161,7 @@ class FollowedWriterV2(_FollowedCalls, DataFrameWriterV2):
 
 
 class _FollowedRows(_FollowedCalls):
-    """An RDD of a sink's rows. Spark's stores say little of it, so what its caller sees is what counts."""
+    """An RDD of a sink's rows. Spark's stores say little about it, so what its caller sees is what counts."""
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
         """As the RDD's own, which stands behind all others that take a function."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,6 @@ from acker_client.spark.task.chain import TakeRows
 from acker_client.spark.task.returns import OperatorError, checked_columns, checked_parents, kind_of
 from acker_client.spark.task.rows import arrow_schema
 
-Parents = Literal["all"] | Sequence[Sequence[int]]
 GroupFunction = Callable[[pa.Table], Any]
 
 # A column of our own between two nodes of the step; it never reaches the user.
