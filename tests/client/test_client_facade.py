@@ -54,9 +54,9 @@ def client(make: Callable[..., AckerClient]) -> AckerClient:
 
 
 def outcomes(client: AckerClient, wait_s: float = 0.0) -> dict[int, tuple[Verdict, str]]:
-    told = client.watch(wait_s).outcomes
-    pairs = zip(told.root_ids.tolist(), told.verdicts.tolist(), strict=True)
-    return {root: (Verdict(verdict), told.reason(i)) for i, (root, verdict) in enumerate(pairs)}
+    reported = client.watch(wait_s).outcomes
+    pairs = zip(reported.root_ids.tolist(), reported.verdicts.tolist(), strict=True)
+    return {root: (Verdict(verdict), reported.reason(i)) for i, (root, verdict) in enumerate(pairs)}
 
 
 class Answering:
@@ -108,14 +108,14 @@ def test_a_reset_timeout_starts_anew(client: AckerClient, time: SimulatedTime) -
     client.init(ROOT, 5)
     client.init(OTHER, 5)
     client.flush()
-    told: dict[int, tuple[Verdict, str]] = {}
+    reported: dict[int, tuple[Verdict, str]] = {}
     for _ in range(2):
         time.sleep(20.0)
         client.reset_timeout(ROOT)
         client.flush()
-        told |= outcomes(client)
+        reported |= outcomes(client)
     time.sleep(5.0)
-    assert told | outcomes(client) == {OTHER: (Verdict.TIMED_OUT, "message_timeout")}
+    assert reported | outcomes(client) == {OTHER: (Verdict.TIMED_OUT, "message_timeout")}
 
 
 def test_columns_do_what_rows_do(client: AckerClient) -> None:
@@ -125,9 +125,9 @@ def test_columns_do_what_rows_do(client: AckerClient) -> None:
     client.ack_columns(roots[:900], edges[:900])
     client.fail_columns(roots[900:], "bad", edges[900:])
     client.flush()
-    told = outcomes(client)
-    assert {told[int(root)] for root in roots[:900]} == {(Verdict.ACKED, "")}
-    assert {told[int(root)] for root in roots[900:]} == {(Verdict.FAILED, "bad")}
+    reported = outcomes(client)
+    assert {reported[int(root)] for root in roots[:900]} == {(Verdict.ACKED, "")}
+    assert {reported[int(root)] for root in roots[900:]} == {(Verdict.FAILED, "bad")}
 
 
 def test_outcomes_are_handed_over_once_and_confirmed(client: AckerClient, server: LocalServer) -> None:
@@ -298,10 +298,10 @@ def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
     assert client.report(Identity(5, 6), fold(roots, roots), scope).applied == 4
     client.report(Identity(7, 8), fold(roots[:3], roots[:3]))
     reply = client.settle(1, Settlement.DONE)
-    told = outcomes(client)
-    assert [told[int(root)] for root in roots] == [(Verdict.ACKED, "")] * 3 + [(Verdict.FAILED, "unfinished")]
-    assert sorted(told[ids.root_id(first, number)] for number in range(6, 10)) == [(Verdict.LOST, "unread")] * 4
-    assert reply.roots == len(told) == 8
+    reported = outcomes(client)
+    assert [reported[int(root)] for root in roots] == [(Verdict.ACKED, "")] * 3 + [(Verdict.FAILED, "unfinished")]
+    assert sorted(reported[ids.root_id(first, number)] for number in range(6, 10)) == [(Verdict.LOST, "unread")] * 4
+    assert reply.roots == len(reported) == 8
 
 
 def test_settling_what_is_not_open_is_an_unknown_batch(client: AckerClient) -> None:
@@ -509,9 +509,9 @@ def test_threads_may_share_a_client(client: AckerClient) -> None:
     for thread in threads:
         thread.join()
     client.flush()
-    told = outcomes(client)
-    assert len(told) == 200
-    assert set(told.values()) == {(Verdict.ACKED, "")}
+    reported = outcomes(client)
+    assert len(reported) == 200
+    assert set(reported.values()) == {(Verdict.ACKED, "")}
 
 
 def test_only_the_settings_of_a_client_are_pickled() -> None:

@@ -40,7 +40,7 @@ def test_another_generation_is_told_once(registration: Registration) -> None:
     assert not again.generation_changed
 
 
-def test_being_new_where_one_was_known_is_told(registration: Registration) -> None:
+def test_being_new_where_one_was_known_is_reported(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, is_new=True), 3.0)
     assert changed is not None
     assert changed.generation_changed

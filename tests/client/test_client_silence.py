@@ -1,4 +1,4 @@
-"""Who waits for the acker is told so after a second, seldom, and told when it is over."""
+"""A wait for the acker is logged after a second, seldom, and its end as well."""
 
 from __future__ import annotations
 

@@ -55,10 +55,10 @@ def test_a_large_report_of_fails_with_long_reasons_goes_through(start_server: Ca
         client.init_columns(roots, roots)
         client.fail_columns(roots, [f"{number} " + "x" * 400 for number in range(20_000)])
         client.flush()
-        told = client.watch(10.0).outcomes
+        reported = client.watch(10.0).outcomes
     # The server keeps as many reasons as it has room for; each message takes only those of its own fails.
-    assert len(told) == 20_000
-    assert len(set(told.reasons)) > 1000
+    assert len(reported) == 20_000
+    assert len(set(reported.reasons)) > 1000
 
 
 def test_a_message_over_the_cap_says_how_to_raise_it(start_server: Callable[..., Any]) -> None:

@@ -128,12 +128,12 @@ def test_an_answer_to_a_report_arrives_as_it_was_sent(
 @given(
     st.lists(st.tuples(uint64, st.sampled_from(Verdict), st.sampled_from(["", "unread", "unfinished"])), max_size=20)
 )
-def test_outcomes_arrive_as_they_were_told(told):
+def test_outcomes_arrive_as_they_were_reported(reported):
     reasons = ("unread", "unfinished")
-    reason_ids = [reasons.index(reason) + 1 if reason else 0 for _, _, reason in told]
+    reason_ids = [reasons.index(reason) + 1 if reason else 0 for _, _, reason in reported]
     outcomes = Outcomes(
-        column([root for root, _, _ in told]),
-        np.array([verdict for _, verdict, _ in told], np.uint8),
+        column([root for root, _, _ in reported]),
+        np.array([verdict for _, verdict, _ in reported], np.uint8),
         np.array(reason_ids if any(reason_ids) else [], np.uint32),
         reasons,
     )
@@ -147,7 +147,7 @@ def test_outcomes_arrive_as_they_were_told(told):
             zip(arrived.outcomes.root_ids.tolist(), arrived.outcomes.verdicts.tolist(), strict=True)
         )
     ]
-    assert heard == told
+    assert heard == reported
 
 
 def report(**fields) -> pb.ApplyRequest:

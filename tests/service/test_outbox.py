@@ -62,7 +62,7 @@ def test_outcomes_arrive_in_order_and_stay_until_they_are_confirmed(seed: int, m
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
-def test_reasons_are_cut_and_bounded_in_bytes_and_the_outcome_is_still_told(letter: str) -> None:
+def test_reasons_are_cut_and_bounded_in_bytes_and_the_outcome_is_still_reported(letter: str) -> None:
     box, count = Outbox(), REASONS_MAX + 100
     texts = [f"{n} " + letter * 2 * REASON_BYTES for n in range(count)]
     for n in range(count):
@@ -78,16 +78,16 @@ def test_reasons_are_cut_and_bounded_in_bytes_and_the_outcome_is_still_told(lett
 @pytest.mark.parametrize("letter", ["x", "語", "😀"])
 @pytest.mark.parametrize("length", [5, 150, 5000])
 def test_every_answer_fits_into_what_a_grpc_client_takes_unless_told_otherwise(letter: str, length: int) -> None:
-    box, count, told = Outbox(), 300_000, 0
+    box, count, reported = Outbox(), 300_000, 0
     texts = [f"{n} ".ljust(length, letter) for n in range(5_000)]
     codes = np.arange(count, dtype=np.uint64) % 5_000 + 1
     box.append(np.arange(1, count + 1, dtype=np.uint64), int(Verdict.FAILED), codes, texts)
-    while told < count:
+    while reported < count:
         reply = WatchReply(1, Status.APPLIED, outcomes=box.read(OUTCOMES_MAX))
         assert len(reply.outcomes) > 0
         assert wire.encode_watch_reply(reply).ByteSize() <= 4 << 20
-        assert reply.outcomes.root_ids[0] == told + 1
-        told += box.confirm(told + len(reply.outcomes))
+        assert reply.outcomes.root_ids[0] == reported + 1
+        reported += box.confirm(reported + len(reply.outcomes))
 
 
 def test_an_outbox_without_reasons_says_so_with_an_empty_column() -> None:

@@ -80,9 +80,9 @@ def test_a_batch_is_opened_and_settled(caller: Caller) -> None:
     reply = caller.settle(1, Settlement.DONE)
     assert (reply.status, reply.cursor, reply.roots) == (Status.APPLIED, 5, 5)
     outcomes = caller.watch().outcomes
-    told = dict(zip(outcomes.root_ids.tolist(), outcomes.verdicts.tolist(), strict=True))
+    reported = dict(zip(outcomes.root_ids.tolist(), outcomes.verdicts.tolist(), strict=True))
     expected = [Verdict.ACKED, Verdict.ACKED, Verdict.ACKED, Verdict.FAILED, Verdict.LOST]
-    assert told == dict(zip(roots_of(range(5), base=100).tolist(), expected, strict=True))
+    assert reported == dict(zip(roots_of(range(5), base=100).tolist(), expected, strict=True))
 
 
 def test_a_bug_is_answered_internal_and_logged_and_the_server_goes_on(

@@ -53,7 +53,7 @@ def test_settlements_that_arrive_together_share_a_sweep(shared: SharedShard) -> 
     assert shared.shard.sweeps == [1, 4]
 
 
-def test_a_sweep_that_breaks_is_told_to_all_who_shared_it_and_the_next_one_works(shared: SharedShard) -> None:
+def test_a_sweep_that_breaks_is_reported_to_all_who_shared_it_and_the_next_one_works(shared: SharedShard) -> None:
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(shared.settle, Settle(7, 1, Settlement.DONE))
         eventually(lambda: shared.shard.sweeps == [1])
@@ -76,18 +76,18 @@ def test_under_load_every_outcome_is_told_exactly_once(shared: SharedShard) -> N
             shared.apply(acks(roots, 2 * index + 1, sender=sender))
 
     def listen() -> list[int]:
-        told: list[int] = []
+        reported: list[int] = []
         cursor = 0
-        while len(told) < expected:
+        while len(reported) < expected:
             reply = shared.watch(Watch("test", 7, 600_000, confirmed=cursor, wait_ms=5_000))
-            told += reply.outcomes.root_ids.tolist()
+            reported += reply.outcomes.root_ids.tolist()
             cursor = reply.cursor
-        return told
+        return reported
 
     with ThreadPoolExecutor(senders + 1) as pool:
         listener = pool.submit(listen)
         for sending in [pool.submit(send, sender) for sender in range(senders)]:
             sending.result()
-        told = listener.result()
-    assert len(told) == len(set(told)) == expected
+        reported = listener.result()
+    assert len(reported) == len(set(reported)) == expected
     assert not shared.watch(Watch("test", 7, 600_000, confirmed=expected)).outcomes

@@ -134,9 +134,9 @@ def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str
         assert acked == (whole if kind != "held" else set())
     if kind == "held":
         shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
-        told = watch(shard)
-        assert {root for root, (verdict, _) in told.items() if verdict == Verdict.ACKED} == whole
-        assert told.keys() == set(trees.roots)
+        reported = watch(shard)
+        assert {root for root, (verdict, _) in reported.items() if verdict == Verdict.ACKED} == whole
+        assert reported.keys() == set(trees.roots)
 
 
 def split_into_reports(
@@ -198,8 +198,8 @@ def test_several_batches_are_settled_together_each_as_asked() -> None:
     replies = shard.settle([Settle(SESSION, number, how) for number, how in asked], 0.0)
     assert [(reply.status, reply.roots) for reply in replies] == [(1, 4), (1, 4), (1, 2)]
     assert replies[-1].cursor == 10
-    told = watch(shard)
-    verdicts = {n: [told.get(int(root)) for root in roots_of(4, FIRST + n * 100)] for n in (1, 2, 3)}
+    reported = watch(shard)
+    verdicts = {n: [reported.get(int(root)) for root in roots_of(4, FIRST + n * 100)] for n in (1, 2, 3)}
     unfinished, abandoned = (Verdict.FAILED, "unfinished"), (Verdict.LOST, "abandoned")
     unread, acked = (Verdict.LOST, "unread"), (Verdict.ACKED, "")
     assert verdicts == {
@@ -216,11 +216,11 @@ def test_a_gap_inside_a_covered_range_was_never_emitted() -> None:
     even = roots_of(200)[::2]
     Sender(shard).send(updates_of(even, 0), batch=1, covered=[(0, 70), (60, 128), (190, 200), (128, 129)])
     (reply,) = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
-    told = watch(shard)
+    reported = watch(shard)
     unread = {int(root) for root in roots_of(200)[129:190] if root not in even}
-    assert {root for root, outcome in told.items() if outcome == (Verdict.LOST, "unread")} == unread
-    assert {root for root, outcome in told.items() if outcome[0] == Verdict.ACKED} == set(even.tolist())
-    assert reply.roots == len(told) == 100 + len(unread)
+    assert {root for root, outcome in reported.items() if outcome == (Verdict.LOST, "unread")} == unread
+    assert {root for root, outcome in reported.items() if outcome[0] == Verdict.ACKED} == set(even.tolist())
+    assert reply.roots == len(reported) == 100 + len(unread)
 
 
 def test_an_init_of_a_batch_counts_once_even_after_its_root_has_ended() -> None:
@@ -312,12 +312,12 @@ def test_a_root_expires_between_its_timeout_and_a_quarter_of_a_second_later(limi
         now += 0.4 * chance.random()
         send(updates_of(part), now, batch=0)
         started |= dict.fromkeys(part.tolist(), now)
-    told: dict[int, float] = {}
+    reported: dict[int, float] = {}
     while now < 112:
         now += step
         shard.tick(now)
-        told |= dict.fromkeys(watch(shard, now, limits), now)
-    ages = np.array([told[root] - start for root, start in started.items()])
+        reported |= dict.fromkeys(watch(shard, now, limits), now)
+    ages = np.array([reported[root] - start for root, start in started.items()])
     assert 3.0 <= ages.min() <= ages.max() <= 3.25
     assert shard.stats.timed_out == pending
 
@@ -329,7 +329,7 @@ def test_progress_and_resets_put_off_their_own_timeouts_only() -> None:
     roots = np.sort(roots_of(3))
     resets = reports.fold_updates(roots[2:], np.zeros(1, np.uint64), np.array([4], np.uint8), {})
     send(updates_of(roots, 1 << 40), 0.0, batch=0)
-    told: dict[int, tuple[float, str]] = {}
+    reported: dict[int, tuple[float, str]] = {}
     for tenth in range(160):
         now = tenth / 10
         if tenth % 30 == 0:
@@ -337,8 +337,8 @@ def test_progress_and_resets_put_off_their_own_timeouts_only() -> None:
         if tenth == 60:
             send(resets, now)
         shard.tick(now)
-        told |= {root: (now, why) for root, (_, why) in watch(shard, now, limits).items()}
-    whens = [(told[root][0] // 1, told[root][1]) if root in told else None for root in roots.tolist()]
+        reported |= {root: (now, why) for root, (_, why) in watch(shard, now, limits).items()}
+    whens = [(reported[root][0] // 1, reported[root][1]) if root in reported else None for root in roots.tolist()]
     assert whens == [(4, "progress_timeout"), (10, "message_timeout"), None]
     assert shard.stats.pending == 1
 
@@ -407,9 +407,9 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
     kinds, reasons = np.full(count, 2, np.uint8), {int(root): f"reason {root}" for root in roots}
     send(reports.fold_updates(roots, np.zeros(count, np.uint64), kinds, reasons))
     send(updates_of(roots), batch=0)
-    told = watch(shard)
-    assert {verdict for verdict, _ in told.values()} == {Verdict.FAILED}
-    kept = sum(reason == reasons[root] for root, (_, reason) in told.items())
+    reported = watch(shard)
+    assert {verdict for verdict, _ in reported.values()} == {Verdict.FAILED}
+    kept = sum(reason == reasons[root] for root, (_, reason) in reported.items())
     assert 4000 < kept < count
     # They are used up: the next ones have room again.
     later = roots_of(100, FIRST + count)
@@ -592,7 +592,7 @@ def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() ->
 # -- state
 
 
-def test_a_restored_shard_tells_what_the_dumped_one_would_have_told() -> None:
+def test_a_restored_shard_reports_what_the_dumped_one_would_have_reported() -> None:
     """The twin's test does this at any point; here with the clock of another machine, to the second."""
     shard = busy_shard()
     again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)

@@ -41,7 +41,7 @@ def first_of(session: int, number: int) -> int:
     return session * 1_000_000 + number * 1000 + 1
 
 
-def told(outcomes: Outcomes) -> list[tuple[int, Verdict, str]]:
+def reported(outcomes: Outcomes) -> list[tuple[int, Verdict, str]]:
     return sorted(
         (int(root), Verdict(verdict), outcomes.reason(n))
         for n, (root, verdict) in enumerate(zip(outcomes.root_ids, outcomes.verdicts, strict=True))
@@ -100,7 +100,7 @@ class Comparison:
 
     def compare_watch(self, request: Watch) -> None:
         ours, theirs = self.shard.watch(request, self.now + self.moved), self.twin.watch(request, self.now)
-        assert told(ours.outcomes) == told(theirs.outcomes)
+        assert reported(ours.outcomes) == reported(theirs.outcomes)
         assert (ours.status, ours.is_new, ours.cursor) == (theirs.status, theirs.is_new, theirs.cursor)
 
     def open_batch(self) -> None:

@@ -43,9 +43,9 @@ def test_trees_of_the_vectors_of_which_nothing_is_consumed_fail_at_settle(shard)
     shard.apply(decoded("inits"), 0.0)
     settled = shard.settle([Settle(inits["session"], inits["batch"], Settlement.DONE)], 0.0)
     assert settled[0].roots == 40
-    told = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
-    assert sorted(told.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())
-    assert set(told.verdicts.tolist()) == {Verdict.FAILED}
+    reported = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
+    assert sorted(reported.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())
+    assert set(reported.verdicts.tolist()) == {Verdict.FAILED}
 
 
 def test_the_kernels_mix_as_the_vectors_do():
@@ -57,7 +57,7 @@ def test_the_kernels_mix_as_the_vectors_do():
 def test_the_shard_names_unread_roots_as_the_vectors_do(shard):
     inits = report("inits")["inits"]
     shard.settle([Settle(inits["session"], inits["batch"], Settlement.DONE)], 0.0)
-    told = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
-    assert set(told.verdicts.tolist()) == {Verdict.LOST}
-    assert sorted(ids.numbers_of(inits["first"], told.root_ids).tolist()) == list(range(40))
-    assert sorted(told.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())
+    reported = shard.watch(Watch("vectors", inits["session"], 60_000), 0.0).outcomes
+    assert set(reported.verdicts.tolist()) == {Verdict.LOST}
+    assert sorted(ids.numbers_of(inits["first"], reported.root_ids).tolist()) == list(range(40))
+    assert sorted(reported.root_ids.tolist()) == sorted(apply_of(report("inits")).entries.root_ids.tolist())

@@ -391,15 +391,15 @@ class Twin:
         if confirmed > source.freed:
             del source.outbox[: confirmed - source.freed]
             source.freed = confirmed
-        told = source.outbox[: request.max_outcomes or None]
-        reasons = list(dict.fromkeys(reason for _, _, reason in told if reason))
+        reported = source.outbox[: request.max_outcomes or None]
+        reasons = list(dict.fromkeys(reason for _, _, reason in reported if reason))
         outcomes = Outcomes(
-            np.array([root for root, _, _ in told], np.uint64),
-            np.array([verdict for _, verdict, _ in told], np.uint8),
-            np.array([reasons.index(reason) + 1 if reason else 0 for _, _, reason in told], np.uint32),
+            np.array([root for root, _, _ in reported], np.uint64),
+            np.array([verdict for _, verdict, _ in reported], np.uint8),
+            np.array([reasons.index(reason) + 1 if reason else 0 for _, _, reason in reported], np.uint32),
             tuple(reasons),
         )
-        return self._watch_reply(Status.APPLIED, "", is_new, source.freed + len(told), outcomes)
+        return self._watch_reply(Status.APPLIED, "", is_new, source.freed + len(reported), outcomes)
 
     def _watch_reply(
         self, status: Status, detail: str = "", is_new: bool = False, cursor: int = 0, outcomes: Outcomes | None = None

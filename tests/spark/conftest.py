@@ -73,8 +73,8 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 @pytest.fixture
 def live(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
-    """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live.LiveBatch``."""
-    from live import LiveBatch
+    """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live_batch.LiveBatch``."""
+    from live_batch import LiveBatch
 
     trials: list[LiveBatch] = []
     conf("spark.acker.servers", server.address)

@@ -36,7 +36,7 @@ def test_a_server_that_is_not_there_is_told_with_what_to_do(spark: SparkSession,
     assert "spark.acker.servers" in report.problems[0]
 
 
-def test_workers_without_the_package_are_told(spark: SparkSession) -> None:
+def test_workers_without_the_package_are_named(spark: SparkSession) -> None:
     lacking = dataclasses.replace(GOOD, host="node-2", versions={**VERSIONS, "grpcio": "9.9.9"} | {"numpy": "1.3.0"})
     bare = dataclasses.replace(GOOD, host="node-3", versions={"pyspark": "1.2.9"}, problem="ModuleNotFoundError: grpc")
     problems = list(_problems([GOOD, lacking, bare], VERSIONS, SETTINGS, 4))

@@ -92,7 +92,7 @@ def test_what_keeps_rows_one_to_one_passes(spark: SparkSession, batch: FakeBatch
 
 
 @pytest.mark.parametrize("step", MOVING)
-def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, batch: FakeBatch, step: str) -> None:
+def test_what_may_move_task_boundaries_passes_and_is_reported(spark: SparkSession, batch: FakeBatch, step: str) -> None:
     df = MOVING[step](tracked(spark, "words", batch))
 
     assert plan.inspect(df, "operator 'next'").moving_boundaries
@@ -100,7 +100,7 @@ def test_what_may_move_task_boundaries_passes_and_is_told(spark: SparkSession, b
     df.unpersist()
 
 
-def test_moving_boundaries_are_told_of_everything_above(spark: SparkSession, batch: FakeBatch) -> None:
+def test_moving_boundaries_hold_for_everything_above(spark: SparkSession, batch: FakeBatch) -> None:
     above = tracked(spark, "above", batch, moving_boundaries=True)
     still = tracked(spark, "still", batch)
 

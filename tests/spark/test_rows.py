@@ -145,7 +145,7 @@ def test_a_row_is_a_row_of_spark() -> None:
         _ = row.y
 
 
-def test_a_row_that_raises_fails_alone_and_the_first_traceback_is_told() -> None:
+def test_a_row_that_raises_fails_alone_and_the_first_traceback_is_reported() -> None:
     def careful(row: Row) -> Any:
         yield row.text
         if row.number % 2:

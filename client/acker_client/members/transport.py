@@ -71,6 +71,10 @@ _FOURTH_BYTE = re.compile(r"got frame type (\d+)")
 _OF_HTTP = frozenset("POpo")
 # What it says of a port where the connection is accepted and closed before anything was sent.
 _CLOSED_AT_ONCE = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
+_CLOSED_HINT = (
+    "The connection is accepted and closed at once: a port with TLS (the acker's has none) does that, and a proxy with "
+    "no server behind it"
+)
 
 
 class GrpcTransport:
@@ -134,10 +138,7 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
     if code == grpc.StatusCode.UNAVAILABLE and _NO_HTTP2.search(details):
         return Rejected(f"{address}: {_no_grpc(details)} ({details})")
     if code == grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
-        details += (
-            ". The connection is accepted and closed at once: a port with TLS (the acker's has none) does so, and a"
-        )
-        details += " proxy with no server behind it"
+        details += f". {_CLOSED_HINT}"
     # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.
     return Unavailable(f"{address}: {code.name}: {details}")
 
