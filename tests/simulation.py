@@ -1,4 +1,5 @@
-"""A simulation: a source and some workers grow a forest over bad networks; each outcome is held against the forest."""
+"""A simulation: a source and some workers grow a forest over bad networks; each outcome is checked against the
+forest."""
 
 from __future__ import annotations
 
@@ -135,7 +136,7 @@ class Simulation:
         self._again(lambda: self.dice.choice(self.workers).report(identity, entries, scope))
 
     def settle(self, number: int, settlement: Settlement) -> None:
-        """Settle, hear every outcome of the batch, and hold each against what the forest said when it was settled."""
+        """Settle, hear every outcome of the batch, and check each against what the forest says when it was settled."""
         expected = {
             root: self._expected_at(root, settlement) for root in self.forest.started if root not in self.reported
         }

@@ -1,7 +1,7 @@
 """Parts: how a dumped state is laid out: parts in a fixed order, each a name and some columns of numbers.
 
 Decides names, columns and types, and refuses a part that is not the one that has to come. What is in them is dumped and
-loaded by whom it belongs to.
+loaded by its owner.
 """
 
 from __future__ import annotations

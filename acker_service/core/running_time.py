@@ -1,9 +1,8 @@
 """Running time: a clock that stands still while its process does. Pure.
 
-Decides what counts as a pause: two looks at the clock that lie PAUSE_S or more apart, where ticks make them some dozen
-milliseconds apart. A paused process cannot have heard from anybody, so leases, deadlines and memories must not run out
-by the pause; and what its callers sent meanwhile waits in its sockets, so time goes on only when they have had RESUME_S
-to be served.
+Decides what counts as a pause: two readings of the clock PAUSE_S or more apart, where ticks come every 50 ms. A paused
+process cannot have heard from anybody, so leases, deadlines and memories must not run out by the pause; and what its
+callers sent meanwhile waits in its sockets, so time goes on only when they have had RESUME_S to be served.
 
 A process whose every tick is late is not paused but slow, and its timeouts still have to come: only a pause after at
 least RUN_S of running time is excused as a whole. Of any other gap PAUSE_S counts at most.
@@ -11,7 +10,7 @@ least RUN_S of running time is excused as a whole. Of any other gap PAUSE_S coun
 
 from __future__ import annotations
 
-# Planned are 50 ms; a machine that is merely busy makes some hundreds of it.
+# Ticks are planned every 50 ms; on a machine that is merely busy they come some hundreds of ms apart.
 PAUSE_S = 1.0
 RESUME_S = 2.0
 RUN_S = 10.0

@@ -16,10 +16,10 @@ from acker_service.config import Config
 TIMEOUT_S = 5.0
 USAGE = """Usage: acker health [options of acker serve]
 
-Asks the server that was started with the same options and environment whether it is ready. Ends with status 0 if it is,
-with 1 and a line that says why if not. With --ready-file it finds a server whatever its ports are."""
+Asks the server that was started with the same options and environment whether it is ready. Exits with status 0 if it
+is, with 1 and a line that says why if not. With --ready-file it finds a server whatever its ports are."""
 
-# Who listens on all addresses is asked at the loopback one.
+# A server that listens on all addresses is asked at the loopback one.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 

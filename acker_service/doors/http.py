@@ -40,7 +40,8 @@ Page = tuple[HTTPStatus, str, bytes]
 
 
 class HttpDoor:
-    """Serves pages by path from a thread of its own. ``calls_at``: where gRPC is served, for who mistakes the port."""
+    """Serves pages by path from a thread of its own. ``calls_at``: where gRPC is served, for callers that mistake the
+    port."""
 
     def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]], calls_at: str) -> None:
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""

@@ -1,4 +1,4 @@
-"""Chapter 2 of acker.proto: the formulas, held against the vectors in its text and beside it."""
+"""Chapter 2 of acker.proto: the formulas, checked against the vectors in its text and beside it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The runner: a program as calls of Spark and of the acker, with a journal of what every action did.
 
-Each ACK is held against the oracle at the moment in which it is told, and each emission's end is counted. What is found
-wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always failed);
-"no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no fault
-explains); "refused" (all sinks did all that they should, and the batch was abandoned); "needless" (a replay in a batch
-in which nothing went wrong: kept apart, as a rate).
+Each ACK is checked against the oracle at the moment at which it is reported, and each emission's end is counted. What
+is found wrong is a *finding*: (kind, text). Kinds: "false ACK"; "dead" (a record in the dead letters that never always
+failed); "no answer" (neither acked nor dead at the end, or more than one answer); "raised" (something came out that no
+fault explains); "refused" (all sinks did all that they should, and the batch was abandoned); "needless" (a replay in a
+batch in which nothing went wrong: kept apart, as a rate).
 """
 
 from __future__ import annotations

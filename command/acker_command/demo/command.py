@@ -49,13 +49,13 @@ def demo(
     Starts a server in a process of its own and a local Spark, reads lines (by default every .py file of this Python's
     standard library), splits them into words, drops the short ones, joins them with a small table, counts them and
     writes Parquet. Meanwhile records raise, a worker process is killed, a task runs twice, a write fails, the server is
-    restarted, and killed. At each ACK the rows committed under that root id are held against what the line must give,
+    restarted, and killed. At each ACK the rows committed under that root id are compared with what the line must give,
     derived from the file in plain Python.
 
     \b
     records        lines of the input
     acked          records whose final answer was ACKED
-    dead_lettered  records that were given up, with their reason: poison, or not UTF-8
+    dead_lettered  records that were given up, with a reason: poison, or not UTF-8
     lost           records without a final answer; has to be 0
     false_acks     ACKs at which the committed rows were not what the line must give; has to be 0
     failed         outcomes FAILED: the record raised, and was replayed or given up
@@ -64,11 +64,11 @@ def demo(
     replayed       emissions beyond the first of each record
     records_per_s  acked and dead-lettered records, by the seconds from the first batch to the last answer
 
-    Ends with status 0 only if every record is acked or dead-lettered, none lost, none falsely acked, the counts over
+    Exits with status 0 only if every record is acked or dead-lettered, none lost, none falsely acked, the counts over
     all acked roots are those of the input, and the checkpoint is at its end.
     """
     check_packages()
-    # gRPC's own log would tell of each connection that the demo cuts; to be said before grpc is loaded.
+    # gRPC would log each connection that the demo cuts; to be set before grpc is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from acker_command.demo.errors import DemoError
     from acker_command.demo.job import JobOptions, run

@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 class Strike(enum.Enum):
-    """One thing that goes wrong once. The value says it to people."""
+    """One thing that goes wrong once. The value is what people read."""
 
     WORKER_KILLED = "a worker process is killed (SIGKILL) among its rows"
     TASK_RERUN = "a task fails after it has done and reported its work"
@@ -54,7 +54,7 @@ class Faults:
         )
 
     def claim(self, name: str) -> bool:
-        """Make ``name`` happened; True for the one caller who did."""
+        """Mark ``name`` as happened; True for the one caller that did."""
         try:
             os.close(os.open(self._path(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:

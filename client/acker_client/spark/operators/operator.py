@@ -1,6 +1,6 @@
 """Operator: the user's functions as steps of a tracked pipeline. Storm's bolts.
 
-Decides how a function is called (row by row, or a batch at a time), how what it gives is held against the declared
+Decides how a function is called (row by row, or a batch at a time), how what it gives is checked against the declared
 schema, which rows of its input its output descends from, and what becomes of a row that raises: its tree fails, with
 the exception as reason, and the rest goes on. Every output is anchored to its input, and the input is acked, in one
 update. The function sees no tracking columns.
@@ -43,7 +43,7 @@ _TESTED: dict[Kind, str] = {"row": "Row(...)", "pandas": "frame", "arrow": "batc
 class Operator:
     """A function as a step: ``df.transform(op)`` or ``op(df)`` applies it to a tracked frame.
 
-    ``function`` is the user's, untouched; :meth:`test` calls it and holds what it gives against the schema.
+    ``function`` is the user's, untouched; :meth:`test` calls it and checks what it returns against the schema.
     """
 
     def __init__(self, function: Callable[[Any], Any], declared: Declared, kind: Kind) -> None:

@@ -1,6 +1,6 @@
 """Returns: what the function of a batch operator, or of a group, may give back.
 
-Decides how it is held against the declared schema and the rows that it was given, and what is said where it does not
+Decides how it is checked against the declared schema and the rows that it was given, and what is said where it does not
 fit: in the words of the operator's kind, and with what to return instead.
 """
 

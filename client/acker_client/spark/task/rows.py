@@ -1,7 +1,7 @@
 """Rows: between Arrow batches and the Python rows that a row operator sees and gives.
 
 Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give
-(rows as tuples, Rows, dicts, or the bare value where there is one column), and how that is held against the declared
+(rows as tuples, Rows, dicts, or the bare value where there is one column), and how that is checked against the declared
 schema. Knows nothing of anchors.
 """
 
