@@ -19,7 +19,7 @@ from pyspark.sql.types import DataType, StructType
 OLDEST, NEWEST = (4, 0), (4, 3)
 RANGE = "pyspark>=4.0,<4.4"
 
-# What is told wherever a session or a frame of Spark Connect comes in.
+# The error wherever a session or a frame of Spark Connect comes in.
 CONNECT = (
     "Spark Connect is not supported yet: build a classic session, with SparkSession.builder.master(...) and not"
     " .remote(...), in a full pyspark"
@@ -89,7 +89,7 @@ _UDFS: Any = functions
 
 
 def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
-    """The Arrow schema that Spark expects of a stage with this schema; timestamps in UTC. ``large``: strings and bytes
+    """The Arrow schema that Spark expects of a step with this schema; timestamps in UTC. ``large``: strings and bytes
     with offsets of 64 bits."""
     in_utc: dict[str, Any] = {"timezone": "UTC"} if SPARK >= (4, 2) else {"timestamp_utc": True}
     return to_arrow_schema(schema, prefers_large_types=large, **in_utc)

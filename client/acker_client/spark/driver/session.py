@@ -58,7 +58,9 @@ def settings_of(spark: SparkSession) -> Settings:
 def check_session(spark: object) -> None:
     """Raise :class:`SessionError` unless this is a classic SparkSession."""
     if not hasattr(spark, "conf"):
-        raise SessionError(f"a SparkSession is expected, got a {type(spark).__name__}: build one with SparkSession.builder")
+        raise SessionError(
+            f"a SparkSession is expected, got a {type(spark).__name__}: build one with SparkSession.builder"
+        )
     if compat.is_connect(spark):
         raise SessionError(compat.CONNECT)
 
