@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from live_batch import ACKED, FAILED, LiveBatch, texts
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from live_batch import ACKED, FAILED, LiveBatch, texts
 
 from acker_client.spark import compat
 from acker_client.spark import functions as AF
