@@ -68,6 +68,10 @@ def one_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
 
 
+def no_rows(batches: Iterator[Any]) -> Iterator[Any]:
+    yield from (batch.slice(0, 0) for batch in batches)
+
+
 def every_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
@@ -155,6 +159,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
     "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
+    "a frame from an RDD behind a function": lambda rows, _: noop(
+        rows.sparkSession.createDataFrame(rows.mapInArrow(every_batch, rows.schema).rdd, rows.schema)
+    ),
     "toDF": lambda rows, _: noop(rows.rdd.toDF()),
     "a checkpoint, written": lambda rows, _: noop(rows.localCheckpoint()),
     "a cache, written": lambda rows, _: (rows.cache(), rows.count(), noop(rows)),
@@ -268,6 +275,16 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "an RDD of parts, collected": (lambda rows, _: rows.rdd.mapPartitions(one_batch).collect(), "read a part"),
     "toDF of an RDD that is not read": (lambda rows, _: rows.rdd.toDF().foreachPartition(nothing), "read a part"),
+    "a frame from an RDD behind a function that reads a part": (
+        lambda rows, _: noop(
+            rows.sparkSession.createDataFrame(rows.mapInArrow(one_batch, rows.schema).rdd, rows.schema)
+        ),
+        "it ",
+    ),
+    "a look at an RDD behind a function that drops all": (
+        lambda rows, _: rows.mapInArrow(no_rows, rows.schema).rdd.isEmpty(),
+        "it ",
+    ),
     "a part behind a checkpoint": (
         lambda rows, _: (rows.count(), rows.limit(5).localCheckpoint().foreachPartition(read)),
         "counted them",

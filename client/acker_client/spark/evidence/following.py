@@ -64,8 +64,8 @@ class FollowedFrame(_Followed, ClassicFrame):
     @cached_property
     def rdd(self) -> RDD[Any]:
         rdd, trail = super().rdd, self._trail.through(self._plan())
-        if not trail.is_partial and not trail.functions:
-            rdd = trail.witness.watch(rdd)
+        if not trail.is_partial:
+            rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail)
         return followed
 

@@ -57,12 +57,14 @@ class Witness:
             rdds = list(enumerate(self._rdds))
         return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
 
-    def watch(self, rdd: RDD[Any]) -> RDD[Any]:
-        """The same RDD, with a note for each of its partitions that is read to its end."""
+    def watch(self, rdd: RDD[Any], *, notes_empty: bool) -> RDD[Any]:
+        """The same RDD, with a note for each of its partitions that is read to its end. ``notes_empty``: also whether
+        one has no rows, which says nothing of the sink's where a function stands between."""
         with self._lock:
             number = len(self._rdds)
             self._rdds.append(rdd)
-        return rdd.mapPartitionsWithIndex(to_its_end(self.tag, number, self.note_writer), preservesPartitioning=True)
+        through = to_its_end(self.tag, number, self.note_writer, notes_empty=notes_empty)
+        return rdd.mapPartitionsWithIndex(through, preservesPartitioning=True)
 
     def iterate(self, rows: Iterator[Any], trail: Trail) -> Iterator[Any]:
         """The same rows; that they were read to the end, or raised, is seen."""

@@ -13,15 +13,17 @@ from acker_client.spark.task.notes import NoteWriter
 _END = object()
 
 
-def to_its_end(tag: str, number: int, note_writer: NoteWriter) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """Hands rows on, and notes when the last of a partition was asked for."""
+def to_its_end(
+    tag: str, number: int, note_writer: NoteWriter, *, notes_empty: bool
+) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
+    """Hands rows on, and notes when the last of a partition was asked for; ``notes_empty``: and that it has none."""
 
     def through(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         rows = iter(rows)
         first = next(rows, _END)
         if first is _END:
             # Whoever takes an empty partition need not even look.
-            note_writer.write("part", tag, rdd=number, index=index, is_empty=True)
+            note_writer.write("part", tag, rdd=number, index=index, is_empty=notes_empty)
             return iter(())
         return rest(index, first, rows)
 

@@ -1,0 +1,42 @@
+"""What a shard says, as conversations that can be read: ``tests/service/transcripts``.
+
+After a change that is meant to be heard, write them anew (``python -m tests.service.test_transcripts``) and read the
+difference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.service.conversation import retold, schedule
+
+FOLDER = Path(__file__).parent / "transcripts"
+SEEDS = range(1, 5)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
+def test_a_shard_answers_as_it_did_when_its_transcript_was_written(path: Path) -> None:
+    assert retold(path.read_text()) == path.read_text()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_drawn_schedule_is_the_same_each_time_and_none_of_its_roots_is_answered_twice(seed: int) -> None:
+    text = (FOLDER / f"schedule_{seed}.txt").read_text()
+    assert [line for line in text.splitlines() if not line.startswith(" ")] == schedule(seed).splitlines()
+    verdicts = [line.split()[0] for line in text.splitlines() if line.startswith("    ") and line.split()[0].islower()]
+    roots = [letter for letter in verdicts if len(letter) == 1]
+    assert len(roots) == len(set(roots)) > 0
+
+
+def write() -> None:
+    """Write all transcripts anew."""
+    for seed in SEEDS:
+        (FOLDER / f"schedule_{seed}.txt").write_text(schedule(seed))
+    for path in FOLDER.glob("*.txt"):
+        path.write_text(retold(path.read_text()))
+
+
+if __name__ == "__main__":
+    write()
