@@ -164,6 +164,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "toDF": lambda rows, _: noop(rows.rdd.toDF()),
     "a checkpoint, written": lambda rows, _: noop(rows.localCheckpoint()),
+    "a checkpoint behind a function, written": lambda rows, _: noop(
+        rows.mapInArrow(every_batch, rows.schema).localCheckpoint()
+    ),
     "a cache, written": lambda rows, _: (rows.cache(), rows.count(), noop(rows)),
     "a filter, written": lambda rows, _: noop(rows.where("number > 30")),
     "an aggregate, written": lambda rows, _: noop(rows.groupBy("number").count()),
@@ -288,6 +291,10 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a part behind a checkpoint": (
         lambda rows, _: (rows.count(), rows.limit(5).localCheckpoint().foreachPartition(read)),
         "counted them",
+    ),
+    "a checkpoint behind a function that reads a part, written": (
+        lambda rows, _: noop(rows.mapInArrow(one_batch, rows.schema).localCheckpoint()),
+        "need not have read them all",
     ),
     "an iterator over a part behind a checkpoint": (
         lambda rows, _: list(rows.limit(5).localCheckpoint().toLocalIterator()),

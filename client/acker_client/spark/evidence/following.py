@@ -97,21 +97,30 @@ class FollowedFrame(_Followed, ClassicFrame):
         return self._again(df)
 
     def _again(self, df: DataFrame) -> DataFrame:
-        """``df``, whose plan has lost where its rows come from, under a name by which its executions are known."""
+        """``df``, whose plan has lost where its rows come from, under the names by which its executions are known: of
+        the sink, and of the functions of the user's that the rows have gone through."""
         trail = self._trail.through(self._plan())
-        if trail.is_partial or trail.functions:
+        if trail.is_partial:
             partial: DataFrame = follow(df, trail)
             return partial
-        base, names = into_python(df)
-
-        def through(batches: Iterable[Any]) -> Iterator[Any]:
-            return (renamed(batch, names) for batch in batches)
-
-        through.__name__ = AGAIN + trail.witness.tag
-        return base.mapInArrow(through, df.schema)
+        schema = df.schema
+        df, names = into_python(df)
+        for function in (AGAIN + trail.witness.tag, *sorted(trail.functions)):
+            df, names = df.mapInArrow(_passing(function, names), schema), ()
+        return df
 
     def _plan(self) -> str:
         return str(self._jdf.queryExecution().analyzed().treeString())
+
+
+def _passing(name: str, names: tuple[str, ...]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Hands batches on, under ``name`` in a plan; ``names``: to give back to their columns."""
+
+    def through(batches: Iterable[Any]) -> Iterator[Any]:
+        return (renamed(batch, names) for batch in batches)
+
+    through.__name__ = name
+    return through
 
 
 class FollowedGroups(_Followed, GroupedData):
