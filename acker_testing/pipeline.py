@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
-from acker_client.source.run.burial import TRACEBACK
+from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
+from acker_client.source.run.dead_lettering import TRACEBACK
 from acker_client.spark.driver.session import SERVERS, check_session, local_session
 from acker_protocol.messages import Verdict
 from acker_testing.child import Child, python_path
@@ -152,15 +152,15 @@ class _Seen(Listener):
         self._dead: dict[int, str] = {}
         self._outcomes: list[Outcome] = []
 
-    def on_ack(self, acked: Seen) -> None:
+    def on_ack(self, acked: Emissions) -> None:
         self._acked += acked.records.tolist()
         self._outcomes += [Outcome(self._records[index], Verdict.ACKED, "") for index in acked.records.tolist()]
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         for k, index in enumerate(failed.records.tolist()):
             self._outcomes.append(Outcome(self._records[index], Verdict(int(why.verdicts[k])), self._reason(why, k)))
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self._dead |= {index: self._reason(why, k) for k, index in enumerate(dead.records.tolist())}
 
     def result(self, summary: Summary) -> Result:
@@ -168,7 +168,7 @@ class _Seen(Listener):
         dead = [Dead(self._records[index], self._dead[index]) for index in sorted(self._dead)]
         return Result(acked, dead, self._outcomes, summary)
 
-    def _reason(self, why: Fallen, k: int) -> str:
+    def _reason(self, why: Failures, k: int) -> str:
         """Without its traceback, and without the folder, which is another one each time."""
         return why.reason(k).partition(TRACEBACK)[0].replace(self._folder, "")
 

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from acker_client.source.core.flight import Flight
+from acker_client.source.core.in_flight import InFlight
+from acker_client.source.core.input import Chosen
 from acker_client.source.core.retry import Retry
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.lines import TextParser
@@ -44,8 +45,8 @@ def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, f
 
 def _apply(count: int) -> float:
     """Seconds to apply ``count`` outcomes, to schedule the replays of what failed, and to find what is done."""
-    flight = Flight(1 << 40, Retry(), draw=lambda: 0.5)
-    emitted = flight.emit(np.arange(count), replays=0)
+    in_flight = InFlight(1 << 40, Retry(), draw=lambda: 0.5)
+    emitted = in_flight.emit(np.arange(count), replays=0)
     order = np.random.default_rng(1).permutation(count)
     roots = emitted.roots[order]
     verdicts = np.where(order % 100 == 99, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)
@@ -53,10 +54,10 @@ def _apply(count: int) -> float:
     begin_s = time.perf_counter()
     for start in range(0, count, STRETCH):
         part = slice(start, start + STRETCH)
-        flight.apply(Outcomes(roots[part], verdicts[part], reasons[part], ("unfinished",)), now=0.0)
-    flight.compact()
+        in_flight.apply(Outcomes(roots[part], verdicts[part], reasons[part], ("unfinished",)), now=0.0)
+    in_flight.compact()
     seconds = time.perf_counter() - begin_s
-    assert flight.counts.acked + flight.schedule.waiting == count
+    assert in_flight.counts.acked + in_flight.schedule.waiting == count
     return seconds
 
 
@@ -68,8 +69,8 @@ def _read() -> tuple[float, float]:
             Path(folder, f"{index}.txt").write_text(text)
         source = FileInput(f"{folder}/*.txt", TextParser())
         begin_s = time.perf_counter()
-        source.start(None)
-        slices = source.slices(source.plan(LINES, 4), 4)
+        source.start({})
+        slices = source.slices([Chosen(part) for part in source.plan(LINES, 4).parts], 4)
         planned_s = time.perf_counter()
         rows = sum(records.columns.num_rows for piece in slices for records in piece.read())
         read_s = time.perf_counter()

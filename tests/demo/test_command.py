@@ -43,9 +43,9 @@ def test_the_checkpoint_is_at_the_end_only_when_every_byte_of_every_file_is_done
     text = corpus.measure([str(tmp_path / "a")], None, tmp_path)
     checkpoint = tmp_path / "checkpoint.json"
     for done, is_at_end in ((4, True), (2, False)):
-        checkpoint.write_text(f'{{"progress": {{"files": [{{"path": "{tmp_path}/a", "bytes": {done}}}]}}}}')
+        checkpoint.write_text(f'{{"partitions": [{{"partition": "{tmp_path}/a", "mark": {{"bytes": {done}}}}}]}}')
         assert job.is_at_end(checkpoint, text) == is_at_end
-    checkpoint.write_text('{"progress": {"files": []}}')
+    checkpoint.write_text('{"partitions": []}')
     assert not job.is_at_end(checkpoint, text)
 
 

@@ -6,13 +6,14 @@ README.md and is kept.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from acker_client.source import Files, Retry
+from acker_client.source import CommonOptions, Files, Options, Retry
 from acker_service.config import OPTIONS, flag
 
 README = Path(__file__).parents[2] / "README.md"
@@ -20,7 +21,7 @@ PLACE = re.compile(r"(<!-- options: .*? -->\n).*?(<!-- end of options -->)", re.
 PLACE_OF_FILES = re.compile(r"(<!-- options of Files: .*? -->\n)(.*?)(<!-- end of options of Files -->)", re.DOTALL)
 ROW = re.compile(r"^\| `(\w+)` \| .*? \| (.*) \|$", re.MULTILINE)
 # What no user gives: it puts something else in the place of Spark and the server.
-INTERNAL = {"rim"}
+INTERNAL = {"environment"}
 
 
 def table() -> str:
@@ -36,11 +37,16 @@ def table_of_files(texts: dict[str, str]) -> str:
 
 
 def options_of_files() -> Iterator[tuple[str, str]]:
-    """(name, default as it is shown) in the order of the signature."""
+    """(name, default as it is shown): its own in the order of the signature, then those that every source has."""
     for option in inspect.signature(Files).parameters.values():
-        if option.name not in INTERNAL:
+        if option.kind is not inspect.Parameter.VAR_KEYWORD:
             yield option.name, _shown(option.default)
-        if option.name == "retry":
+    fields = {option.name: option for option in dataclasses.fields(Options)}
+    for name in CommonOptions.__annotations__:
+        if name not in INTERNAL:
+            is_made = fields[name].default_factory is not dataclasses.MISSING
+            yield name, "none" if is_made else _shown(fields[name].default)
+        if name == "retry":
             yield from ((each.name, _shown(each.default)) for each in inspect.signature(Retry).parameters.values())
 
 
@@ -61,7 +67,7 @@ def _default(value: object) -> str:
 
 
 def _shown(value: Any) -> str:
-    if value is inspect.Parameter.empty:
+    if value in (inspect.Parameter.empty, dataclasses.MISSING):
         return "needed"
     if isinstance(value, Retry):
         return "`Retry()`"

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
-from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen
+from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry
 from acker_client.spark import (
     MovingBoundaries,
     arrow_operator,
@@ -106,21 +106,21 @@ class _Ear(Listener):
         self.runner = runner
         self.first = first
 
-    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         self.runner.hear_emitted(batch, self._pairs(emitted))
 
-    def on_ack(self, acked: Seen) -> None:
+    def on_ack(self, acked: Emissions) -> None:
         self.runner.hear_acked(self._pairs(acked))
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         self.runner.hear_failed(self._pairs(failed), why)
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self.runner.hear_dead(self._pairs(dead), why)
 
-    def _pairs(self, seen: Seen) -> list[tuple[int, int]]:
+    def _pairs(self, seen: Emissions) -> list[tuple[int, int]]:
         """(root, number) of each."""
-        lines = seen.origins().lines.tolist()
+        lines = seen.origins().column("line").to_pylist()
         return list(zip(seen.roots.tolist(), (self.first + line - 1 for line in lines), strict=True))
 
 
@@ -623,7 +623,7 @@ class _Runner:
         self._write({"acked": sorted(self.acked)})
         self._die_at("at the ack")
 
-    def hear_failed(self, pairs: Pairs, why: Fallen) -> None:
+    def hear_failed(self, pairs: Pairs, why: Failures) -> None:
         for index, (root, number) in enumerate(pairs):
             batch, _ = self.emitted.get(root, (0, -1))
             if root in self.answered:
@@ -631,7 +631,7 @@ class _Runner:
             self.answered[root] = "failed"
             self.fallen.append((batch, number, why.reason(index).partition("\n")[0][:160]))
 
-    def hear_dead(self, pairs: Pairs, why: Fallen) -> None:
+    def hear_dead(self, pairs: Pairs, why: Failures) -> None:
         allowed = oracle.may_die(self.program)
         for index, (_, number) in enumerate(pairs):
             self.dead.add(number)

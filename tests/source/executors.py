@@ -12,9 +12,9 @@ import numpy as np
 
 from acker_client import AckerClient, Settings
 from acker_client.core.registration import WatchResult
-from acker_client.source import Batch, Files, Listener, Seen
-from acker_client.source.core.flight import Fallen
-from acker_client.source.run.rim import FramePlan, Rim
+from acker_client.source import Batch, Emissions, Files, Listener
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.run.environment import Environment, FramePlan
 from acker_client.source.run.watcher import says_something
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
@@ -107,20 +107,20 @@ class Log(Listener):
     retried: list[int] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
 
-    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         self.emitted.append((batch, emitted.records.tolist()))
 
-    def on_ack(self, acked: Seen) -> None:
-        assert [len(acked.origins().lines), len(acked.originals())] == [len(acked), len(acked)]
+    def on_ack(self, acked: Emissions) -> None:
+        assert [acked.origins().num_rows, len(acked.originals())] == [len(acked), len(acked)]
         self.acked += acked.records.tolist()
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         self.failed += [(int(record), why.reason(k)) for k, record in enumerate(failed.records)]
 
-    def on_retry(self, retried: Seen) -> None:
+    def on_retry(self, retried: Emissions) -> None:
         self.retried += retried.records.tolist()
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self.dead += dead.records.tolist()
 
 
@@ -175,9 +175,9 @@ class Cluster:
             self._back_s = float("inf")
             self.server.start()
 
-    def rim(self) -> Rim:
+    def environment(self) -> Environment:
         executor = self.client()
-        return Rim(
+        return Environment(
             connect=lambda spark: self.client(),
             frame=lambda spark, plan: Frame(executor, plan),
             parallelism=lambda spark: 2,
@@ -195,7 +195,7 @@ class Cluster:
 
     def source(self, paths: str = "*.txt", **options: Any) -> Files:
         options = {"name": "lines", "dead_letters": self.folder / "dead.jsonl", "max_dead_share": 1.0, **options}
-        return Files(f"{self.folder}/{paths}", rim=self.rim(), **options)
+        return Files(f"{self.folder}/{paths}", environment=self.environment(), **options)
 
     def write(self, name: str, *lines: str) -> None:
         (self.folder / name).write_text("".join(f"{line}\n" for line in lines))

@@ -11,21 +11,48 @@ from pathlib import Path
 
 import pytest
 
+from acker_client.source.core.input import Committed
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import CheckpointError
-from acker_client.source.stores.checkpoint import Checkpoint
+from acker_client.source.stores import checkpoint as checkpoint_module
+from acker_client.source.stores.checkpoint import CheckpointFile, digest_of
 from tests.source.disks import forbidden, full, room_for
 
 
 @pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
-    return Checkpoint(tmp_path / "orders.ckpt", source="orders", kind="files")
+def checkpoint(tmp_path: Path) -> CheckpointFile:
+    store = CheckpointFile(tmp_path / "orders.ckpt")
+    store.source, store.kind = "orders", "files"
+    return store
 
 
-def test_what_was_saved_last_is_loaded(checkpoint: Checkpoint) -> None:
-    assert checkpoint.load() is None
-    checkpoint.save({"files": [{"path": "ä", "lines": 3}]})
-    checkpoint.save({"files": [{"path": "ä", "lines": 4}]})
-    assert checkpoint.load() == {"files": [{"path": "ä", "lines": 4}]}
+def test_what_was_saved_last_is_loaded(checkpoint: CheckpointFile) -> None:
+    assert checkpoint.load() == {}
+    checkpoint.save({"ä": Committed(Ranges.below(3), {"bytes": 30})})
+    saved = {"ä": Committed(Ranges.from_runs([4, 2, 1]), {"bytes": 40}), "b": Committed()}
+    checkpoint.save(saved)
+    assert checkpoint.load() == saved
+
+
+def at(position: int) -> dict[str, Committed]:
+    return {"a": Committed(Ranges.below(position))}
+
+
+def test_a_checkpoint_of_the_version_before_is_still_read(checkpoint: CheckpointFile) -> None:
+    progress = {"files": [{"path": "/a", "lines": 3, "bytes": 30, "complete": True, "mark": "00ff"}]}
+    saved = {"format": "acker-checkpoint", "version": 1, "source": "orders", "input": "files", "progress": progress}
+    checkpoint.path.write_text(json.dumps({**saved, "digest": digest_of(progress)}, indent=1))
+    mark = {"bytes": 30, "complete": True, "digest": "00ff"}
+    assert checkpoint.load() == {"/a": Committed(Ranges.below(3), mark)}
+
+
+def test_a_checkpoint_that_does_not_say_what_is_done_is_refused(checkpoint: CheckpointFile) -> None:
+    for partitions in ([{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"):
+        saved = {"format": "acker-checkpoint", "version": 2, "source": "orders", "input": "files"}
+        saved |= {"partitions": partitions, "digest": digest_of(partitions)}
+        checkpoint.path.write_text(json.dumps(saved))
+        with pytest.raises(CheckpointError, match="does not say how far which partition is done"):
+            checkpoint.load()
 
 
 class Crash(BaseException):
@@ -34,16 +61,16 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "fsync of the directory"])
 def test_a_crash_at_any_point_of_a_save_leaves_the_old_or_the_new_checkpoint_whole(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, step: str
+    checkpoint: CheckpointFile, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    checkpoint.save({"at": 1})
+    checkpoint.save(at(1))
     with monkeypatch.context() as patch:
         _crash_at(step, patch)
         with pytest.raises(Crash):
-            checkpoint.save({"at": 2})
-    assert checkpoint.load() == ({"at": 2} if step == "fsync of the directory" else {"at": 1})
-    checkpoint.save({"at": 3})
-    assert checkpoint.load() == {"at": 3}
+            checkpoint.save(at(2))
+    assert checkpoint.load() == (at(2) if step == "fsync of the directory" else at(1))
+    checkpoint.save(at(3))
+    assert checkpoint.load() == at(3)
 
 
 def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
@@ -61,22 +88,13 @@ def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
         fsync(descriptor)
 
     if step == "write":
-        patch.setattr(json, "dumps", _torn(json.dumps))
+        patch.setattr(checkpoint_module, "content_of", crash)
     elif step == "fsync":
         patch.setattr(os, "fsync", crash)
     elif step == "replace":
         patch.setattr(os, "replace", crash)
     else:
         patch.setattr(os, "fsync", crash_in_second)
-
-
-def _torn(dumps: Callable[..., str]) -> Callable[..., str]:
-    def dump(value: object, **options: object) -> str:
-        if "indent" in options:
-            raise Crash
-        return dumps(value, **options)
-
-    return dump
 
 
 @pytest.mark.parametrize(
@@ -86,80 +104,82 @@ def _torn(dumps: Callable[..., str]) -> Callable[..., str]:
         (lambda text: "", "is not a checkpoint"),
         (lambda text: "[1]", "is not a checkpoint"),
         (lambda text: "\xff\x00", "is not a checkpoint"),
-        (lambda text: text.replace('"at": 1', '"at": 2'), "digest does not fit"),
-        (lambda text: text.replace('"version": 1', '"version": 9'), "version 9, and this acker reads version 1"),
+        (lambda text: text.replace('"done": [1]', '"done": [2]'), "digest does not fit"),
+        (lambda text: text.replace('"version": 2', '"version": 9'), "version 9, and this acker reads versions up to 2"),
         (lambda text: text.replace('"orders"', '"clicks"'), "of source 'clicks', not of 'orders'"),
         (lambda text: text.replace('"files"', '"kafka"'), "of input 'kafka', not of 'files'"),
     ],
 )
 def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(
-    checkpoint: Checkpoint, damage: Callable[[str], str], says: str
+    checkpoint: CheckpointFile, damage: Callable[[str], str], says: str
 ) -> None:
-    checkpoint.save({"at": 1})
+    checkpoint.save(at(1))
     checkpoint.path.write_text(damage(checkpoint.path.read_text()))
     with pytest.raises(CheckpointError, match=says) as refused:
         checkpoint.load()
     assert str(checkpoint.path) in str(refused.value)
 
 
-def test_two_sources_cannot_hold_one_checkpoint(checkpoint: Checkpoint) -> None:
-    other = Checkpoint(checkpoint.path, source="orders", kind="files")
-    checkpoint.acquire()
+def test_two_sources_cannot_hold_one_checkpoint(checkpoint: CheckpointFile) -> None:
+    other = CheckpointFile(checkpoint.path)
+    checkpoint.open("orders", "files")
     with pytest.raises(CheckpointError, match="in use by another running source"):
-        other.acquire()
-    checkpoint.release()
-    other.acquire()
-    other.release()
+        other.open("orders", "files")
+    checkpoint.close()
+    other.open("orders", "files")
+    other.close()
 
 
 def test_a_checkpoint_in_a_missing_directory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "x.ckpt"
     with pytest.raises(CheckpointError, match=rf"its lock {path}\.lock cannot be opened .*: create its directory"):
-        Checkpoint(path, source="a", kind="files").acquire()
+        CheckpointFile(path).open("a", "files")
 
 
-def test_a_checkpoint_on_a_full_disk_is_named_and_the_one_before_it_stands(checkpoint: Checkpoint) -> None:
-    checkpoint.save({"at": 1})
+def test_a_checkpoint_on_a_full_disk_is_named_and_the_one_before_it_stands(checkpoint: CheckpointFile) -> None:
+    checkpoint.save(at(1))
     draft = full(checkpoint.path.with_name(checkpoint.path.name + ".new"))
     with pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written \(No space left.*\): make room"):
-        checkpoint.save({"at": 2})
+        checkpoint.save(at(2))
     draft.unlink()
-    assert checkpoint.load() == {"at": 1}
-    checkpoint.save({"at": 3})
-    assert checkpoint.load() == {"at": 3}
+    assert checkpoint.load() == at(1)
+    checkpoint.save(at(3))
+    assert checkpoint.load() == at(3)
 
 
-def test_a_checkpoint_that_is_cut_short_by_a_limit_leaves_the_one_before_it(checkpoint: Checkpoint) -> None:
-    checkpoint.save({"at": 1})
+def test_a_checkpoint_that_is_cut_short_by_a_limit_leaves_the_one_before_it(checkpoint: CheckpointFile) -> None:
+    checkpoint.save(at(1))
     with (
-        room_for(100),
+        room_for(60),
         pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written \(File too large\): make room"),
     ):
-        checkpoint.save({"at": 2})
-    assert checkpoint.load() == {"at": 1}
+        checkpoint.save(at(2))
+    assert checkpoint.load() == at(1)
 
 
 def test_a_forbidden_checkpoint_is_named_whether_it_is_locked_read_or_written(tmp_path: Path) -> None:
     folder = tmp_path / "forbidden"
     folder.mkdir()
-    checkpoint = Checkpoint(folder / "x.ckpt", source="a", kind="files")
+    checkpoint = CheckpointFile(folder / "x.ckpt")
     right = r"\(Permission denied\): give this user the right"
     with forbidden(folder):
         with pytest.raises(CheckpointError, match=rf"its lock {checkpoint.path}\.lock cannot be opened {right}"):
-            checkpoint.acquire()
+            checkpoint.open("orders", "files")
         with pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be written {right}"):
-            checkpoint.save({"at": 1})
-    checkpoint.save({"at": 1})
+            checkpoint.save(at(1))
+    checkpoint.save(at(1))
     checkpoint.path.chmod(0)
     with forbidden(folder), pytest.raises(CheckpointError, match=rf"{checkpoint.path} cannot be read {right}"):
         checkpoint.load()
     checkpoint.path.chmod(0o600)
 
 
-def test_a_lock_that_cannot_be_had_is_no_other_source(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_cannot_be_had_is_no_other_source(
+    checkpoint: CheckpointFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(CheckpointError, match=r"cannot be taken \(No locks available\): .*that has locks"):
-        checkpoint.acquire()
+        checkpoint.open("orders", "files")

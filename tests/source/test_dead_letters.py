@@ -6,18 +6,21 @@ import base64
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acker_client.source.core.dead_letter import VALUE_BYTES_MAX, DeadLetter
 from acker_client.source.errors import SourceError
-from acker_client.source.stores.dead_letters import VALUE_BYTES_MAX, DeadLetter, DeadLetters
+from acker_client.source.stores.dead_letters import DeadLetterFile
 from tests.source.disks import forbidden, full, room_for
 
 
-def letter(value: bytes | None = b"x", reason: str = "ValueError: no") -> DeadLetter:
-    return DeadLetter("orders", reason, 4, 1, 1_700_000_000.5, 1_700_000_060.0, "a.jsonl", 7, 1234, value)
+def letter(value: Any = b"x", reason: str = "ValueError: no") -> DeadLetter:
+    origin = {"path": "a.jsonl", "line": 7, "byte": 1234}
+    return DeadLetter("orders", reason, 4, 1, 1_700_000_000.5, 1_700_000_060.0, origin, value)
 
 
 def test_a_letter_says_why_how_often_when_from_where_and_what() -> None:
@@ -48,10 +51,16 @@ def test_a_huge_value_is_cut_and_says_how_long_it_was() -> None:
     assert (len(read["value"]), read["bytes"]) == (VALUE_BYTES_MAX, VALUE_BYTES_MAX + 5)
 
 
+def test_columns_are_an_object_and_text_where_they_are_huge() -> None:
+    assert json.loads(letter({"sku": "ä", "qty": 1}).to_json())["value"] == {"sku": "ä", "qty": 1}
+    huge = json.loads(letter({"sku": "a" * VALUE_BYTES_MAX}).to_json())
+    assert (len(huge["value"]), huge["bytes"]) == (VALUE_BYTES_MAX, VALUE_BYTES_MAX + len('{"sku": ""}'))
+
+
 def test_letters_are_synced_before_write_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
-    letters = DeadLetters(tmp_path / "dead.jsonl")
+    letters = DeadLetterFile(tmp_path / "dead.jsonl")
     letters.write([letter(), letter(None)])
     letters.close()
     assert synced[-1] == (tmp_path / "dead.jsonl").stat().st_size
@@ -61,7 +70,7 @@ def test_letters_are_synced_before_write_returns(tmp_path: Path, monkeypatch: py
 def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "dead.jsonl"
     path.write_text(letter().to_json() + "\n" + letter().to_json()[:20])
-    letters = DeadLetters(path)
+    letters = DeadLetterFile(path)
     letters.write([letter(b"whole")])
     letters.close()
     assert json.loads(path.read_text().splitlines()[-1])["value"] == "whole"
@@ -70,18 +79,18 @@ def test_a_torn_letter_of_a_crash_does_not_spoil_the_next_one(tmp_path: Path) ->
 def test_a_file_that_cannot_be_written_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "missing" / "dead.jsonl"
     with pytest.raises(SourceError, match=rf"cannot be written to {path} .*: create its directory.* Nothing is lost"):
-        DeadLetters(path).write([letter()])
+        DeadLetterFile(path).write([letter()])
 
 
 def test_letters_on_a_full_disk_are_named_and_closing_the_file_fails_no_more(tmp_path: Path) -> None:
-    letters = DeadLetters(full(tmp_path / "dead.jsonl"))
+    letters = DeadLetterFile(full(tmp_path / "dead.jsonl"))
     with pytest.raises(SourceError, match=rf"to {letters.path} \(No space left on device\): make room.*read again"):
         letters.write([letter()])
     letters.close()
 
 
 def test_letters_that_are_cut_short_are_taken_back_whole(tmp_path: Path) -> None:
-    letters = DeadLetters(tmp_path / "dead.jsonl")
+    letters = DeadLetterFile(tmp_path / "dead.jsonl")
     letters.write([letter(b"first")])
     before = letters.path.read_bytes()
     with (
@@ -98,7 +107,7 @@ def test_letters_that_are_cut_short_are_taken_back_whole(tmp_path: Path) -> None
 def test_a_forbidden_file_of_letters_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "forbidden"
     folder.mkdir()
-    letters = DeadLetters(folder / "dead.jsonl")
+    letters = DeadLetterFile(folder / "dead.jsonl")
     with (
         forbidden(folder),
         pytest.raises(SourceError, match=rf"to {letters.path} \(Permission denied\): give this user the right"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,22 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acker_client.source.core.input import Progress
+from acker_client.source.core.input import Committed
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.inputs.files import FileInput, find_files
+from acker_client.source.inputs.files import FileInput, find_line_files
 from acker_client.source.inputs.lines import TextParser
 from tests.source.disks import without_rights
+from tests.source.driven import Driven
 
 contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline"]), max_size=9).map(
     b"".join
 )
-
-
-def drain(source: FileInput, records_max: int = 1000) -> np.ndarray:
-    planned = [np.empty(0, np.int64)]
-    while len(records := source.plan(records_max, 2)):
-        planned.append(records)
-    return np.concatenate(planned)
 
 
 @given(st.lists(contents, min_size=1, max_size=3), st.data())
@@ -39,49 +33,52 @@ def test_a_restart_reads_exactly_what_was_not_done_whatever_the_point(
     folder = tmp_path_factory.mktemp("files")
     for index, content in enumerate(files):
         (folder / f"{index}.txt").write_bytes(content)
-    source = FileInput(f"{folder}/*.txt", TextParser(), block_bytes=8)
-    source.start(None)
-    records = drain(source, data.draw(st.integers(1, 5)))
-    everything = [(o.path, o.line, o.value) for o in source.originals(records)]
-    points = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=3)))
-    for done in points:
-        source.advance(done)
-        progress = json.loads(json.dumps(source.progress()))
-        again = FileInput(f"{folder}/*.txt", TextParser())
-        again.start(progress)
-        rest = [(o.path, o.line, o.value) for o in again.originals(drain(again))]
-        assert rest == everything[done:]
-    if points and points[-1] == len(records):
-        assert source.describe().startswith("end of the input")
+    pattern = f"{folder}/*.txt"
+    driven = Driven(FileInput(pattern, TextParser(), block_bytes=8))
+    records = driven.drain(data.draw(st.integers(1, 5)))
+    everything = _lines(driven, records)
+    left = set(records.tolist())
+    for _ in range(data.draw(st.integers(0, 3))):
+        finished = data.draw(st.sets(st.sampled_from(sorted(left)))) if left else set()
+        left -= finished
+        driven.finish(sorted(finished))
+        again = Driven(FileInput(pattern, TextParser()), driven.committed())
+        assert _lines(again, again.drain()) == [everything[record] for record in sorted(left)]
+    if not left:
+        assert driven.description.startswith("end of the input")
 
 
-def started(folder: Path, text: str, done: int) -> tuple[FileInput, dict[str, object]]:
+def _lines(driven: Driven, records: np.ndarray) -> list[tuple[Any, ...]]:
+    return [(*original.origin.values(), original.value) for original in driven.originals(records)]
+
+
+def started(folder: Path, text: str, done: int) -> dict[str, Committed]:
     (folder / "a.txt").write_text(text)
-    source = FileInput(folder / "a.txt", TextParser())
-    source.start(None)
-    drain(source)
-    source.advance(done)
-    return FileInput(folder / "a.txt", TextParser()), source.progress()
+    driven = Driven(FileInput(folder / "a.txt", TextParser()))
+    driven.drain()
+    driven.finish_below(done)
+    return driven.committed()
+
+
+def resumed(paths: Path | str, committed: dict[str, Committed]) -> Driven:
+    return Driven(FileInput(paths, TextParser()), committed)
 
 
 def test_a_file_that_grew_goes_on_where_it_was_left(tmp_path: Path) -> None:
-    source, progress = started(tmp_path, "one\ntwo\n", 2)
+    committed = started(tmp_path, "one\ntwo\n", 2)
     with (tmp_path / "a.txt").open("a") as file:
         file.write("three\n")
-    source.start(progress)
-    assert [(o.line, o.value) for o in source.originals(drain(source))] == [(3, b"three")]
+    driven = resumed(tmp_path / "a.txt", committed)
+    assert _lines(driven, driven.drain()) == [(f"{tmp_path}/a.txt", 3, 8, b"three")]
 
 
 def test_a_new_file_is_read_also_if_it_sorts_before_those_that_are_done(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("b\n")
-    source = FileInput(f"{tmp_path}/*.txt", TextParser())
-    source.start(None)
-    drain(source)
-    source.advance(1)
+    driven = Driven(FileInput(f"{tmp_path}/*.txt", TextParser()))
+    driven.finish(driven.drain())
     (tmp_path / "a.txt").write_text("a\n")
-    again = FileInput(f"{tmp_path}/*.txt", TextParser())
-    again.start(source.progress())
-    assert [o.value for o in again.originals(drain(again))] == [b"a"]
+    again = resumed(f"{tmp_path}/*.txt", driven.committed())
+    assert again.values(again.drain()) == [b"a"]
 
 
 @pytest.mark.parametrize(
@@ -94,72 +91,90 @@ def test_a_new_file_is_read_also_if_it_sorts_before_those_that_are_done(tmp_path
 def test_a_file_that_shrank_or_changed_before_the_committed_position_is_refused(
     tmp_path: Path, now: str, says: str
 ) -> None:
-    source, progress = started(tmp_path, "one\ntwo\nthree\n", 2)
+    committed = started(tmp_path, "one\ntwo\nthree\n", 2)
     (tmp_path / "a.txt").write_text(now)
     with pytest.raises(CheckpointError, match=says):
-        source.start(progress)
+        resumed(tmp_path / "a.txt", committed)
 
 
 def test_a_last_line_that_went_on_after_it_was_read_is_refused(tmp_path: Path) -> None:
-    source, progress = started(tmp_path, "one\ntw", 2)
+    committed = started(tmp_path, "one\ntw", 2)
     with (tmp_path / "a.txt").open("a") as file:
         file.write("o\n")
     with pytest.raises(CheckpointError, match="its last line \\(line 2\\) had been read when nothing ended it"):
-        source.start(progress)
+        resumed(tmp_path / "a.txt", committed)
 
 
 def test_a_file_that_went_away_half_read_is_refused_and_one_that_was_complete_is_not(tmp_path: Path) -> None:
     for done in (1, 2):
         (tmp_path / "b.txt").write_text("other\n")
-        _, progress = started(tmp_path, "one\ntwo\n", done)
+        committed = started(tmp_path, "one\ntwo\n", done)
         (tmp_path / "a.txt").unlink()
-        source = FileInput(f"{tmp_path}/*.txt", TextParser())
         if done == 1:
             with pytest.raises(CheckpointError, match="was read to line 1 only, and is not among the files any more"):
-                source.start(progress)
+                resumed(f"{tmp_path}/*.txt", committed)
         else:
-            source.start(progress)
-            assert len(drain(source)) == 1
+            assert len(resumed(f"{tmp_path}/*.txt", committed).drain()) == 1
 
 
 def test_a_record_whose_file_shrank_is_not_replayed_as_something_else(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n")
-    source = FileInput(tmp_path / "a.txt", TextParser())
-    source.start(None)
-    records = drain(source)
+    driven = Driven(FileInput(tmp_path / "a.txt", TextParser()))
+    records = driven.drain()
     (tmp_path / "a.txt").write_text("one\n")
     with pytest.raises(InputChanged, match="must not shrink"):
-        source.slices(records, 1)
+        driven.slices(records, 1)
 
 
-def test_progress_of_another_make_is_refused() -> None:
-    source = FileInput(__file__, TextParser())
+def test_a_mark_of_another_make_is_refused() -> None:
     with pytest.raises(CheckpointError, match="does not say how far"):
-        source.start({"files": [{"path": "a"}]})
+        resumed(__file__, {"a": Committed(Ranges.below(1), {"offset": 3})})
+
+
+def test_a_change_behind_the_prefix_and_before_the_last_record_done_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    driven = Driven(FileInput(tmp_path / "a.txt", TextParser()))
+    driven.finish(driven.drain()[[0, 2]])
+    committed = driven.committed()
+    (tmp_path / "a.txt").write_text("one\nTWO\nthree\n")
+    with pytest.raises(CheckpointError, match="is not what it was when it was read to byte 14"):
+        resumed(tmp_path / "a.txt", committed)
+
+
+def test_a_checkpoint_cut_to_fewer_holes_than_it_had_goes_on_from_what_is_left_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{k}\n" for k in range(30)))
+    driven = Driven(FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16))
+    driven.finish(driven.drain()[[0, 5, 20]])
+    again = Driven(FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16), driven.committed())
+    again.plan(2)
+    (path,) = again.parts.done
+    cut = again.parts.done[path].first_holes(1)
+    committed = {path: Committed(cut, again.input.mark(path, cut))}
+    third = resumed(tmp_path / "a.txt", committed)
+    assert third.values(third.drain()) == [str(k).encode() for k in range(30) if k not in (0, 5)]
 
 
 def test_records_that_are_done_are_forgotten_and_asking_for_them_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\n" * 10)
-    source = FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16)
-    source.start(None)
-    records = drain(source)
-    source.advance(10)
+    driven = Driven(FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16))
+    records = driven.drain()
+    driven.finish_below(10)
     with pytest.raises(LookupError):
-        source.originals(records[:1])
-    assert len(source.originals(records[10:])) == 10
+        driven.originals(records[:1])
+    assert len(driven.originals(records[10:])) == 10
 
 
 def test_paths_are_read_in_the_order_given_each_pattern_sorted_and_no_file_twice(tmp_path: Path) -> None:
     for name in ("b.txt", "a.txt", "deep/c.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x\n")
-    found = find_files([tmp_path / "b.txt", f"{tmp_path}/**/*.txt"])
+    found = find_line_files([tmp_path / "b.txt", f"{tmp_path}/**/*.txt"])
     assert [Path(file.path).name for file in found] == ["b.txt", "a.txt", "c.txt"]
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_taken_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "a[1].txt").write_text("x\n")
-    assert len(find_files(tmp_path / "a[1].txt")) == 1
+    assert len(find_line_files(tmp_path / "a[1].txt")) == 1
 
 
 @pytest.mark.parametrize(
@@ -176,7 +191,7 @@ def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str
     (tmp_path / "packed.gz").write_bytes(b"x")
     given = paths.format(folder=tmp_path) if isinstance(paths, str) else paths
     with pytest.raises(SourceError, match=says):
-        find_files(given)
+        find_line_files(given)
 
 
 @pytest.fixture
@@ -191,25 +206,17 @@ def open_folder() -> Iterator[Path]:
 def test_a_file_that_may_not_be_read_is_named_and_has_not_changed(open_folder: Path, is_resumed: bool) -> None:
     path = open_folder / "a.txt"
     path.write_bytes(b"one\ntwo\n")
-    source = FileInput(path, TextParser())
-    source.start(None)
+    driven = Driven(FileInput(path, TextParser()))
     if is_resumed:
-        drain(source, 1)
-        source.advance(1)
-    progress = source.progress()
+        driven.finish(driven.plan(1))
+    committed = driven.committed()
     path.chmod(0)
     says = rf"{path} cannot be read \(Permission denied\): give this user the right to read it"
     with without_rights(), pytest.raises(InputChanged, match=says):
-        resume(path, progress)
-
-
-def resume(path: Path, progress: Progress) -> None:
-    again = FileInput(path, TextParser())
-    again.start(progress)
-    again.plan(10, 1)
+        resumed(path, committed).plan(10)
 
 
 @pytest.mark.parametrize("paths", [5, ["a", 3], None, [b"a"]])
 def test_what_is_no_path_is_refused(paths: Any) -> None:
     with pytest.raises(SourceError, match="is no path: name a file"):
-        find_files(paths)
+        find_line_files(paths)

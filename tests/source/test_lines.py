@@ -7,19 +7,21 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acker_client.source.core.input import Chosen
 from acker_client.source.errors import InputChanged
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.json_lines import JsonParser
-from acker_client.source.inputs.lines import BOM, LineSlice, Part, TextParser, find_lines
+from acker_client.source.inputs.lines import BOM, LinePart, LineSlice, TextParser, find_lines
+from tests.source.driven import Driven
 
 PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]
 contents = st.lists(st.sampled_from(PIECES), max_size=30).map(b"".join) | st.binary(max_size=60)
@@ -39,7 +41,7 @@ def twin(content: bytes) -> list[tuple[int, bytes]]:
     return lines
 
 
-def rows_of(slices: list[LineSlice]) -> list[tuple[int, dict[str, Any], str | None]]:
+def rows_of(slices: Iterable[Any]) -> list[tuple[int, dict[str, Any], str | None]]:
     """(number, row, why it is unreadable) of all rows, in order."""
     rows = []
     for piece in slices:
@@ -55,18 +57,15 @@ def rows_of(slices: list[LineSlice]) -> list[tuple[int, dict[str, Any], str | No
     return rows
 
 
-def planned(source: FileInput, records_max: int, partitions: int = 2) -> np.ndarray:
-    source.start(None)
-    planned = [np.empty(0, np.int64)]
-    while len(records := source.plan(records_max, partitions)):
-        planned.append(records)
-    return np.concatenate(planned)
+def rows_in(source: FileInput, tasks: int = 2) -> list[tuple[int, dict[str, Any], str | None]]:
+    driven = Driven(source)
+    return rows_of(driven.slices(driven.drain(), tasks))
 
 
 @given(st.lists(contents, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_slices_give_what_readline_gives_whatever_the_bytes_and_the_boundaries(
-    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], block_bytes: int, records_max: int, partitions: int
+    tmp_path_factory: pytest.TempPathFactory, files: list[bytes], block_bytes: int, records_max: int, tasks: int
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     expected = []
@@ -75,20 +74,21 @@ def test_slices_give_what_readline_gives_whatever_the_bytes_and_the_boundaries(
         path.write_bytes(content)
         expected += [(str(path), line + 1, byte, value) for line, (byte, value) in enumerate(twin(content))]
     source = FileInput(f"{folder}/*.txt", TextParser(), block_bytes=block_bytes)
-    records = planned(source, records_max, partitions)
+    driven = Driven(source)
+    records = driven.drain(records_max)
     assert len(records) == len(expected)
-    rows = rows_of(source.slices(records, partitions))
+    rows = rows_of(driven.slices(records, tasks))
     assert [number for number, _, _ in rows] == list(range(len(expected)))
     for (_, row, reason), (shown, line, byte, value) in zip(rows, expected, strict=True):
         assert (row["path"], row["line"]) == (shown, line)
         assert row["value"] == _decoded(value)
         assert (reason is None) == (row["value"] is not None)
         assert reason is None or reason.startswith(f"{shown}:{line} (byte {byte}): not valid UTF-8 at byte ")
-    origins = source.locate(records)
-    assert [origins.paths[i] for i in origins.path_ids] == [path for path, _, _, _ in expected]
-    assert origins.lines.tolist() == [line for _, line, _, _ in expected]
-    originals = source.originals(records)
-    assert [(o.path, o.line, o.byte, o.value) for o in originals] == expected
+    origins = driven.origins(records)
+    assert origins.to_pylist() == [{"path": path, "line": line} for path, line, _, _ in expected]
+    assert len(origins.column("path").dictionary) == len({path for path, _, _, _ in expected})
+    originals = driven.originals(records)
+    assert [(*original.origin.values(), original.value) for original in originals] == expected
 
 
 def _decoded(value: bytes) -> str | None:
@@ -106,12 +106,13 @@ def test_any_choice_of_records_is_read_again_alone(
     path = tmp_path_factory.mktemp("files") / "one.txt"
     path.write_bytes(content)
     source = FileInput(path, TextParser(), block_bytes=16)
-    records = planned(source, 5)
+    driven = Driven(source)
+    records = driven.drain(5)
     lines = twin(content)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(lines)))))) if lines else []
-    rows = rows_of(source.slices(np.array(chosen, np.int64), 2))
+    rows = rows_of(driven.slices(chosen, 2))
     assert [(row["line"], row["value"]) for _, row, _ in rows] == [(k + 1, _decoded(lines[k][1])) for k in chosen]
-    assert [o.value for o in source.originals(np.array(chosen, np.int64))] == [lines[k][1] for k in chosen]
+    assert driven.values(chosen) == [lines[k][1] for k in chosen]
     assert len(records) == len(lines)
 
 
@@ -125,7 +126,7 @@ def test_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_bytes(b"a" * 100 + b"\n" + b"b" * 100)
     source = FileInput(path, TextParser(), block_bytes=16)
-    rows = rows_of(source.slices(planned(source, 10), 2))
+    rows = rows_in(source)
     assert [len(row["value"]) for _, row, _ in rows] == [100, 100]
 
 
@@ -135,7 +136,7 @@ def test_a_line_too_long_for_memory_fails_without_being_read(tmp_path: Path, mon
     path.write_bytes(b"a" * 100 + b"\nshort\n")
     for parser in (TextParser(), JsonParser(pa.schema([("value", pa.string())]))):
         source = FileInput(path, parser, block_bytes=16)
-        (_, first, reason), (_, second, _) = rows_of(source.slices(planned(source, 10), 2))
+        (_, first, reason), (_, second, _) = rows_in(source)
         assert first["value"] is None
         assert reason is not None
         assert "the line is longer than" in reason
@@ -146,7 +147,8 @@ def test_many_small_files_are_handed_on_together_and_a_task_gets_its_share(tmp_p
     for index in range(100):
         (tmp_path / f"{index:03}.txt").write_text("one\ntwo\n")
     source = FileInput(f"{tmp_path}/*", TextParser())
-    slices = source.slices(planned(source, 1000), 4)
+    driven = Driven(source)
+    slices = driven.slices(driven.drain(), 4)
     assert [piece.stop - piece.start for piece in slices] == [50, 50, 50, 50]
     assert [len(list(piece.read())) for piece in slices] == [1, 1, 1, 1]
 
@@ -155,7 +157,8 @@ def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Pa
     path = tmp_path / "a.txt"
     path.write_text("x\ny\n")
     source = FileInput(path, TextParser())
-    content = pickle.dumps(source.slices(planned(source, 10), 1))
+    driven = Driven(source)
+    content = pickle.dumps(driven.slices(driven.drain(), 1))
     program = (
         "import pickle, sys; slices = pickle.load(sys.stdin.buffer);"
         "print([r.columns.num_rows for s in slices for r in s.read()], 'pyspark' in sys.modules, 'grpc' in sys.modules)"
@@ -168,13 +171,13 @@ def test_slices_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Pa
 def test_a_file_that_changed_since_it_was_counted_is_an_error_never_other_records(tmp_path: Path, now: bytes) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"one\ntwo\n")
-    part = Part(str(path), "a.txt", 0, 8, 1, 2)
+    chosen = Chosen(LinePart(str(path), "a.txt", 0, 2, 0, 8))
     path.write_bytes(now)
     if now.startswith(b"one\ntwo\n"):
-        assert len(rows_of([LineSlice(0, 2, (part,), TextParser())])) == 2  # appended to: fine
+        assert len(rows_of([LineSlice(0, 2, (chosen,), TextParser())])) == 2  # appended to: fine
         return
     with pytest.raises(InputChanged, match=r"a\.txt: bytes 0 to 8 had 2 lines"):
-        rows_of([LineSlice(0, 2, (part,), TextParser())])
+        rows_of([LineSlice(0, 2, (chosen,), TextParser())])
 
 
 ORDER = pa.schema([("sku", pa.string()), ("qty", pa.int32()), ("tags", pa.list_(pa.string()))])
@@ -218,7 +221,7 @@ def test_a_malformed_json_line_fails_alone_and_its_neighbours_are_as_without_it(
     path = tmp_path_factory.mktemp("json") / "orders.jsonl"
     path.write_bytes((b"\r\n" if crlf else b"\n").join([*lines, b""]))
     source = FileInput(path, JsonParser(ORDER))
-    rows = rows_of(source.slices(planned(source, 100), 1))
+    rows = rows_in(source, 1)
     for line, (number, row, reason) in zip(lines, rows, strict=True):
         expected = json_row(line)
         assert (reason is None) == (expected is not None), (line, reason)

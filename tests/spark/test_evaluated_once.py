@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from acker_client.source import Batch, Fallen, Files, Listener, Retry, Seen, Summary
+from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
 from acker_client.spark import Operator, branch, group, operator, sink
 from acker_client.spark import functions as AF
 
@@ -43,10 +43,10 @@ class Tries(Listener):
     def __init__(self) -> None:
         self.again: Counter[int] = Counter()
 
-    def on_retry(self, retried: Seen) -> None:
+    def on_retry(self, retried: Emissions) -> None:
         self.again.update(retried.records.tolist())
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         """Nothing: what was not tried again is in the dead letters."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from acker_client.source import Batch, Files, Listener, Retry, Seen
+from acker_client.source import Batch, Emissions, Files, Listener, Retry
 from acker_client.spark import operator, sink, where
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_the_first_program_of_the_readme_runs_as_it_stands(
     assert re.search(r"records +42  ", shown)
     assert re.search(r"acked +41  ", shown)
     assert "end of the input (2 files)" in shown
-    assert all(file["complete"] for file in json.loads((tmp_path / "orders.ckpt").read_text())["progress"]["files"])
+    assert all(file["mark"]["complete"] for file in json.loads((tmp_path / "orders.ckpt").read_text())["partitions"])
 
 
 @operator("number int", keep=["value"])
@@ -144,8 +144,8 @@ def test_a_server_that_comes_back_without_its_state_costs_a_replay_and_the_loop_
     acked: list[int] = []
 
     class Acked(Listener):
-        def on_ack(self, acked_now: Seen) -> None:
-            acked.extend(acked_now.origins().lines.tolist())
+        def on_ack(self, acked_now: Emissions) -> None:
+            acked.extend(acked_now.origins().column("line").to_pylist())
 
     source = Files(tmp_path / "in.txt", name="lines", batch_records=100, listener=Acked(), retry=QUICK)
     for batch in source.batches(spark):

@@ -17,30 +17,43 @@ try:
 except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
-from acker_client.source.core.flight import Fallen
-from acker_client.source.core.input import Input, Original, Origins
-from acker_client.source.core.listener import Listener, Seen
+from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.parquet import Parquet
+from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan
+from acker_client.source.core.listener import Emissions, Listener
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Retry
+from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
 from acker_client.source.core.summary import Summary
 from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
 from acker_client.source.run.batch import Batch
-from acker_client.source.run.options import Options
-from acker_client.source.source import Files, Source
+from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.source import Source
 
 __all__ = [
     "Batch",
     "Broken",
+    "CheckpointStore",
+    "Chosen",
+    "Committed",
+    "CommonOptions",
+    "DeadLetter",
+    "DeadLetterStore",
     "CheckpointError",
-    "Fallen",
+    "Failures",
     "Files",
     "Input",
     "InputChanged",
     "Listener",
     "Options",
     "Original",
-    "Origins",
+    "Parquet",
+    "Plan",
+    "Ranges",
     "Retry",
-    "Seen",
+    "Emissions",
     "Source",
     "SourceError",
     "Summary",

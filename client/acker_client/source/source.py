@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.core.input import Input
-from acker_client.source.core.listener import Listener
-from acker_client.source.core.retry import Retry
 from acker_client.source.core.summary import Counts, Summary
 from acker_client.source.errors import SourceError
-from acker_client.source.inputs.files import FileInput, Paths
-from acker_client.source.inputs.json_lines import JsonParser
-from acker_client.source.inputs.lines import Parser, TextParser
 from acker_client.source.run.batch import Batch
+from acker_client.source.run.environment import spark_environment
 from acker_client.source.run.options import Options
-from acker_client.source.run.rim import Rim, arrow_schema, spark_rim
 from acker_client.source.run.run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-TEXT_SCHEMA = "value string, path string, line bigint"
-FORMATS = ("text", "json")
-
 
 class Source:
     """An input whose every record ends in exactly one of two ways: acked, or in the dead letters."""
 
-    def __init__(self, options: Options, *, rim: Rim | None = None) -> None:
+    def __init__(self, options: Options) -> None:
         self.options = options
-        self._rim = rim
         self._run: Run | None = None
         self._is_running = False
 
-    def input(self) -> tuple[Input, Any]:
+    def input(self) -> tuple[Input[Any], Any]:
         """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
         raise NotImplementedError
 
@@ -98,9 +87,9 @@ class Source:
     def _new_run(self, spark: Any) -> Run:
         if self._is_running:
             raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
-        rim = self._rim or spark_rim()
-        source, schema = self.input()
-        return Run(self.options, source, schema, spark, rim)
+        environment = self.options.environment or spark_environment()
+        input_, schema = self.input()
+        return Run(self.options, input_, schema, spark, environment)
 
 
 class _Running:
@@ -120,75 +109,3 @@ class _Running:
         self._source._is_running = False
         if self._source._run is not None:
             self._source._run.__exit__(*error)
-
-
-class Files(Source):
-    """Lines of files as a source.
-
-    ``paths``: a path, a pattern (``**`` too), or several; read in the order given, each pattern sorted. ``name``: of
-    the source. ``format``: "text" gives a row ``value string, path string, line bigint`` per line, whatever is in it;
-    "json" parses each line as an object into the columns of ``schema`` (DDL text or ``StructType``), and a line that
-    does not fit is a record that fails. A line that is not valid UTF-8 fails, too, with its position.
-
-    ``checkpoint``: file that says up to where all records are done; without one every start reads everything.
-    ``dead_letters``: JSON lines of what has spent its retries (see ``retry``); without one, such a record ends the
-    run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as something is wrong
-    with the job rather than with the records; 1 never stops it.
-
-    ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done;
-    ``partitions``: tasks that read a batch (default: what Spark runs at once). ``listener`` sees what happens to
-    records. ``deadline_s``: the last resort, after which a batch that no server answers for is LOST and replayed;
-    ``lease_s``: so long after a driver's death the server drops what it had pending.
-    """
-
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        name: str,
-        format: str = "text",
-        schema: Any = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        dead_letters: str | os.PathLike[str] | None = None,
-        retry: Retry = Retry(),  # noqa: B008 (frozen)
-        max_dead_share: float = 0.01,
-        batch_records: int = 500_000,
-        max_uncommitted: int | None = None,
-        partitions: int | None = None,
-        listener: Listener | None = None,
-        deadline_s: float = 300.0,
-        lease_s: float = 30.0,
-        rim: Rim | None = None,
-    ) -> None:
-        options = Options(
-            name=name,
-            checkpoint=None if checkpoint is None else Path(checkpoint),
-            dead_letters=None if dead_letters is None else Path(dead_letters),
-            retry=retry,
-            max_dead_share=max_dead_share,
-            batch_records=batch_records,
-            max_uncommitted=_uncommitted(max_uncommitted, batch_records),
-            partitions=partitions,
-            deadline_s=deadline_s,
-            lease_s=lease_s,
-            listener=Listener() if listener is None else listener,
-        )
-        super().__init__(options, rim=rim)
-        if format not in FORMATS:
-            raise ValueError(f"format={format!r}: give 'text' or 'json'")
-        if (schema is None) == (format == "json"):
-            needed = "json needs one, like schema='sku string, qty int'" if schema is None else "text has its own"
-            raise ValueError(f"schema={schema!r} with format={format!r}: {needed}")
-        self.paths = paths
-        self.format = format
-        self.schema = schema
-
-    def input(self) -> tuple[Input, Any]:
-        parser: Parser = TextParser() if self.format == "text" else JsonParser(arrow_schema(self.schema))
-        schema = TEXT_SCHEMA if self.format == "text" else self.schema
-        return FileInput(self.paths, parser, own_files=self.options.own_files), schema
-
-
-def _uncommitted(given: int | None, batch_records: int) -> int:
-    """Ten batches, unless said otherwise: enough to go on reading while some records wait for their replay."""
-    return 10 * batch_records if given is None and isinstance(batch_records, int) else given or 0

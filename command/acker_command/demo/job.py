@@ -106,7 +106,8 @@ def run(options: JobOptions) -> DemoResult:
 
 def is_at_end(checkpoint: Path, text: Corpus) -> bool:
     """Whether a checkpoint file says of every file of the input that all of its bytes are done."""
-    done = {file["path"]: file["bytes"] for file in json.loads(checkpoint.read_text())["progress"]["files"]}
+    saved = json.loads(checkpoint.read_text())["partitions"]
+    done = {file["partition"]: file["mark"]["bytes"] for file in saved}
     return all(done.get(path) == os.path.getsize(path) for path in text.paths)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from acker_client.source import Fallen, Listener, Seen
+from acker_client.source import Emissions, Failures, Listener
 from acker_command.demo.counts import RunCounts
 from acker_command.demo.expected import Ints
 from acker_command.demo.faults import Strike
@@ -28,16 +29,16 @@ class CountingListener(Listener):
     strike: Strike | None = None
     interrupted_by: Counter[Strike] = field(default_factory=Counter)
 
-    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         self.counts.batches += 1
         self.counts.emitted += len(emitted)
         self.counts.replayed += len(emitted) if is_replay else 0
 
-    def on_ack(self, acked: Seen) -> None:
+    def on_ack(self, acked: Emissions) -> None:
         self.verifier.acked(acked.roots, self._records(acked))
         self.counts.acked += len(acked)
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         reported = np.bincount(why.verdicts, minlength=Verdict.LOST + 1)
         self.counts.failed += int(reported[Verdict.FAILED])
         self.counts.timed_out += int(reported[Verdict.TIMED_OUT])
@@ -45,12 +46,13 @@ class CountingListener(Listener):
         if self.strike is not None:
             self.interrupted_by[self.strike] += int(reported[Verdict.LOST])
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self.verifier.dead(self._records(dead))
         self.counts.dead_lettered += len(dead)
 
-    def _records(self, seen: Seen) -> Ints:
-        origins, first_of = seen.origins(), self.verifier.expected.first_of
-        firsts = np.array([first_of[path] for path in origins.paths], np.int64)
-        records: Ints = firsts[origins.path_ids] + origins.lines - 1
+    def _records(self, emissions: Emissions) -> Ints:
+        origins, first_of = emissions.origins(), self.verifier.expected.first_of
+        paths: Any = origins.column("path")
+        firsts = np.array([first_of[path] for path in paths.dictionary.to_pylist()], np.int64)
+        records: Ints = firsts[paths.indices.to_numpy()] + origins.column("line").to_numpy() - 1
         return records

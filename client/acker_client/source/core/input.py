@@ -1,80 +1,131 @@
-"""Input: the port between a source and one kind of input (files; later Kafka and Kinesis).
+"""Input: the port between a source and one kind of input (files of lines, Parquet; later Kafka and Kinesis).
 
-An input numbers its records in the order in which it plans to read them, keeps what it needs to read any of them again
-until they are done, and says what a checkpoint has to hold. It never sees a root id, a verdict or a server.
+The words of the port, from the outside in:
+
+partition   what an input has one or more of, each in an order of its own (a file; a topic's partition; a shard). It
+            has a name that a checkpoint can hold, and may turn up at any time.
+position    of a record within its partition, from 0 up; never another record's. It need not exist: a log may have
+            compacted it away, which shows when it is planned (it lies between two parts) or when it is read (*absent*).
+part        positions ``start`` up to ``stop`` of one partition, planned together and read again as often as need be.
+chosen      a part, or some positions of it: what a batch is made of, and what is asked about.
+done        of a partition: the prefix of its positions that are done, and the ranges beyond it (``Ranges``).
+mark        what an input writes down beside what is done, to find its place again and to see that the partition is
+            still the one that was read.
+
+An input never sees a record number, a root id, a verdict or a server. It runs in the driver, but for its slices, which
+are pickled and read in executors, and need neither gRPC nor Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
 
-from acker_client.source.core.tracker import Records
+from acker_client.source.core.ranges import Positions, Ranges
 
-# What a checkpoint holds of an input, in the input's own words; it goes through JSON.
-Progress = dict[str, Any]
+# What stands in a checkpoint beside what is done, in the input's own words; it goes through JSON.
+Mark = Mapping[str, Any]
+
+
+class Part(Protocol):
+    """Positions ``start <= position < stop`` of ``partition``; an input adds what it needs to read them."""
+
+    @property
+    def partition(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+
+
+P = TypeVar("P", bound=Part)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen(Generic[P]):
+    """Some positions of a part: ``offsets: int64[k]`` from its start, ascending; None: all of them."""
+
+    part: P
+    offsets: Positions | None = None
+
+    def __len__(self) -> int:
+        return self.part.stop - self.part.start if self.offsets is None else len(self.offsets)
+
+    @property
+    def positions(self) -> Positions:
+        """The positions in the partition: int64[k]."""
+        if self.offsets is None:
+            return np.arange(self.part.start, self.part.stop, dtype=np.int64)
+        return self.part.start + self.offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Origins:
-    """Where records come from: ``paths[path_ids[k]]``, line ``lines[k]`` (from 1), for the k-th of them."""
+class Plan(Generic[P]):
+    """What comes next: ``parts``, those of one partition in ascending order. No parts: nothing just now, ask again;
+    ``is_end``: there is nothing now and never will be. ``revoked``: partitions that this source may read no more; what
+    is not done of them is dropped, and left to whoever has them now."""
 
-    paths: tuple[str, ...]
-    path_ids: npt.NDArray[np.int64]
-    lines: npt.NDArray[np.int64]
+    parts: Sequence[P] = ()
+    is_end: bool = False
+    revoked: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a checkpoint holds of one partition."""
+
+    done: Ranges = field(default_factory=Ranges)
+    mark: Mark = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One record as it stands in the input; ``value`` None: it cannot be read any more."""
+    """One record as it stands in the input. ``origin``: where, by name; ``value``: bytes, or columns that go through
+    JSON; None: it cannot be read any more."""
 
-    path: str
-    line: int
-    byte: int
-    value: bytes | None
+    origin: Mapping[str, Any]
+    value: bytes | Mapping[str, Any] | None
 
 
-class Input(Protocol):
-    """All records are given and returned as ascending numbers, int64[k]. Everything here runs in the driver."""
+class Input(Protocol[P]):
+    """One kind of input. Every call is the driver's, from one thread."""
 
     @property
     def kind(self) -> str:
         """Name of the kind of input, as a checkpoint names it."""
         ...
 
-    def start(self, progress: Progress | None) -> None:
-        """Begin where a checkpoint left off. Raises ``SourceError`` when the input is not what it was."""
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        """Begin where a checkpoint left off: no part may begin below the prefix of its partition. What is done beyond
+        the prefix may be planned again; it is not read. Raises ``SourceError`` when the input is not what it was."""
         ...
 
-    def plan(self, records_max: int, partitions: int) -> Records:
-        """Plan the next records, at most so many, to be read by about ``partitions`` tasks; none: the end was
-        reached."""
+    def plan(self, records_max: int, tasks: int) -> Plan[P]:
+        """Plan the next positions, at most so many, to be read by about ``tasks`` tasks."""
         ...
 
-    def slices(self, records: Records, partitions: int) -> Sequence[Any]:
-        """Slices (the read port of ``acker_client.spark``) that give ``records`` the numbers 0 to k - 1 of a batch."""
+    def slices(self, chosen: Sequence[Chosen[P]], tasks: int) -> Sequence[Any]:
+        """Slices (the read port of ``acker_client.spark``), about ``tasks`` of them, which give what is chosen, in
+        order, the numbers 0 to k - 1 of a batch. A position that does not exist is left out when it is read."""
         ...
 
-    def locate(self, records: Records) -> Origins:
-        """Where records come from, without reading them."""
+    def origins(self, chosen: Sequence[Chosen[P]]) -> pa.RecordBatch:
+        """Where records come from, without reading them: a row for each, in columns of the input's own names. Joined
+        by colons the values of a row are what a person calls the record."""
         ...
 
-    def originals(self, records: Records) -> list[Original]:
-        """Records as they stand in the input."""
+    def originals(self, chosen: Sequence[Chosen[P]]) -> list[Original]:
+        """Records as they stand in the input, read once more."""
         ...
 
-    def advance(self, done_below: int) -> None:
-        """Forget the records below ``done_below``, all of which are done."""
+    def mark(self, partition: str, done: Ranges) -> Mark:
+        """What ``start`` needs to go on behind ``done``."""
         ...
 
-    def progress(self) -> Progress:
-        """What a checkpoint has to hold for ``start`` to go on at the last ``advance``."""
-        ...
-
-    def describe(self) -> str:
-        """The same for a human, in a few words."""
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        """How far the input is done, for a person, in a few words."""
         ...

@@ -5,36 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
-from acker_client.source.core.flight import Fallen
-from acker_client.source.core.input import Input, Original, Origins
-from acker_client.source.core.tracker import Records
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.core.input import Original
+from acker_client.source.core.parts import Lookup
+from acker_client.source.core.tracker import RecordNumbers
 from acker_protocol.ids import Column
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Emissions:
     """Emissions: ``records: int64[n]`` (numbers in the order of reading) and their ``roots: uint64[n]``."""
 
-    records: Records
+    records: RecordNumbers
     roots: Column
-    input: Input
+    lookup: Lookup
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def origins(self) -> Origins:
-        """Where they come from; to be asked during the call only, as records that are done are forgotten."""
+    def origins(self) -> pa.RecordBatch:
+        """Where they come from, a row each, in the input's own columns (``Files``: ``path string, line bigint``,
+        ``Parquet``: ``path string, row bigint``); to be asked during the call only, as records that are done are
+        forgotten."""
         order = np.argsort(self.records)
-        sorted_ = self.input.locate(self.records[order])
-        path_ids, lines = np.empty_like(sorted_.path_ids), np.empty_like(sorted_.lines)
-        path_ids[order], lines[order] = sorted_.path_ids, sorted_.lines
-        return Origins(sorted_.paths, path_ids, lines)
+        return self.lookup.origins(self.records[order]).take(pa.array(np.argsort(order)))
 
     def originals(self) -> list[Original]:
         """Records as they stand in the input, read again; during the call only."""
         order = np.argsort(self.records)
-        found = self.input.originals(self.records[order])
+        found = self.lookup.originals(self.records[order])
         return [found[place] for place in np.argsort(order)]
 
 
@@ -42,21 +43,27 @@ class Listener:
     """Override what you want to see. Calls come from the thread that drives the source, one at a time.
 
     An exception from here ends the run (nothing is lost by it). Every emission is seen by ``on_emit``, then by either
-    ``on_ack`` or ``on_fail``; what failed then by either ``on_retry`` or ``on_dead_letter``.
+    ``on_ack``, ``on_fail`` or ``on_absent``; what failed then by either ``on_retry`` or ``on_dead_letter``.
     """
 
-    def on_emit(self, batch: int, emitted: Seen, is_replay: bool) -> None:
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         """Records of a batch are handed out, ascending, under these root ids; its replays and its new records each in a
         call of their own."""
 
-    def on_ack(self, acked: Seen) -> None:
+    def on_ack(self, acked: Emissions) -> None:
         """These are done: everything derived from them was processed."""
 
-    def on_fail(self, failed: Seen, why: Fallen) -> None:
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
         """These were not acked: ``why.verdicts`` and ``why.reason(k)`` say how the k-th of them ended."""
 
-    def on_retry(self, retried: Seen) -> None:
+    def on_absent(self, absent: Emissions) -> None:
+        """These were planned, and turned out not to exist; they count as done."""
+
+    def on_revoke(self, partition: str, dropped: Emissions) -> None:
+        """The partition went to another source; these were open, and are that one's now. They have no roots."""
+
+    def on_retry(self, retried: Emissions) -> None:
         """These will be emitted again."""
 
-    def on_dead_letter(self, dead: Seen, why: Fallen) -> None:
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         """These have spent their retries, stand in the dead letters and count as done."""

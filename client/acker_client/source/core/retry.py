@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.core.tracker import NO_RECORDS, Records
+from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
 from acker_client.source.core.window import Window
 
 Draw = Callable[[], float]
@@ -63,13 +63,13 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Group:
+class ReplayGroup:
     """Records to replay from ``due_s`` on, ascending. ``depth``: 0 may be mixed with other groups; else it stays
     alone, and so often its records have been in a batch that broke as a whole."""
 
     due_s: float
     order: int
-    records: Records = field(compare=False)
+    records: RecordNumbers = field(compare=False)
     depth: int = field(compare=False, default=0)
 
 
@@ -83,7 +83,7 @@ class Schedule:
         self._draw = draw
         self._failed: Window[np.uint16] = Window(np.uint16)
         self._interrupted: Window[np.uint16] = Window(np.uint16)
-        self._groups: list[Group] = []
+        self._groups: list[ReplayGroup] = []
         self._order = 0
         self._waiting = 0
 
@@ -96,24 +96,24 @@ class Schedule:
     def next_due_s(self) -> float | None:
         return self._groups[0].due_s if self._groups else None
 
-    def failed(self, records: Records) -> Counts:
+    def failed(self, records: RecordNumbers) -> Counts:
         """How often each of ``records`` failed."""
         return _read(self._failed, records)
 
-    def interrupted(self, records: Records) -> Counts:
+    def interrupted(self, records: RecordNumbers) -> Counts:
         """How often each of ``records`` was interrupted."""
         return _read(self._interrupted, records)
 
-    def fail(self, records: Records, now: float, depth: int = 0) -> Records:
+    def fail(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
         """Count a failure of each of ``records`` (ascending); schedule what may be tried again, return the others."""
         return self._count(self._failed, records, self.retry.max_retries, now, depth)
 
-    def interrupt(self, records: Records, now: float) -> Records:
+    def interrupt(self, records: RecordNumbers, now: float) -> RecordNumbers:
         """Count an interruption of each of ``records`` (ascending); schedule what may be tried again, return the
         others."""
         return self._count(self._interrupted, records, self.retry.max_interruptions, now, 0)
 
-    def isolate(self, records: Records, depth: int, now: float) -> None:
+    def isolate(self, records: RecordNumbers, depth: int, now: float) -> None:
         """Schedule ``records`` of a batch that broke as a whole: first once more as they are, then in ever smaller
         pieces, each alone. Nothing is counted against them. ``depth``: of the batch that broke, 0 for an ordinary
         one."""
@@ -121,7 +121,7 @@ class Schedule:
         for piece in np.array_split(records, pieces):
             self._push(piece, now + self.retry.delay_s(depth + 1, self._draw), depth + 1)
 
-    def take(self, now: float, records_max: int) -> Group | None:
+    def take(self, now: float, records_max: int) -> ReplayGroup | None:
         """The next records whose replay is due, at most ``records_max`` unless they must stay together; None: nothing
         is.
 
@@ -139,14 +139,24 @@ class Schedule:
         merged = np.sort(np.concatenate(taken))
         if len(merged) > records_max:
             self._push(merged[records_max:], group.due_s, 0)
-        return Group(group.due_s, group.order, merged[:records_max])
+        return ReplayGroup(group.due_s, group.order, merged[:records_max])
+
+    def drop(self, records: RecordNumbers) -> None:
+        """Replay none of ``records``."""
+        groups, self._groups, self._waiting = self._groups, [], 0
+        for group in groups:
+            kept = group.records[~np.isin(group.records, records)]
+            if len(kept):
+                self._push(kept, group.due_s, group.depth)
 
     def forget(self, below: int) -> None:
         """Forget the attempts of records under ``below``, which are done."""
         self._failed.forget(below)
         self._interrupted.forget(below)
 
-    def _count(self, window: Window[np.uint16], records: Records, limit: int, now: float, depth: int) -> Records:
+    def _count(
+        self, window: Window[np.uint16], records: RecordNumbers, limit: int, now: float, depth: int
+    ) -> RecordNumbers:
         if not len(records):
             return NO_RECORDS
         window.extend(int(records[-1]) + 1)
@@ -158,18 +168,18 @@ class Schedule:
             self._push(records[attempts == attempt], due_s, depth)
         return records[attempts > limit]
 
-    def _push(self, records: Records, due_s: float, depth: int) -> None:
-        heapq.heappush(self._groups, Group(due_s, self._order, records, depth))
+    def _push(self, records: RecordNumbers, due_s: float, depth: int) -> None:
+        heapq.heappush(self._groups, ReplayGroup(due_s, self._order, records, depth))
         self._order += 1
         self._waiting += len(records)
 
-    def _pop(self) -> Group:
+    def _pop(self) -> ReplayGroup:
         group = heapq.heappop(self._groups)
         self._waiting -= len(group.records)
         return group
 
 
-def _read(window: Window[np.uint16], records: Records) -> Counts:
+def _read(window: Window[np.uint16], records: RecordNumbers) -> Counts:
     """Counts of ``records``; 0 for those that the window does not reach."""
     counts = np.zeros(len(records), np.uint16)
     inside = (records >= window.start) & (records < window.stop)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 @dataclass(slots=True)
 class Counts:
     """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
-    ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``repeated``: outcomes of emissions that had one;
-    ``foreign``: of roots that are none of this source."""
+    ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
+    ``revoked``: open ones that went to another source; ``repeated``: outcomes of emissions that had one; ``foreign``:
+    of roots that are none of this source."""
 
     records: int = 0
     acked: int = 0
@@ -18,6 +19,8 @@ class Counts:
     lost: int = 0
     replayed: int = 0
     dead_lettered: int = 0
+    absent: int = 0
+    revoked: int = 0
     batches: int = 0
     repeated: int = 0
     foreign: int = 0
@@ -25,9 +28,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet.
+    """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
+    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source.
 
-    ``checkpoint``: up to where all records are done. ``elapsed_s``: since the run began, or how long it took.
+    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones.
+    ``elapsed_s``: since the run began, or how long it took.
     """
 
     name: str
@@ -43,9 +48,12 @@ class Summary:
     elapsed_s: float
     records_per_s: float
     checkpoint: str
+    absent: int = 0
+    revoked: int = 0
+    holes: int = 0
 
     @classmethod
-    def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str) -> Summary:
+    def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0) -> Summary:
         """Sum up ``counts`` after ``elapsed_s``."""
         done = counts.acked + counts.dead_lettered
         return cls(
@@ -57,11 +65,14 @@ class Summary:
             lost=counts.lost,
             replayed=counts.replayed,
             dead_lettered=counts.dead_lettered,
-            open=counts.records - done,
+            open=counts.records - done - counts.absent - counts.revoked,
             batches=counts.batches,
             elapsed_s=elapsed_s,
             records_per_s=done / elapsed_s if elapsed_s > 0 else 0.0,
             checkpoint=checkpoint,
+            absent=counts.absent,
+            revoked=counts.revoked,
+            holes=holes,
         )
 
     @property
@@ -83,6 +94,12 @@ class Summary:
             ("replayed", self.replayed, "emissions beyond the first"),
             ("batches", self.batches, f"in {self.elapsed_s:.1f} s, {self.records_per_s:,.0f} records/s"),
         ]
+        rare = [
+            ("absent", self.absent, "planned, and not there when they were read"),
+            ("revoked", self.revoked, "open when their partition went to another source"),
+            ("holes", self.holes, "stretches of open records before done ones"),
+        ]
+        numbers[4:4] = [row for row in rare if row[1]]
         lines = [f"source {self.name}"]
         lines += [f"  {what:<12} {number:>14,}  {words}" for what, number, words in numbers]
         return "\n".join([*lines, f"  {'checkpoint':<12} {self.checkpoint}"])

@@ -20,41 +20,42 @@ from acker_client.source.core.window import Window
 from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
 from acker_protocol.messages import Kinds
 
-Records = npt.NDArray[np.int64]
+RecordNumbers = npt.NDArray[np.int64]
 
-# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol.
+# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol; its record does not exist.
 PENDING = 0
+ABSENT = 5
 
-# What a record is.
-ABSENT = 0
+# What a record is; a number that was never emitted is a gap.
+GAP = 0
 OPEN = 1
 DONE = 2
 
-NO_RECORDS: Records = np.empty(0, np.int64)
+NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Counted:
     """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
     int64[m]``, where each stood among those given. ``repeated`` had an outcome before; ``foreign`` are not of this
     source.
     """
 
-    records: Records
+    records: RecordNumbers
     roots: Column
     verdicts: Kinds
-    indices: Records
+    indices: RecordNumbers
     repeated: int = 0
     foreign: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class EmissionRange:
     """Emissions ``start`` to ``stop`` (numbers), the k-th of them of ``records[k]`` with root id ``roots[k]``."""
 
     start: int
     stop: int
-    records: Records
+    records: RecordNumbers
     roots: Column = field(repr=False)
 
     def __len__(self) -> int:
@@ -100,7 +101,7 @@ class Tracker:
 
     @property
     def open_records(self) -> int:
-        """Emitted records that are not done."""
+        """EmissionRange records that are not done."""
         return int(np.count_nonzero(self._record_state.values == OPEN))
 
     @property
@@ -112,7 +113,7 @@ class Tracker:
     def nbytes(self) -> int:
         return self._emission_state.nbytes + self._emission_record.nbytes + self._record_state.nbytes
 
-    def emit(self, records: Records) -> Emitted:
+    def emit(self, records: RecordNumbers) -> EmissionRange:
         """Emit ``records: int64[k]``, ascending, none of them done or pending: new ones or replays. Returns the
         emissions."""
         start, stop = self.emitted, self.emitted + len(records)
@@ -122,9 +123,9 @@ class Tracker:
         if len(records):
             self._record_state.extend(int(records[-1]) + 1)
             self._record_state.values[self._record_state.index(records)] = OPEN
-        return Emitted(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
+        return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
-    def apply(self, roots: Column, verdicts: Kinds) -> Applied:
+    def apply(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted."""
         numbers = numbers_of(self.base, roots)
         foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
@@ -135,20 +136,27 @@ class Tracker:
         where = self._settle(index[where], verdicts[where], where)
         applied = self._emission_record.values[index[where]]
         repeated = len(roots) - len(where) - foreign
-        return Applied(applied, roots[where], verdicts[where], where, repeated, foreign)
+        return Counted(applied, roots[where], verdicts[where], where, repeated, foreign)
 
-    def lose(self, start: int, stop: int, verdict: int) -> Applied:
-        """Give ``verdict`` to every emission of ``start <= number < stop`` that has no outcome."""
+    def end(self, start: int, stop: int, ending: int) -> Counted:
+        """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
         start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
         first = start - self._emission_state.start
         where = first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
-        verdicts = np.full(len(where), verdict, np.uint8)
+        verdicts = np.full(len(where), ending, np.uint8)
         self._settle(where, verdicts, where)
         numbers = (where + self._emission_state.start).astype(np.uint64)
-        return Applied(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
+        return Counted(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
 
-    def finish(self, records: Records) -> None:
-        """Count ``records`` as done: acked, or safely in the dead letters."""
+    def open_among(self, records: RecordNumbers) -> RecordNumbers:
+        """Those of ``records: int64[k]`` that were emitted and are not done."""
+        inside = records[(records >= self._record_state.start) & (records < self._record_state.stop)]
+        is_open: npt.NDArray[np.bool_] = self._record_state.values[self._record_state.index(inside)] == OPEN
+        opened: RecordNumbers = inside[is_open]
+        return opened
+
+    def finish(self, records: RecordNumbers) -> None:
+        """Count ``records`` as done: acked, absent, safely in the dead letters, or no longer this source's."""
         self._record_state.values[self._record_state.index(records)] = DONE
 
     def compact(self) -> None:
@@ -159,23 +167,23 @@ class Tracker:
         self._emission_state.forget(ended)
         self._emission_record.forget(ended)
 
-    def _settle(self, index: Records, verdicts: Kinds, where: Records) -> Records:
+    def _settle(self, index: RecordNumbers, verdicts: Kinds, where: RecordNumbers) -> RecordNumbers:
         """Write outcomes to pending emissions at ``index``; of repetitions among them the first. Returns what is left
         of ``where``."""
         states = self._emission_state.values
         before = _pending_between(states, index)
         states[index] = verdicts
-        told = before - _pending_between(states, index)
-        if told != len(index):
+        counted = before - _pending_between(states, index)
+        if counted != len(index):
             _, firsts = np.unique(index, return_index=True)
             firsts.sort()
             states[index[firsts]] = verdicts[firsts]
             where = where[firsts]
-        self._pending -= told
+        self._pending -= counted
         return where
 
 
-def _pending_between(states: Kinds, index: Records) -> int:
+def _pending_between(states: Kinds, index: RecordNumbers) -> int:
     """Pending emissions from the first to the last of ``index``: counting bytes is quicker than sorting the index."""
     if not len(index):
         return 0

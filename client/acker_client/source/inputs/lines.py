@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from acker_client.source.core.input import Chosen
 from acker_client.source.errors import InputChanged
 from acker_protocol.ids import Column
 
@@ -32,28 +33,26 @@ ROWS_TOGETHER = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Whole lines of one file: bytes ``start`` to ``stop``, ``count`` lines, the first of which has number
-    ``first_line`` (from 1). ``selected``: indices of the lines wanted, ascending; None: all. ``shown``: the path as
-    the user wrote it."""
+class LinePart:
+    """Whole lines of one file: lines ``start`` to ``stop``, counted from 0, which are bytes ``first_byte`` to
+    ``stop_byte``. ``partition``: the file's absolute path; ``shown``: the path as the user wrote it."""
 
-    path: str
+    partition: str
     shown: str
     start: int
     stop: int
-    first_line: int
-    count: int
-    selected: tuple[int, ...] | None = None
+    first_byte: int
+    stop_byte: int
 
     def __len__(self) -> int:
-        return self.count if self.selected is None else len(self.selected)
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
     """The lines of one part: line i is ``raw[starts[i]:ends[i]]``; ``offset`` is where ``raw`` begins in the file."""
 
-    part: Part
+    part: LinePart
     raw: bytes
     starts: Offsets
     ends: Offsets
@@ -66,17 +65,17 @@ class Lines:
 
     def where(self, index: int) -> str:
         """Position of a line for a reason: path, line number and byte."""
-        return f"{self.part.shown}:{self.part.first_line + index} (byte {self.byte(index)})"
+        return f"{self.part.shown}:{self.part.start + index + 1} (byte {self.byte(index)})"
 
     def byte(self, index: int) -> int:
         """Where a line begins in its file."""
         if index == 0:
-            return self.part.start
-        return self.part.start + int(self.starts[index])
+            return self.part.first_byte
+        return self.part.first_byte + int(self.starts[index])
 
 
 @dataclass(slots=True)
-class Records:
+class ReadRows:
     """Rows of a slice: ``numbers: uint64[n]`` of the batch, ``columns`` of n rows, ``unreadable``: row -> reason."""
 
     numbers: Column
@@ -95,20 +94,20 @@ class Parser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LineSlice:
-    """Numbers ``start`` to ``stop`` of a batch: the lines of ``parts``, in order."""
+    """Numbers ``start`` to ``stop`` of a batch: the lines that are ``chosen``, in order."""
 
     start: int
     stop: int
-    parts: tuple[Part, ...]
+    chosen: tuple[Chosen[LinePart], ...]
     parser: Parser
 
-    def read(self) -> Iterator[Records]:
+    def read(self) -> Iterator[ReadRows]:
         """Read the parts; small ones are handed on together. Raises :class:`InputChanged`."""
         waiting: list[tuple[pa.RecordBatch, dict[int, str]]] = []
         rows, number = 0, self.start
-        for part in self.parts:
-            waiting.append(_selected(part, *self.parser.parse(read_lines(part))))
-            rows += len(part)
+        for each in self.chosen:
+            waiting.append(_selected(each.offsets, *self.parser.parse(read_lines(each.part))))
+            rows += len(each)
             if rows >= ROWS_TOGETHER:
                 yield _together(number, waiting)
                 waiting, rows, number = [], 0, number + rows
@@ -123,21 +122,22 @@ class TextParser:
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
         values, unreadable = text_column(lines)
         part, n = lines.part, len(lines)
-        numbers = np.arange(part.first_line, part.first_line + n, dtype=np.int64)
+        numbers = np.arange(part.start + 1, part.start + n + 1, dtype=np.int64)
         columns = [values, pa.repeat(pa.scalar(part.shown, pa.string()), n), pa.array(numbers)]
         return pa.RecordBatch.from_arrays(columns, names=["value", "path", "line"]), unreadable
 
 
-def read_lines(part: Part) -> Lines:
+def read_lines(part: LinePart) -> Lines:
     """Read a part and find its lines. Raises :class:`InputChanged` if they are not those that were counted."""
-    if part.count == 1 and part.stop - part.start > LINE_BYTES_MAX:
+    first, stop = part.first_byte, part.stop_byte
+    if len(part) == 1 and stop - first > LINE_BYTES_MAX:
         return Lines(part, b"", np.zeros(1, np.int64), np.zeros(1, np.int64))
-    raw = read_bytes(part.path, part.shown, part.start, part.stop)
-    starts, ends = find_lines(raw, at_beginning=part.start == 0)
-    if len(raw) != part.stop - part.start or len(starts) != part.count:
+    raw = read_bytes(part.partition, part.shown, first, stop)
+    starts, ends = find_lines(raw, at_beginning=first == 0)
+    if len(raw) != stop - first or len(starts) != len(part):
         raise InputChanged(
-            f"{part.shown}: bytes {part.start} to {part.stop} had {part.count} lines when they were counted, and now"
-            f" have {len(starts)}: a file must not change while it is read (appending is fine)"
+            f"{part.shown}: bytes {first} to {stop} had {len(part)} lines when they were counted, and now have"
+            f" {len(starts)}: a file must not change while it is read (appending is fine)"
         )
     return Lines(part, raw, starts, ends)
 
@@ -199,7 +199,7 @@ def _joined(lines: Lines) -> bytes:
 
 def too_long(lines: Lines) -> dict[int, str]:
     """The line that was not read, as it is too long; else nothing."""
-    if lines.part.count != 1 or lines.part.stop - lines.part.start <= LINE_BYTES_MAX:
+    if len(lines.part) != 1 or lines.part.stop_byte - lines.part.first_byte <= LINE_BYTES_MAX:
         return {}
     return {0: f"{lines.where(0)}: the line is longer than {LINE_BYTES_MAX >> 20} MiB"}
 
@@ -217,20 +217,22 @@ def not_utf8(lines: Lines) -> dict[int, str]:
         try:
             lines.line(index).decode()
         except UnicodeDecodeError as error:
-            at = lines.part.start + int(lines.starts[index]) + error.start
+            at = lines.part.first_byte + int(lines.starts[index]) + error.start
             bad[index] = f"{lines.where(index)}: not valid UTF-8 at byte {at} ({error.reason})"
     return bad
 
 
-def _selected(part: Part, columns: pa.RecordBatch, unreadable: dict[int, str]) -> tuple[pa.RecordBatch, dict[int, str]]:
-    if part.selected is None:
+def _selected(
+    offsets: Offsets | None, columns: pa.RecordBatch, unreadable: dict[int, str]
+) -> tuple[pa.RecordBatch, dict[int, str]]:
+    if offsets is None:
         return columns, unreadable
-    rows = {index: row for row, index in enumerate(part.selected)}
+    rows = {index: row for row, index in enumerate(offsets.tolist())}
     kept = {rows[index]: reason for index, reason in unreadable.items() if index in rows}
-    return columns.take(pa.array(part.selected, pa.int64())), kept
+    return columns.take(pa.array(offsets)), kept
 
 
-def _together(number: int, parts: list[tuple[pa.RecordBatch, dict[int, str]]]) -> Records:
+def _together(number: int, parts: list[tuple[pa.RecordBatch, dict[int, str]]]) -> ReadRows:
     unreadable: dict[int, str] = {}
     rows = 0
     for columns, reasons in parts:
@@ -238,4 +240,4 @@ def _together(number: int, parts: list[tuple[pa.RecordBatch, dict[int, str]]]) -
         rows += columns.num_rows
     batches: list[Any] = [columns for columns, _ in parts]
     columns = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return Records(np.arange(number, number + rows, dtype=np.uint64), columns, unreadable)
+    return ReadRows(np.arange(number, number + rows, dtype=np.uint64), columns, unreadable)

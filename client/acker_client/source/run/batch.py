@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from acker_client.core.gist import gist
-from acker_client.source.core.flight import Fallen
-from acker_client.source.core.tracker import Emitted
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.core.tracker import EmissionRange
 from acker_client.source.errors import SourceError
-from acker_client.source.run.rim import Frame
+from acker_client.source.run.environment import Frame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +30,7 @@ class Batch:
     records: int
     replays: int
     frame: Frame
-    emitted: Emitted
+    emitted: EmissionRange
     # The registration of the source under which it was opened.
     generation: int | None
     # How often its records have been in a batch that broke as a whole, and must be alone therefore.
@@ -44,7 +44,7 @@ class Batch:
     # Why its records may be unfinished through no fault of their own; nothing (""): there is no such reason.
     unfinished_because: str = ""
     # Records that are LOST because it broke, to be replayed apart from others.
-    broken: list[Fallen] = field(default_factory=list)
+    broken: list[Failures] = field(default_factory=list)
 
     @property
     def df(self) -> DataFrame:

@@ -3,29 +3,80 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Required, TypedDict
 
 from acker_client.core.registration import check_lease
 from acker_client.source.core.listener import Listener
 from acker_client.source.core.retry import Retry
+from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
+from acker_client.source.run.environment import Environment
+from acker_client.source.stores.checkpoint import CheckpointFile
+from acker_client.source.stores.dead_letters import DeadLetterFile
+
+
+class CommonOptions(TypedDict, total=False):
+    """What every kind of source may be given, beside the options of its input.
+
+    ``name``: of the source: in logs, metrics, checkpoint and dead letters. ``checkpoint``: file (or
+    ``CheckpointStore``) that says which records are done; without one every start reads everything. ``dead_letters``:
+    file of JSON lines (or ``DeadLetterStore``) for what has spent its retries (see ``retry``); without one, such a
+    record ends the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
+    something is wrong with the job rather than with the records; 1 never stops it.
+
+    ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done (default: ten
+    batches); ``partitions``: tasks that read a batch (default: what Spark runs at once). ``listener`` sees what happens
+    to records. ``deadline_s``: the last resort, after which a batch that no server answers for is LOST and replayed;
+    ``lease_s``: so long after a driver's death the server drops what it had pending. ``environment``: what stands in
+    for Spark, server and clock in tests.
+    """
+
+    name: Required[str]
+    checkpoint: str | os.PathLike[str] | CheckpointStore | None
+    dead_letters: str | os.PathLike[str] | DeadLetterStore | None
+    retry: Retry
+    max_dead_share: float
+    batch_records: int
+    max_uncommitted: int | None
+    partitions: int | None
+    listener: Listener | None
+    deadline_s: float
+    lease_s: float
+    environment: Environment | None
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Everything about a source that does not depend on the kind of its input; see ``Files`` for what each means."""
+    """``CommonOptions`` with their defaults, checked."""
 
     name: str
-    checkpoint: Path | None
-    dead_letters: Path | None
-    retry: Retry
-    max_dead_share: float
-    batch_records: int
-    max_uncommitted: int
-    partitions: int | None
-    deadline_s: float
-    lease_s: float
-    listener: Listener
+    checkpoint: Path | CheckpointStore | None = None
+    dead_letters: Path | DeadLetterStore | None = None
+    retry: Retry = Retry()  # noqa: RUF009 (frozen)
+    max_dead_share: float = 0.01
+    batch_records: int = 500_000
+    max_uncommitted: int | None = None
+    partitions: int | None = None
+    listener: Listener = field(default_factory=Listener)
+    deadline_s: float = 300.0
+    lease_s: float = 30.0
+    environment: Environment | None = None
+
+    @classmethod
+    def of(cls, given: CommonOptions) -> Options:
+        """Raises ``ValueError``, or ``TypeError`` for an option that does not exist, with the option and the fix."""
+        options: dict[str, Any] = dict(given)
+        unknown = sorted(set(options) - set(CommonOptions.__annotations__))
+        if unknown:
+            known = ", ".join(CommonOptions.__annotations__)
+            raise TypeError(f"{unknown[0]}: there is no such option of a source; there are {known}")
+        for store in ("checkpoint", "dead_letters"):
+            if isinstance(options.get(store), str | os.PathLike):
+                options[store] = Path(options[store])
+        if options.get("listener") is None:
+            options.pop("listener", None)
+        return cls(**options)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -38,11 +89,11 @@ class Options:
             )
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
-        for option in ("batch_records", "max_uncommitted"):
-            _check_count(option, getattr(self, option))
-        if self.partitions is not None:
-            _check_count("partitions", self.partitions)
-        if self.max_uncommitted < self.batch_records:
+        _check_count("batch_records", self.batch_records)
+        for option in ("max_uncommitted", "partitions"):
+            if getattr(self, option) is not None:
+                _check_count(option, getattr(self, option))
+        if self.open_max < self.batch_records:
             raise ValueError(
                 f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
                 " would fit"
@@ -53,22 +104,42 @@ class Options:
         self._check_paths()
 
     @property
+    def open_max(self) -> int:
+        """How many records may be read and not done: ten batches, unless said otherwise, so that reading goes on while
+        some wait for their replay."""
+        return 10 * self.batch_records if self.max_uncommitted is None else self.max_uncommitted
+
+    @property
     def own_files(self) -> tuple[Path, ...]:
         """The files that this source writes, and which are therefore no input of it."""
-        checkpoint = [] if self.checkpoint is None else [self.checkpoint, *(_beside(self.checkpoint))]
-        return (*checkpoint, *([] if self.dead_letters is None else [self.dead_letters]))
+        checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
+        return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
 
     def _check_paths(self) -> None:
-        for option in ("checkpoint", "dead_letters"):
+        for option, store in (("checkpoint", CheckpointStore), ("dead_letters", DeadLetterStore)):
             path = getattr(self, option)
-            if path is not None and path.is_dir():
+            if path is None or isinstance(path, store):
+                continue
+            if not isinstance(path, Path):
+                raise ValueError(f"{option}={path!r}: give the path of a file, or a {store.__name__}")
+            if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
-            if path is not None and not path.absolute().parent.is_dir():
+            if not path.absolute().parent.is_dir():
                 raise ValueError(f"{option}={str(path)!r}: its directory does not exist; create it first")
-        if self.dead_letters is not None and self.checkpoint is not None:
+        if isinstance(self.dead_letters, Path) and isinstance(self.checkpoint, Path):
             taken = {os.path.abspath(path) for path in (self.checkpoint, *_beside(self.checkpoint))}
             if os.path.abspath(self.dead_letters) in taken:
                 raise ValueError(f"dead_letters and checkpoint are the same file ({self.dead_letters}): give two")
+
+
+def checkpoint_store(options: Options) -> CheckpointStore | None:
+    """What the option ``checkpoint`` stands for."""
+    return CheckpointFile(options.checkpoint) if isinstance(options.checkpoint, Path) else options.checkpoint
+
+
+def dead_letter_store(options: Options) -> DeadLetterStore | None:
+    """What the option ``dead_letters`` stands for."""
+    return DeadLetterFile(options.dead_letters) if isinstance(options.dead_letters, Path) else options.dead_letters
 
 
 def _beside(checkpoint: Path) -> tuple[Path, Path]:

@@ -2,7 +2,7 @@
 
 Decides the order of everything that touches the outside: due replays before new records, room before a plan, outcomes
 drained before a checkpoint, dead letters on disk before a record counts as done, LOST at once for what a server forgot.
-What an outcome means for a record is ``flight``'s to decide.
+What an outcome means for a record is `in_flight`'s to decide.
 """
 
 from __future__ import annotations
@@ -16,47 +16,48 @@ import numpy as np
 from acker_client.core.gist import gist
 from acker_client.core.registration import WatchResult
 from acker_client.plain.client import AckerClient
-from acker_client.source.core.flight import Fallen, Flight, Landed, excusing
-from acker_client.source.core.input import Input, Progress
-from acker_client.source.core.listener import Seen
-from acker_client.source.core.retry import PIECES, Group
+from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
+from acker_client.source.core.input import Committed, Input
+from acker_client.source.core.listener import Emissions
+from acker_client.source.core.parts import Lookup, Parts
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.core.retry import PIECES, ReplayGroup
 from acker_client.source.core.summary import Summary
-from acker_client.source.core.tracker import NO_RECORDS, Emitted, Records
+from acker_client.source.core.tracker import NO_RECORDS, EmissionRange, RecordNumbers
 from acker_client.source.errors import Broken, SourceError
 from acker_client.source.run.batch import Batch
-from acker_client.source.run.booking import Booking
-from acker_client.source.run.burial import Burial
-from acker_client.source.run.options import Options
-from acker_client.source.run.rim import Blame, FramePlan, Rim
-from acker_client.source.stores.checkpoint import Checkpoint
-from acker_protocol.messages import Settlement, SettleReply
+from acker_client.source.run.dead_lettering import DeadLettering
+from acker_client.source.run.environment import Blame, Environment, FramePlan
+from acker_client.source.run.options import Options, checkpoint_store
+from acker_client.source.run.server_batches import ServerBatches
+from acker_protocol.messages import NO_IDS, Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")
 
 # So many batches of more than one record may break in a row, with none getting through, before the run stops.
 BROKEN_MAX = 64
+# So many holes are written down at most; from then on nothing new is read until what is open is done.
+HOLES_MAX = 100_000
 # How long one look for outcomes waits at the most.
 LOOK_S = 1.0
 # No replay is due.
-NO_GROUP = Group(0.0, -1, NO_RECORDS)
+NO_REPLAYS = ReplayGroup(0.0, -1, NO_RECORDS)
 
 
 class Run:
     """One session; a context manager. Use it from one thread."""
 
-    def __init__(self, options: Options, source: Input, schema: Any, spark: Any, rim: Rim) -> None:
+    def __init__(self, options: Options, source: Input[Any], schema: Any, spark: Any, environment: Environment) -> None:
         self.options = options
         self._input = source
         self._schema = schema
         self._spark = spark
-        self._rim = rim
-        self._flight = Flight(rim.draw_base(), options.retry, rim.draw)
-        self._burial = Burial(options, source, self._flight)
-        self._checkpoint: Checkpoint | None = None
-        if options.checkpoint is not None:
-            self._checkpoint = Checkpoint(options.checkpoint, source=options.name, kind=source.kind)
-        self._saved: Progress | None = None
-        self._started_s = rim.clock()
+        self._environment = environment
+        self._in_flight = InFlight(environment.draw_base(), options.retry, environment.draw)
+        self._checkpoint = checkpoint_store(options)
+        self._committed: dict[str, Committed] = {}
+        self._use(Parts({}))
+        self._started_s = environment.clock()
         self._ended_s: float | None = None
         # Cursors count the outcomes of one generation.
         self._generation: int | None = None
@@ -64,6 +65,7 @@ class Run:
         self._number = 0
         self._broken_in_a_row = 0
         self._is_read = False
+        self._is_full_of_holes = False
         self._is_leaving = False
         self._was_without_evidence = False
 
@@ -73,17 +75,17 @@ class Run:
         with ExitStack() as undo:
             undo.callback(self._close_input)
             self._open_input()
-            self._client: AckerClient = self._rim.connect(self._spark)
+            self._client: AckerClient = self._environment.connect(self._spark)
             undo.callback(self._client.close)
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
             undo.callback(self._client.close_source)
             self._generation = self._client.generation
-            self._booking = Booking(self._client, self._rim, self.options.deadline_s)
-            self._watching = self._rim.watch(self._client, self._booking.reopen)
+            self._server_batches = ServerBatches(self._client, self._environment, self.options.deadline_s)
+            self._watching = self._environment.watch(self._client, self._server_batches.reopen)
             undo.callback(self._watching.stop)
-            self._partitions = self.options.partitions or self._rim.parallelism(self._spark)
+            self._tasks = self.options.partitions or self._environment.parallelism(self._spark)
             self._exits = undo.pop_all()
-        log.info("source %r: session %d, %s", self.options.name, self._session, self._input.describe())
+        log.info("source %r: session %d, %s", self.options.name, self._session, self._input.describe(self._parts.done))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,26 +93,34 @@ class Run:
             self._commit()
         finally:
             self._exits.close()
-            self._ended_s = self._rim.clock()
+            self._ended_s = self._environment.clock()
             log.info("%s", self.summary())
 
     def summary(self) -> Summary:
         """What this run has done so far."""
-        elapsed_s = (self._rim.clock() if self._ended_s is None else self._ended_s) - self._started_s
-        checkpoint = self._input.describe()
-        return Summary.of(self.options.name, self._flight.counts, elapsed_s=elapsed_s, checkpoint=checkpoint)
+        elapsed_s = (self._environment.clock() if self._ended_s is None else self._ended_s) - self._started_s
+        checkpoint, holes = self._input.describe(self._parts.done), self._parts.holes
+        return Summary.of(
+            self.options.name, self._in_flight.counts, elapsed_s=elapsed_s, checkpoint=checkpoint, holes=holes
+        )
+
+    def _use(self, parts: Parts[Any]) -> None:
+        self._parts = parts
+        self._lookup = Lookup(self._input, parts)
+        self._dead_lettering = DeadLettering(self.options, self._lookup, self._in_flight)
 
     def _open_input(self) -> None:
         if self._checkpoint is not None:
-            self._checkpoint.acquire()
-            self._saved = self._checkpoint.load()
-        self._burial.open()
-        self._input.start(self._saved)
+            self._checkpoint.open(self.options.name, self._input.kind)
+            self._committed = self._checkpoint.load()
+        self._use(Parts({partition: each.done for partition, each in self._committed.items()}))
+        self._dead_lettering.open()
+        self._input.start(self._committed)
 
     def _close_input(self) -> None:
-        self._burial.close()
+        self._dead_lettering.close()
         if self._checkpoint is not None:
-            self._checkpoint.release()
+            self._checkpoint.close()
 
     # -- what comes next
 
@@ -122,57 +132,76 @@ class Run:
         """
         while True:
             self._look(0.0)
-            now = self._rim.clock()
-            replays = self._flight.take(now, self.options.batch_records) or NO_GROUP
+            now = self._environment.clock()
+            replays = self._in_flight.take(now, self.options.batch_records) or NO_REPLAYS
             new = NO_RECORDS if replays.depth else self._plan(self.options.batch_records - len(replays.records))
             if len(replays.records) or len(new):
                 return self._open_batch(replays, new)
-            if self._flight.is_over and self._is_read:
+            if self._in_flight.is_over and self._is_read:
                 return None
             self._wait(now)
 
-    def _plan(self, records_max: int) -> Records:
+    def _plan(self, records_max: int) -> RecordNumbers:
         """New records, as many as may be uncommitted; none: there is no room for them, or none is left."""
-        room = min(records_max, self.options.max_uncommitted - self._flight.tracker.open_records)
-        if self._is_read or room < 1:
-            return NO_RECORDS
-        records = self._input.plan(room, self._partitions)
-        self._is_read = not len(records)
-        if not self._is_read:
-            self._burial.note_first_emission(int(records[0]), self._rim.wall())
+        room = min(records_max, self.options.open_max - self._in_flight.tracker.open_records)
+        records = NO_RECORDS
+        while room > 0 and not len(records) and not self._is_read and not self._has_too_many_holes():
+            plan = self._input.plan(room, self._tasks)
+            for partition in plan.revoked:
+                self._revoke(partition)
+            records = self._parts.add(plan.parts)
+            self._is_read = plan.is_end
+            if not plan.parts:
+                break
+        if len(records):
+            self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
         return records
 
+    def _has_too_many_holes(self) -> bool:
+        """Whether reading on has to wait, as what is done could not be written down. What was not emitted yet may
+        close holes of an earlier run, so it is not held up by those alone."""
+        return self._parts.holes >= HOLES_MAX and self._in_flight.tracker.open_records > 0
+
+    def _revoke(self, partition: str) -> None:
+        """Write down what is done of a partition, then drop the rest of it."""
+        self._commit()
+        records = self._in_flight.revoke(self._parts.numbers_of(partition))
+        roots = np.zeros(len(records), NO_IDS.dtype)
+        self.options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
+        self._parts.revoke(partition)
+        log.info("partition %s went to another source: %d open records are that one's now", partition, len(records))
+
     def _wait(self, now: float) -> None:
-        due_s = self._flight.schedule.next_due_s
+        due_s = self._in_flight.schedule.next_due_s
         wait_s = LOOK_S if due_s is None else min(LOOK_S, max(0.0, due_s - now))
-        if self._flight.tracker.pending:
+        if self._in_flight.tracker.pending:
             self._look(wait_s)
         else:
-            self._rim.sleep(wait_s)
+            self._environment.sleep(wait_s)
 
-    def _open_batch(self, group: Group, new: Records) -> Batch:
+    def _open_batch(self, group: ReplayGroup, new: RecordNumbers) -> Batch:
         # What is new comes after all that was read before, so the whole is ascending.
         records, replays = np.concatenate((group.records, new)), len(group.records)
-        slices = self._input.slices(records, self._partitions)
+        slices = self._input.slices(self._parts.chosen(records), self._tasks)
         self._number += 1
-        first = self._flight.tracker.base + self._flight.tracker.emitted
-        generation = self._booking.reserve(self._number, first, len(records))
-        emitted = self._flight.emit(records, replays=replays)
+        first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
+        generation = self._server_batches.reserve(self._number, first, len(records))
+        emitted = self._in_flight.emit(records, replays=replays)
         try:
             plan = FramePlan(self.options.name, self._session, self._number, first, self._schema, slices)
-            frame = self._rim.frame(self._spark, plan)
-            self._tell_emitted(emitted, replays)
+            frame = self._environment.frame(self._spark, plan)
+            self._announce(emitted, replays)
         except BaseException:
-            self._booking.settle_once(self._number, Settlement.ABANDON)
+            self._server_batches.settle_once(self._number, Settlement.ABANDON)
             raise
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
         return Batch(self._number, len(emitted), replays, frame, emitted, generation, group.depth)
 
-    def _tell_emitted(self, emitted: Emitted, replays: int) -> None:
+    def _announce(self, emitted: EmissionRange, replays: int) -> None:
         for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
-            seen = Seen(emitted.records[part], emitted.roots[part], self._input)
-            if len(seen):
-                self.options.listener.on_emit(self._number, seen, is_replay)
+            emissions = Emissions(emitted.records[part], emitted.roots[part], self._lookup)
+            if len(emissions):
+                self.options.listener.on_emit(self._number, emissions, is_replay)
 
     # -- the end of a batch
 
@@ -188,7 +217,7 @@ class Run:
             self._refuse_hopeless(batch, batch.error)
         else:
             self._was_without_evidence = False
-        self._finish(batch, self._booking.settle(batch.number, settlement, lambda: self._look(0.0, batch)))
+        self._finish(batch, self._server_batches.settle(batch.number, settlement, lambda: self._look(0.0, batch)))
         self._commit()
         self._check_breaking(batch)
 
@@ -201,7 +230,7 @@ class Run:
         error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
         self._judge(batch, error)
         settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
-        self._finish(batch, self._booking.settle_once(batch.number, settlement))
+        self._finish(batch, self._server_batches.settle_once(batch.number, settlement))
 
     def _judge(self, batch: Batch, error: BaseException | None) -> None:
         record = batch.frame.evidence
@@ -210,44 +239,53 @@ class Run:
 
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Stop where the program is at fault: its records are not, and trying again costs them their retries."""
-        blame = self._rim.blame(error)
+        blame = self._environment.blame(error)
         is_hopeless = blame is Blame.CODE or (blame is Blame.EVIDENCE and self._was_without_evidence)
         self._was_without_evidence = blame is Blame.EVIDENCE
         if is_hopeless:
             self._is_leaving = True
-            self._finish(batch, self._booking.settle_once(batch.number, Settlement.ABANDON))
+            self._finish(batch, self._server_batches.settle_once(batch.number, Settlement.ABANDON))
             raise error
 
     def _finish(self, batch: Batch, reply: SettleReply | None) -> None:
         """See to it that every root of the batch has exactly one outcome here, and act on those of a broken batch."""
         if reply is not None:
             self._drain(batch, reply.cursor)
-            self._check_count(batch, reply)
+            self._end_absent(batch, reply)
         why = "the server lost the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
-        start, stop, now = batch.emitted.start, batch.emitted.stop, self._rim.clock()
-        self._land(batch, self._flight.lose(start, stop, why, now, is_broken=batch.is_broken))
-        self._bury(self._flight.isolate(Fallen.merged(batch.broken, why), batch.depth, now))
+        start, stop, now = batch.emitted.start, batch.emitted.stop, self._environment.clock()
+        self._act_on(batch, self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken))
+        self._write_dead(self._in_flight.isolate(Failures.merged(batch.broken, why), batch.depth, now))
         batch.frame.evidence.release()
 
     def _drain(self, batch: Batch, cursor: int) -> None:
         """Take outcomes until the server's cursor is reached, or the source's deadline."""
-        deadline_s = self._rim.clock() + self.options.deadline_s
-        while not self._has_heard(batch, cursor) and not batch.is_lost and self._rim.clock() < deadline_s:
+        deadline_s = self._environment.clock() + self.options.deadline_s
+        while not self._has_heard(batch, cursor) and not batch.is_lost and self._environment.clock() < deadline_s:
             self._look(LOOK_S, batch)
 
     def _has_heard(self, batch: Batch, cursor: int) -> bool:
         return self._generation == batch.generation and self._cursor >= cursor
 
-    def _check_count(self, batch: Batch, reply: SettleReply) -> None:
-        told = batch.records - self._flight.tracker.pending_between(batch.emitted.start, batch.emitted.stop)
-        if not batch.is_lost and not told == reply.roots == batch.records:
+    def _end_absent(self, batch: Batch, reply: SettleReply) -> None:
+        """What was covered by a read task and never initialised does not exist: the server gives an outcome to all
+        else, and says how many those are."""
+        start, stop = batch.emitted.start, batch.emitted.stop
+        reported = batch.records - self._in_flight.tracker.pending_between(start, stop)
+        if batch.is_lost or reported == reply.roots == batch.records:
+            return
+        if reported != reply.roots:
             log.error(
-                "batch %d has %d records, the server settled %d of them and told %d: the others are replayed",
+                "batch %d has %d records, the server settled %d of them and reported %d: the others are replayed",
                 batch.number,
                 batch.records,
                 reply.roots,
-                told,
+                reported,
             )
+            return
+        absent = self._in_flight.end_absent(start, stop)
+        log.debug("batch %d: %d records do not exist", batch.number, len(absent.records))
+        self.options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
 
     def _check_breaking(self, batch: Batch) -> None:
         """Slow down while batch after batch fails as a whole, and stop when that does not end."""
@@ -263,7 +301,7 @@ class Run:
                 " compute or write to, and start again; nothing is lost, what is not done is read again"
             ) from batch.error
         if self._broken_in_a_row > PIECES:
-            self._rim.sleep(self.options.retry.delay_s(self._broken_in_a_row - PIECES, self._rim.draw))
+            self._environment.sleep(self.options.retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw))
 
     # -- outcomes
 
@@ -278,7 +316,7 @@ class Run:
 
     def _hear(self, watched: WatchResult, batch: Batch | None) -> None:
         self._generation, self._cursor = watched.generation, watched.cursor
-        now = self._rim.clock()
+        now = self._environment.clock()
         if watched.generation_changed:
             self._lose(watched.generation, batch, now)
         if len(watched.outcomes):
@@ -286,51 +324,73 @@ class Run:
             outcomes = watched.outcomes
             if batch is not None and batch.unfinished_because:
                 outcomes = excusing(outcomes, batch.unfinished_because)
-            self._land(batch, self._flight.apply(outcomes, now, is_broken=is_broken))
+            self._act_on(batch, self._in_flight.apply(outcomes, now, is_broken=is_broken))
 
     def _lose(self, generation: int | None, batch: Batch | None, now: float) -> None:
         """All that is pending is LOST, but for a batch that was opened after the loss, before it was heard of."""
-        stop = self._flight.tracker.emitted
+        stop = self._in_flight.tracker.emitted
         if batch is not None and batch.generation == generation:
             stop = batch.emitted.start
         elif batch is not None:
             batch.is_lost = True
-        landed = self._flight.lose(0, stop, "the server lost its state", now)
-        log.warning("the server has lost its state: %d pending roots are LOST", len(landed.fallen))
-        self._land(batch, landed)
+        effects = self._in_flight.lose(0, stop, "the server lost its state", now)
+        log.warning("the server has lost its state: %d pending roots are LOST", len(effects.failures))
+        self._act_on(batch, effects)
 
-    def _land(self, batch: Batch | None, landed: Landed) -> None:
+    def _act_on(self, batch: Batch | None, effects: Effects) -> None:
         listener = self.options.listener
-        if len(landed.acked):
-            listener.on_ack(Seen(landed.acked, landed.acked_roots, self._input))
-        if not len(landed.fallen):
+        if len(effects.acked):
+            listener.on_ack(Emissions(effects.acked, effects.acked_roots, self._lookup))
+        if not len(effects.failures):
             return
-        self._burial.tell(landed.fallen.reasons)
-        listener.on_fail(self._seen(landed.fallen), landed.fallen)
-        if batch is not None and len(landed.broken):
-            batch.broken.append(landed.broken)
-        if len(retried := landed.retried):
-            listener.on_retry(self._seen(retried))
-        self._bury(landed.spent)
+        self._dead_lettering.log_tracebacks(effects.failures.reasons)
+        listener.on_fail(self._emissions_of(effects.failures), effects.failures)
+        if batch is not None and len(effects.broken):
+            batch.broken.append(effects.broken)
+        if len(retried := effects.retried):
+            listener.on_retry(self._emissions_of(retried))
+        self._write_dead(effects.spent)
 
-    def _bury(self, spent: Fallen) -> None:
+    def _write_dead(self, spent: Failures) -> None:
         if len(spent) and not self._is_leaving:
-            self._burial.bury(spent, self._rim.wall())
-            self.options.listener.on_dead_letter(self._seen(spent), spent)
+            self._dead_lettering.write(spent, self._environment.wall())
+            self.options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
-    def _seen(self, fallen: Fallen) -> Seen:
-        return Seen(fallen.records, fallen.roots, self._input)
+    def _emissions_of(self, failures: Failures) -> Emissions:
+        return Emissions(failures.records, failures.roots, self._lookup)
 
     # -- what is done
 
     def _commit(self) -> None:
         """Forget what is done, and move the checkpoint there."""
-        done_below = self._flight.compact()
-        self._input.advance(done_below)
-        self._burial.forget(done_below)
-        if self._checkpoint is None:
+        self._parts.finish(self._in_flight.take_finished())
+        done_below = self._in_flight.compact()
+        self._parts.forget(done_below)
+        self._dead_lettering.forget(done_below)
+        changed = self._parts.take_changed()
+        self._check_holes()
+        if self._checkpoint is None or not changed:
             return
-        progress = self._input.progress()
-        if progress != self._saved:
-            self._checkpoint.save(progress)
-            self._saved = progress
+        for partition, done in self._to_write(changed).items():
+            self._committed[partition] = Committed(done, self._input.mark(partition, done))
+        self._checkpoint.save(self._committed)
+
+    def _check_holes(self) -> None:
+        holes = self._parts.holes
+        if holes < HOLES_MAX // 2 or self._is_full_of_holes:
+            self._is_full_of_holes = holes >= HOLES_MAX // 2
+            return
+        self._is_full_of_holes = True
+        log.warning(
+            "%d stretches of open records lie before done ones, and a checkpoint holds %d: reading waits from there on",
+            holes,
+            HOLES_MAX,
+        )
+
+    def _to_write(self, changed: set[str]) -> dict[str, Ranges]:
+        """What is done of partitions, cut to what a checkpoint may hold: a restart reads the rest again."""
+        done = self._parts.done
+        if self._parts.holes <= HOLES_MAX:
+            return {partition: done[partition] for partition in sorted(changed)}
+        with_holes = sum(ranges.holes > 0 for ranges in done.values())
+        return {partition: ranges.first_holes(HOLES_MAX // with_holes) for partition, ranges in done.items()}

@@ -1,8 +1,8 @@
 """Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
 
-Decides the format (version, source, kind of input, the input's own progress, a digest over it) and which file is
-refused. Never decides what progress is: the input does. One process at a time holds a checkpoint, by a lock on a file
-beside it.
+Decides the format (version, source, kind of input; of each partition the run lengths of what is done and the input's
+mark; a digest over them) and which file is refused. Never decides what is done. One process at a time holds a
+checkpoint, by a lock on a file beside it.
 """
 
 from __future__ import annotations
@@ -12,33 +12,42 @@ import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from acker_client.source.core.input import Progress
+from acker_client.source.core.input import Committed
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import CheckpointError
 
 FORMAT = "acker-checkpoint"
-VERSION = 1
+VERSION = 2
+
+# Where each version has its content.
+_CONTENT = {1: "progress", 2: "partitions"}
 
 # What a system answers when another has the lock.
 _HELD = (errno.EAGAIN, errno.EACCES)
 
 
-class Checkpoint:
-    """The checkpoint file of one source. ``kind`` names the kind of input that its progress is of."""
+class CheckpointFile:
+    """The checkpoint file of one source: a ``CheckpointStore``."""
 
     __slots__ = ("_lock", "kind", "path", "source")
 
-    def __init__(self, path: Path, *, source: str, kind: str) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.source = source
-        self.kind = kind
+        self.source = ""
+        self.kind = ""
         self._lock: IO[bytes] | None = None
 
-    def acquire(self) -> None:
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self, source: str, kind: str) -> None:
         """Take the lock, or raise :class:`CheckpointError`: two sources on one checkpoint would undo each other's."""
+        self.source, self.kind = source, kind
         try:
             lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
         except OSError as error:
@@ -60,43 +69,52 @@ class Checkpoint:
             ) from None
         self._lock = lock
 
-    def release(self) -> None:
+    def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def load(self) -> Progress | None:
-        """The progress that was saved last, or None if there is none. Raises :class:`CheckpointError`."""
+    def load(self) -> dict[str, Committed]:
+        """What was saved last, of this version or an older one. Raises :class:`CheckpointError`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
-            return None
+            return {}
         except OSError as error:
             raise CheckpointError(
                 f"checkpoint {self.path} cannot be read ({error.strerror}): {to_read(error)}"
             ) from None
         saved = self._parse(content)
         self._check(saved)
-        progress: Progress = saved["progress"]
-        return progress
+        try:
+            return _of_version_1(saved["progress"]) if saved["version"] == 1 else _committed(saved["partitions"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {self.path} does not say how far which partition is done ({error!r}): restore it, or"
+                " remove it to read the input from its beginning"
+            ) from None
 
-    def save(self, progress: Progress) -> None:
+    def save(self, committed: Mapping[str, Committed]) -> None:
         """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole.
 
         Raises :class:`CheckpointError` when it cannot be written; the old one is there then.
         """
+        partitions = [
+            {"partition": name, "done": each.done.to_runs(), "mark": dict(each.mark)}
+            for name, each in committed.items()
+        ]
         saved = {
             "format": FORMAT,
             "version": VERSION,
             "source": self.source,
             "input": self.kind,
-            "progress": progress,
-            "digest": _digest(progress),
+            "partitions": partitions,
+            "digest": digest_of(partitions),
         }
         draft = self.path.with_name(self.path.name + ".new")
         try:
             with open(draft, "wb") as file:
-                file.write(json.dumps(saved, indent=1).encode() + b"\n")
+                file.write(content_of(saved))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, self.path)
@@ -120,11 +138,12 @@ class Checkpoint:
         return saved
 
     def _check(self, saved: dict[str, Any]) -> None:
-        if saved.get("version") != VERSION:
+        if saved.get("version") not in _CONTENT:
             raise CheckpointError(
-                f"checkpoint {self.path} has version {saved.get('version')!r}, and this acker reads version {VERSION}"
+                f"checkpoint {self.path} has version {saved.get('version')!r}, and this acker reads versions up to"
+                f" {VERSION}"
             )
-        if saved.get("digest") != _digest(saved.get("progress")):
+        if saved.get("digest") != digest_of(saved.get(_CONTENT[saved["version"]])):
             raise CheckpointError(
                 f"checkpoint {self.path} is damaged (its digest does not fit): restore it, or remove it to read the"
                 " input from its beginning"
@@ -137,6 +156,32 @@ class Checkpoint:
                 )
 
 
-def _digest(progress: object) -> str:
-    content = json.dumps(progress, sort_keys=True, separators=(",", ":")).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
+    """What ``save`` wrote. Raises when it cannot have."""
+    return {
+        str(each["partition"]): Committed(Ranges.from_runs(each["done"]), dict(each["mark"])) for each in partitions
+    }
+
+
+def _of_version_1(progress: dict[str, Any]) -> dict[str, Committed]:
+    """Version 1 knew lines of files only, and of each the prefix only."""
+    return {
+        str(file["path"]): Committed(
+            Ranges.below(int(file["lines"])),
+            {"bytes": int(file["bytes"]), "complete": bool(file["complete"]), "digest": str(file["mark"])},
+        )
+        for file in progress["files"]
+    }
+
+
+def content_of(saved: dict[str, Any]) -> bytes:
+    """The file's content: a line a partition, as there may be many numbers in it."""
+    partitions = ",\n".join("  " + json.dumps(each) for each in saved["partitions"])
+    head = "".join(f" {json.dumps(key)}: {json.dumps(saved[key])},\n" for key in saved if key != "partitions")
+    return f'{{\n{head} "partitions": [\n{partitions}\n ]\n}}\n'.encode()
+
+
+def digest_of(content: object) -> str:
+    """A checksum over what a checkpoint says is done."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -1,64 +1,24 @@
-"""Dead letters: what was tried often enough, as JSON lines, durable before it counts as done.
+"""Dead letters: what was tried often enough, as a file of JSON lines, durable before it counts as done.
 
-Decides the format of a letter. Never decides which record is one (``retry``), nor whether there are too many
-(``flight``). A source that dies right after writing may write the same letters again: a letter is there at least once.
+Never decides which record is one (``retry``), nor whether there are too many
+(`in_flight`). A source that dies right after writing may write the same letters again: a letter is there at least once.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
+from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
 
-# A line longer than this is cut in its letter; "bytes" says how long it was, and path and byte where it is.
-VALUE_BYTES_MAX = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """One record that spent its retries: why, how often it was tried, when (Unix seconds), from where, and itself.
-
-    ``value`` None: the input could not give it once more.
-    """
-
-    source: str
-    reason: str
-    failed: int
-    interrupted: int
-    first_s: float
-    last_s: float
-    path: str
-    line: int
-    byte: int
-    value: bytes | None
-
-    def to_json(self) -> str:
-        """One line of JSON. ``value`` is the text; what is not UTF-8 stands as ``value_base64``."""
-        letter: dict[str, Any] = {
-            "source": self.source,
-            "reason": self.reason,
-            "attempts": {"failed": self.failed, "interrupted": self.interrupted},
-            "first": _iso(self.first_s),
-            "last": _iso(self.last_s),
-            "path": self.path,
-            "line": self.line,
-            "byte": self.byte,
-        }
-        return json.dumps(letter | _value(self.value), ensure_ascii=False)
-
-
-class DeadLetters:
-    """The file of dead letters, appended to."""
+class DeadLetterFile:
+    """The file of dead letters, appended to: a ``DeadLetterStore``."""
 
     __slots__ = ("_file", "path")
 
@@ -66,8 +26,14 @@ class DeadLetters:
         self.path = path
         self._file: FileIO | None = None
 
-    def open(self) -> FileIO:
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> None:
         """Open the file, made if need be. Raises :class:`SourceError`."""
+        self._opened()
+
+    def _opened(self) -> FileIO:
         if self._file is None:
             try:
                 # Without a buffer, which would keep what could not be written and try again when it is closed.
@@ -87,7 +53,7 @@ class DeadLetters:
         """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
         written."""
         lines = "".join(letter.to_json() + "\n" for letter in letters)
-        file = self.open()
+        file = self._opened()
         size = os.fstat(file.fileno()).st_size
         try:
             _write_all(file, lines.encode(errors="surrogatepass"))
@@ -122,18 +88,3 @@ def _end_torn_line(file: FileIO) -> None:
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":
             file.write(b"\n")
-
-
-def _value(value: bytes | None) -> dict[str, Any]:
-    if value is None:
-        return {"value": None}
-    head = value[:VALUE_BYTES_MAX]
-    cut = {"bytes": len(value)} if len(value) > len(head) else {}
-    try:
-        return {"value": head.decode(), **cut}
-    except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(head).decode(), **cut}
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,5 +1,4 @@
-"""Rim: everything of the outside that a run touches (Spark, the server, clocks, chance), in one place to put another
-in.
+"""Environment: everything outside that a run touches (Spark, the server, clocks, chance), to be replaced in tests.
 
 The default reaches for Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
 """
@@ -12,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
+
+import pyarrow as pa
 
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
@@ -31,7 +32,7 @@ class FramePlan:
     slices: Sequence[Any]
 
 
-class Record(Protocol):
+class Evidence(Protocol):
     """What the driver side of Spark noted of a batch."""
 
     @property
@@ -56,7 +57,7 @@ class Frame(Protocol):
     @property
     def df(self) -> Any: ...
     @property
-    def evidence(self) -> Record: ...
+    def evidence(self) -> Evidence: ...
 
 
 class Blame(Enum):
@@ -73,7 +74,7 @@ def _always_work(error: BaseException) -> Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Rim:
+class Environment:
     """``connect(spark)`` makes the client, ``frame(spark, plan)`` a batch's DataFrame, ``parallelism(spark)`` says
     how many tasks run at once, ``blame(error)`` what is at fault; ``watch`` begins to watch for outcomes. ``clock`` is
     monotonic seconds, ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a session's base."""
@@ -90,9 +91,9 @@ class Rim:
     draw_base: Callable[[], int] = lambda: random.SystemRandom().randrange(1, BASE_MAX - (1 << 48))
 
 
-def spark_rim() -> Rim:
-    """The rim of a real run."""
-    return Rim(connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame)
+def spark_environment() -> Environment:
+    """The environment of a real run."""
+    return Environment(connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame)
 
 
 def arrow_schema(schema: Any) -> Any:
@@ -100,6 +101,16 @@ def arrow_schema(schema: Any) -> Any:
     from acker_client.spark.task.schema import arrow_schema_of
 
     return arrow_schema_of(schema)
+
+
+def spark_schema(schema: pa.Schema) -> Any:
+    """An Arrow schema as a Spark schema, a ``StructType``. Raises ``SourceError`` for a type that Spark has not."""
+    from acker_client.spark.task.schema import spark_schema_of
+
+    try:
+        return spark_schema_of(schema)
+    except ValueError as error:
+        raise SourceError(str(error)) from None
 
 
 def _connect(spark: Any) -> AckerClient:

@@ -1,4 +1,4 @@
-"""Burial: records that have spent their retries, on their way into the dead letters.
+"""Dead lettering: records that have spent their retries, on their way into the dead letters.
 
 Decides that a record counts as done only when its letter is on disk, that too many letters stop the run before they are
 written, and that a traceback is shown once for each operator: in the log, and in its first letter.
@@ -10,12 +10,13 @@ import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from acker_client.source.core.flight import Fallen, Flight
-from acker_client.source.core.input import Input
-from acker_client.source.core.roll import roll
+from acker_client.source.core.by_reason import by_reason
+from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.source.core.in_flight import Failures, InFlight
+from acker_client.source.core.parts import Lookup
+from acker_client.source.core.stores import DeadLetterStore
 from acker_client.source.errors import SourceError, TooManyDeadLetters
-from acker_client.source.run.options import Options
-from acker_client.source.stores.dead_letters import DeadLetter, DeadLetters
+from acker_client.source.run.options import Options, dead_letter_store
 
 log = logging.getLogger("acker_client.source")
 
@@ -24,15 +25,15 @@ TRACEBACK = "\nTraceback (most recent call last)"
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
 
 
-class Burial:
+class DeadLettering:
     """The dead letters of one run. Times are Unix seconds."""
 
-    def __init__(self, options: Options, source: Input, flight: Flight) -> None:
+    def __init__(self, options: Options, lookup: Lookup, in_flight: InFlight) -> None:
         self._options = options
-        self._input = source
-        self._flight = flight
-        self._letters = None if options.dead_letters is None else DeadLetters(options.dead_letters)
-        self._told: set[str] = set()
+        self._lookup = lookup
+        self._in_flight = in_flight
+        self._letters = dead_letter_store(options)
+        self._shown: set[str] = set()
         self._first_emitted: list[tuple[int, float]] = []
 
     def open(self) -> None:
@@ -52,14 +53,14 @@ class Burial:
         """Forget when records below ``done_below`` were emitted."""
         del self._first_emitted[: max(0, self._index_of(done_below))]
 
-    def tell(self, reasons: Sequence[str]) -> None:
+    def log_tracebacks(self, reasons: Sequence[str]) -> None:
         """Log the first traceback of each operator."""
         for reason in reasons:
             text, traceback = _split(reason)
             if traceback and self._is_first(_operator_of(text)):
                 log.warning("first failure of %s\n%s", text, traceback)
 
-    def bury(self, spent: Fallen, now_s: float) -> None:
+    def write(self, spent: Failures, now_s: float) -> None:
         """Write a letter for each record, durably, then count it as done.
 
         Raises ``SourceError`` when there is nowhere to write, ``TooManyDeadLetters`` when they are too large a share.
@@ -67,27 +68,30 @@ class Burial:
         if self._letters is None:
             raise SourceError(
                 f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
-                f" dead_letters='dead.jsonl', or mend what fails\n{roll(spent, self._input.locate)}\n{NOTHING_LOST}"
+                f" dead_letters='dead.jsonl', or mend what fails\n{self._listed(spent)}\n{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
-        self._flight.bury(spent.records)
+        self._in_flight.finish_dead(spent.records)
 
-    def _check_share(self, spent: Fallen, letters: DeadLetters) -> None:
-        share_max, counts = self._options.max_dead_share, self._flight.counts
-        if not self._flight.has_too_many_dead(len(spent), share_max):
+    def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
+        share_max, counts = self._options.max_dead_share, self._in_flight.counts
+        if not self._in_flight.has_too_many_dead(len(spent), share_max):
             return
         dead = counts.dead_lettered + len(spent)
         raise TooManyDeadLetters(
             f"{dead} of {counts.acked + dead} records have spent all retries, more than max_dead_share={share_max:g}"
-            f" allows: mend what fails and start again, or raise max_dead_share\n{roll(spent, self._input.locate)}\n"
-            f"{NOTHING_LOST}, and are not in {letters.path}{_earlier(counts.dead_lettered)}"
+            f" allows: mend what fails and start again, or raise max_dead_share\n{self._listed(spent)}\n"
+            f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
         )
 
-    def _letters_of(self, spent: Fallen, now_s: float) -> Iterator[DeadLetter]:
-        schedule = self._flight.schedule
+    def _listed(self, spent: Failures) -> str:
+        return by_reason(spent, self._lookup.origins)
+
+    def _letters_of(self, spent: Failures, now_s: float) -> Iterator[DeadLetter]:
+        schedule = self._in_flight.schedule
         failed, interrupted = schedule.failed(spent.records), schedule.interrupted(spent.records)
-        for k, original in enumerate(self._input.originals(spent.records)):
+        for k, original in enumerate(self._lookup.originals(spent.records)):
             yield DeadLetter(
                 source=self._options.name,
                 reason=self._reason(spent.reason(k)),
@@ -95,9 +99,7 @@ class Burial:
                 interrupted=int(interrupted[k]),
                 first_s=self._first_emitted[max(0, self._index_of(int(spent.records[k])))][1],
                 last_s=now_s,
-                path=original.path,
-                line=original.line,
-                byte=original.byte,
+                origin=original.origin,
                 value=original.value,
             )
 
@@ -107,8 +109,8 @@ class Burial:
         return reason if traceback and self._is_first("letter of " + _operator_of(text)) else text
 
     def _is_first(self, what: str) -> bool:
-        is_first = what not in self._told
-        self._told.add(what)
+        is_first = what not in self._shown
+        self._shown.add(what)
         return is_first
 
     def _index_of(self, record: int) -> int:

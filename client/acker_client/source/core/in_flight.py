@@ -1,8 +1,8 @@
-"""Flight: what becomes of records between their emission and the moment when they are done. Pure.
+"""In flight: what becomes of records between their emission and the moment when they are done. Pure.
 
 Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; which verdict counts
 as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST); and when too large a share went
-wrong. Reads no clock, writes no file, asks no server: `run` does, and tells it ``now``.
+wrong. Reads no clock, writes no file, asks no server: `run` does, and gives it ``now``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.core.retry import Draw, Group, Retry, Schedule
+from acker_client.source.core.retry import Draw, ReplayGroup, Retry, Schedule
 from acker_client.source.core.summary import Counts
-from acker_client.source.core.tracker import NO_RECORDS, Applied, Emitted, Records, Tracker
+from acker_client.source.core.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
 
@@ -24,18 +24,18 @@ DEAD_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class Failures:
     """Records whose emission was not acked, ascending: ``records: int64[n]``, ``roots: uint64[n]``, ``verdicts:
     uint8[n]``, ``reason_ids: uint32[n]`` (0 none, else index into ``reasons`` plus one)."""
 
-    records: Records
+    records: RecordNumbers
     roots: Column
     verdicts: Kinds
     reason_ids: ReasonIds
     reasons: Sequence[str]
 
     @classmethod
-    def merged(cls, parts: Sequence[Fallen], reason: str) -> Fallen:
+    def merged(cls, parts: Sequence[Failures], reason: str) -> Failures:
         """All of ``parts`` in one, for one ``reason``."""
         if not parts:
             return cls(NO_RECORDS, NO_IDS, NO_KINDS, NO_REASON_IDS, ())
@@ -53,33 +53,33 @@ class Fallen:
         reason_id = int(self.reason_ids[index])
         return self.reasons[reason_id - 1] if reason_id else Verdict(int(self.verdicts[index])).name
 
-    def only(self, chosen: npt.NDArray[np.bool_]) -> Fallen:
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Failures:
         """Those where ``chosen: bool[n]``."""
-        return Fallen(
+        return Failures(
             self.records[chosen], self.roots[chosen], self.verdicts[chosen], self.reason_ids[chosen], self.reasons
         )
 
-    def of(self, records: Records) -> Fallen:
+    def of(self, records: RecordNumbers) -> Failures:
         """Those of ``records``."""
         return self.only(np.isin(self.records, records))
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """What a stretch of outcomes came to: ``acked`` records (with ``acked_roots``) are done; of the ``fallen`` ones,
+class Effects:
+    """What a stretch of outcomes came to: ``acked`` records (with ``acked_roots``) are done; of the ``failures`` ones,
     ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which broke as a whole."""
 
-    acked: Records
+    acked: RecordNumbers
     acked_roots: Column
-    fallen: Fallen
-    spent: Fallen
-    broken: Fallen
+    failures: Failures
+    spent: Failures
+    broken: Failures
 
     @property
-    def retried(self) -> Fallen:
+    def retried(self) -> Failures:
         """Those that are scheduled for another try."""
         gone = np.concatenate((self.spent.records, self.broken.records))
-        return self.fallen.only(~np.isin(self.fallen.records, gone))
+        return self.failures.only(~np.isin(self.failures.records, gone))
 
 
 UNFINISHED = "unfinished"
@@ -95,43 +95,61 @@ def excusing(outcomes: Outcomes, because: str) -> Outcomes:
     return Outcomes(outcomes.root_ids, verdicts.astype(np.uint8), outcomes.reason_ids, reasons)
 
 
-class Flight:
+class InFlight:
     """Everything in flight of one source session."""
 
-    __slots__ = ("counts", "schedule", "tracker")
+    __slots__ = ("_finished", "counts", "schedule", "tracker")
 
     def __init__(self, base: int, retry: Retry, draw: Draw) -> None:
         self.tracker = Tracker(base)
         self.schedule = Schedule(retry, draw)
         self.counts = Counts()
+        self._finished: list[RecordNumbers] = []
 
     @property
     def is_over(self) -> bool:
         """Whether every record that was emitted has its answer."""
         return not self.tracker.pending and not self.schedule.waiting
 
-    def emit(self, records: Records, *, replays: int) -> Emitted:
+    def emit(self, records: RecordNumbers, *, replays: int) -> EmissionRange:
         """Emit ``records``, ascending, the first ``replays`` of them not for the first time."""
         self.counts.batches += 1
         self.counts.replayed += replays
         self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
-    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Landed:
+    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
         """Apply outcomes. ``is_broken``: their batch broke as a whole, so LOST says nothing of a single record of
         it."""
         applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
         self.counts.repeated += applied.repeated
         self.counts.foreign += applied.foreign
         ids = outcomes.reason_ids[applied.indices] if len(outcomes.reason_ids) else _no_reasons(len(applied.indices))
-        return self._land(applied, ids, outcomes.reasons, now, is_broken)
+        return self._take_effects(applied, ids, outcomes.reasons, now, is_broken)
 
-    def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Landed:
+    def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Effects:
         """Give LOST to all emissions of ``start <= number < stop`` that have no outcome."""
-        applied = self.tracker.lose(start, stop, Verdict.LOST)
-        return self._land(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
+        applied = self.tracker.end(start, stop, Verdict.LOST)
+        return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
-    def isolate(self, broken: Fallen, depth: int, now: float) -> Fallen:
+    def end_absent(self, start: int, stop: int) -> Counted:
+        """The records of all emissions of ``start <= number < stop`` that have no outcome do not exist: they are
+        done."""
+        absent = self.tracker.end(start, stop, ABSENT)
+        self.counts.absent += len(absent.records)
+        self._finish(absent.records)
+        return absent
+
+    def revoke(self, records: RecordNumbers) -> RecordNumbers:
+        """``records``, ascending, are no longer this source's: none of them is tried again, and none is done. Returns
+        those that were open."""
+        dropped = self.tracker.open_among(records)
+        self.schedule.drop(dropped)
+        self.tracker.finish(dropped)
+        self.counts.revoked += len(dropped)
+        return dropped
+
+    def isolate(self, broken: Failures, depth: int, now: float) -> Failures:
         """Schedule the records of a batch that broke as a whole: in smaller pieces, until a record breaks one alone,
         which is then its own failure. Returns what is spent. ``depth``: of the batch."""
         if len(broken) == 1:
@@ -140,7 +158,7 @@ class Flight:
             self.schedule.isolate(broken.records, depth, now)
         return broken.only(np.zeros(len(broken), bool))
 
-    def take(self, now: float, records_max: int) -> Group | None:
+    def take(self, now: float, records_max: int) -> ReplayGroup | None:
         """The next replay that is due."""
         return self.schedule.take(now, records_max)
 
@@ -149,10 +167,15 @@ class Flight:
         dead = self.counts.dead_lettered + more
         return dead > DEAD_MIN and dead > share_max * (self.counts.acked + dead)
 
-    def bury(self, records: Records) -> None:
+    def finish_dead(self, records: RecordNumbers) -> None:
         """Count ``records``, ascending, as done: they are safely in the dead letters."""
         self.counts.dead_lettered += len(records)
-        self.tracker.finish(records)
+        self._finish(records)
+
+    def take_finished(self) -> RecordNumbers:
+        """The records that have become done since the last call, ascending."""
+        finished, self._finished = self._finished, []
+        return np.sort(np.concatenate([NO_RECORDS, *finished]))
 
     def compact(self) -> int:
         """Forget what is done; returns the record below which all are."""
@@ -160,22 +183,28 @@ class Flight:
         self.schedule.forget(self.tracker.done_below)
         return self.tracker.done_below
 
-    def _land(
-        self, applied: Applied, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
-    ) -> Landed:
+    def _take_effects(
+        self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
+    ) -> Effects:
         acked = applied.verdicts == Verdict.ACKED
         self._count(applied.verdicts)
-        self.tracker.finish(applied.records[acked])
+        self._finish(applied.records[acked])
         fell = np.flatnonzero(~acked)
         fell = fell[np.argsort(applied.records[fell], kind="stable")]
-        fallen = Fallen(applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons)
-        lost = fallen.verdicts == Verdict.LOST
-        spent = self.schedule.fail(fallen.records[~lost], now)
-        if not is_broken:
-            spent = np.sort(np.concatenate((spent, self.schedule.interrupt(fallen.records[lost], now))))
-        return Landed(
-            applied.records[acked], applied.roots[acked], fallen, fallen.of(spent), fallen.only(lost & is_broken)
+        failures = Failures(
+            applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons
         )
+        lost = failures.verdicts == Verdict.LOST
+        spent = self.schedule.fail(failures.records[~lost], now)
+        if not is_broken:
+            spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
+        return Effects(
+            applied.records[acked], applied.roots[acked], failures, failures.of(spent), failures.only(lost & is_broken)
+        )
+
+    def _finish(self, records: RecordNumbers) -> None:
+        self.tracker.finish(records)
+        self._finished.append(records)
 
     def _count(self, verdicts: Kinds) -> None:
         tally = np.bincount(verdicts, minlength=Verdict.LOST + 1)

@@ -1,4 +1,4 @@
-"""Booking: a batch's room at the server, from opening it to settling it.
+"""Server batches: a batch's room at the server, from opening it to settling it.
 
 Decides how long the server is waited for (the source's own deadline), and that a batch which the server forgot while
 Spark was at work is opened again, so that its tasks can end. Decides nothing about records.
@@ -14,7 +14,7 @@ from typing import NoReturn
 from acker_client.errors import RETRYABLE, AckerError, Closed, Overloaded, Rejected, UnknownBatch
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
-from acker_client.source.run.rim import Rim
+from acker_client.source.run.environment import Environment
 from acker_protocol.messages import Settlement, SettleReply
 
 log = logging.getLogger("acker_client.source")
@@ -29,13 +29,13 @@ SILENT_S = 10.0
 Idle = Callable[[], bool]
 
 
-class Booking:
+class ServerBatches:
     """The batches of one session, one at a time. ``reopen`` is called by the watcher's thread, the rest by the
     run's."""
 
-    def __init__(self, client: AckerClient, rim: Rim, deadline_s: float) -> None:
+    def __init__(self, client: AckerClient, environment: Environment, deadline_s: float) -> None:
         self._client = client
-        self._rim = rim
+        self._environment = environment
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._open: tuple[int, int, int] | None = None
@@ -57,19 +57,19 @@ class Booking:
             raise
 
     def _opened(self, number: int, first: int, up_to: int) -> int | None:
-        deadline_s = self._rim.clock() + self._deadline_s
+        deadline_s = self._environment.clock() + self._deadline_s
         while True:
             generation = self._client.generation
-            budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._rim.clock()))
+            budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._environment.clock()))
             try:
                 self._client.open_batch(number, first, up_to, budget_s=budget_s)
             except Rejected as error:
                 _refused(error, up_to)
             except RETRYABLE as error:
-                if self._rim.clock() >= deadline_s:
+                if self._environment.clock() >= deadline_s:
                     _given_up(error, up_to, self._deadline_s)
                 log.warning("batch %d is not open yet: %s", number, error)
-                self._rim.sleep(self._rim.draw() * PAUSE_S)
+                self._environment.sleep(self._environment.draw() * PAUSE_S)
             else:
                 if self._client.generation == generation:
                     return generation
@@ -94,15 +94,15 @@ class Booking:
         ``is_lost`` is asked between the tries: it hears what the watcher has to say, and whether the batch is lost by
         it.
         """
-        deadline_s = self._rim.clock() + self._deadline_s
+        deadline_s = self._environment.clock() + self._deadline_s
         while True:
             try:
                 return self._settle(number, settlement)
             except RETRYABLE as problem:
-                if is_lost() or self._rim.clock() >= deadline_s:
+                if is_lost() or self._environment.clock() >= deadline_s:
                     log.warning("batch %d could not be settled: %s", number, problem)
                     return None
-                self._rim.sleep(self._rim.draw() * PAUSE_S)
+                self._environment.sleep(self._environment.draw() * PAUSE_S)
 
     def settle_once(self, number: int, settlement: Settlement) -> SettleReply | None:
         """Settle a batch in one budget, and not at all when the server is silent anyway. None: it was not settled."""

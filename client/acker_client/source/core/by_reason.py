@@ -1,4 +1,4 @@
-"""Roll: records that have spent their retries, called by reason and origin in a few lines, for an error to hold.
+"""By reason: records that have spent their retries, by reason and origin in a few lines, for an error to hold.
 
 Decides how many reasons and how many records of each are named. Looks records up, never reads them.
 """
@@ -8,28 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 
 from acker_client.core.gist import gist
-from acker_client.source.core.flight import Fallen
-from acker_client.source.core.input import Origins
-from acker_client.source.core.tracker import Records
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.core.tracker import RecordNumbers
 
 # Of more reasons than these, the most frequent ones are named; of each, its first records.
 REASONS_MAX = 5
 RECORDS_MAX = 3
 
 
-def roll(spent: Fallen, locate: Callable[[Records], Origins]) -> str:
+def by_reason(spent: Failures, origins: Callable[[RecordNumbers], pa.RecordBatch]) -> str:
     """A line a reason, the most frequent first: how many records, the reason, and where the first of them stand."""
     groups = sorted(_groups(spent).items(), key=lambda group: (-len(group[1]), group[1][0]))
-    lines = [_line(reason, spent.records[indices], locate) for reason, indices in groups[:REASONS_MAX]]
+    lines = [_line(reason, spent.records[indices], origins) for reason, indices in groups[:REASONS_MAX]]
     left = groups[REASONS_MAX:]
     if left:
         lines.append(f"  {sum(len(indices) for _, indices in left):,} for {len(left):,} other reasons")
     return "\n".join(lines)
 
 
-def _groups(spent: Fallen) -> dict[str, Records]:
+def _groups(spent: Failures) -> dict[str, RecordNumbers]:
     """Indices of the records, ascending, by the first line of their reason."""
     kinds = spent.reason_ids.astype(np.int64) << 8 | spent.verdicts
     _, firsts, kind_of = np.unique(kinds, return_index=True, return_inverse=True)
@@ -41,11 +41,7 @@ def _groups(spent: Fallen) -> dict[str, Records]:
     return dict(zip(numbers, np.split(order, bounds), strict=True))
 
 
-def _line(reason: str, records: Records, locate: Callable[[Records], Origins]) -> str:
-    origins = locate(records[:RECORDS_MAX])
-    places = [
-        f"{origins.paths[path]}:{line}"
-        for path, line in zip(origins.path_ids.tolist(), origins.lines.tolist(), strict=True)
-    ]
+def _line(reason: str, records: RecordNumbers, origins: Callable[[RecordNumbers], pa.RecordBatch]) -> str:
+    places = [":".join(map(str, row.values())) for row in origins(records[:RECORDS_MAX]).to_pylist()]
     more = ", ..." if len(records) > RECORDS_MAX else ""
     return f"  {len(records):,} for {reason!r}: {', '.join(places)}{more}"

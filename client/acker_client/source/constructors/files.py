@@ -1,0 +1,45 @@
+"""Files: the source whose records are lines of files."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from acker_client.source.core.input import Input
+from acker_client.source.inputs.files import FileInput
+from acker_client.source.inputs.json_lines import JsonParser
+from acker_client.source.inputs.lines import Parser, TextParser
+from acker_client.source.inputs.paths import Paths
+from acker_client.source.run.environment import arrow_schema
+from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.source import Source
+
+TEXT_SCHEMA = "value string, path string, line bigint"
+FORMATS = ("text", "json")
+
+
+class Files(Source):
+    """Lines of files as a source.
+
+    ``paths``: a path, a pattern (``**`` too), or several; read in the order given, each pattern sorted. ``format``:
+    "text" gives a row ``value string, path string, line bigint`` per line, whatever is in it; "json" parses each line
+    as an object into the columns of ``schema`` (DDL text or ``StructType``), and a line that does not fit is a record
+    that fails. A line that is not valid UTF-8 fails, too, with its position. ``options``: see ``CommonOptions``.
+    """
+
+    def __init__(
+        self, paths: Paths, *, format: str = "text", schema: Any = None, **options: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(Options.of(options))
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r}: give 'text' or 'json'")
+        if (schema is None) == (format == "json"):
+            needed = "json needs one, like schema='sku string, qty int'" if schema is None else "text has its own"
+            raise ValueError(f"schema={schema!r} with format={format!r}: {needed}")
+        self.paths = paths
+        self.format = format
+        self.schema = schema
+
+    def input(self) -> tuple[Input[Any], Any]:
+        parser: Parser = TextParser() if self.format == "text" else JsonParser(arrow_schema(self.schema))
+        schema = TEXT_SCHEMA if self.format == "text" else self.schema
+        return FileInput(self.paths, parser, own_files=self.options.own_files), schema

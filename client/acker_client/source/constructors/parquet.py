@@ -1,0 +1,33 @@
+"""Parquet: the source whose records are rows of Parquet files."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from acker_client.source.core.input import Input
+from acker_client.source.inputs.parquet import ParquetInput, schema_of
+from acker_client.source.inputs.paths import Paths
+from acker_client.source.run.environment import arrow_schema, spark_schema
+from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.source import Source
+
+
+class Parquet(Source):
+    """Rows of Parquet files as a source.
+
+    ``paths``: a file, a directory (the ``.parquet`` files in and below it, sorted; no columns in directory names), a
+    pattern (``**`` too), or several; read in the order given, row group by row group, each of which one task reads.
+    ``schema``: the columns to read, as DDL text or a ``StructType``; None: those of the first file. A column that a
+    file lacks is null, and one whose values do not fit makes them records that fail. Nested types, decimals and
+    timestamps come as Spark would read them; nanoseconds are cut to microseconds. A file must not change: one that did
+    since the checkpoint is refused. ``options``: see ``CommonOptions``.
+    """
+
+    def __init__(self, paths: Paths, *, schema: Any = None, **options: Unpack[CommonOptions]) -> None:
+        super().__init__(Options.of(options))
+        self.paths = paths
+        self.schema = schema
+
+    def input(self) -> tuple[Input[Any], Any]:
+        schema = spark_schema(schema_of(self.paths)) if self.schema is None else self.schema
+        return ParquetInput(self.paths, arrow_schema(schema), own_files=self.options.own_files), schema

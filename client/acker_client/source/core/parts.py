@@ -1,0 +1,139 @@
+"""Parts: which record number is which position of which partition, and which positions are done. Pure.
+
+Decides the numbers: each position of a part gets one when the part is planned, from 0 up in the order of planning, so
+that a run has one line of numbers whatever partitions it reads. A position that a checkpoint holds as done keeps its
+number and is not handed out. Decides what is done of each partition; what lies between two parts does not exist, and
+so is done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source.core.input import Chosen, Input, Original, P
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
+
+
+class Parts(Generic[P]):
+    """The parts of one run that are not done yet, and what is done. ``done``: by partition, from a checkpoint on."""
+
+    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "done")
+
+    def __init__(self, done: Mapping[str, Ranges]) -> None:
+        self.done = dict(done)
+        self._reach = {partition: ranges.prefix for partition, ranges in done.items()}
+        self._parts: list[P] = []
+        self._firsts: list[int] = []
+        self._planned = 0
+        self._changed: set[str] = set()
+
+    @property
+    def planned(self) -> int:
+        """Record numbers given out, which is the next one."""
+        return self._planned
+
+    @property
+    def holes(self) -> int:
+        """Stretches of open positions before done ones, over all partitions."""
+        return sum(ranges.holes for ranges in self.done.values())
+
+    def add(self, parts: Sequence[P]) -> RecordNumbers:
+        """Number the positions of ``parts``, and return those numbers that are not done, ascending."""
+        return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
+
+    def chosen(self, records: RecordNumbers) -> list[Chosen[P]]:
+        """The positions of ``records: int64[k]``, ascending. ``LookupError`` for one that is forgotten or unknown."""
+        return [self._choose(index, records[where]) for index, where in self._by_part(records)]
+
+    def finish(self, records: RecordNumbers) -> None:
+        """``records``, ascending, are done."""
+        found: dict[str, list[Ranges]] = {}
+        for each in self.chosen(records):
+            found.setdefault(each.part.partition, []).append(Ranges.of(each.positions))
+        for partition, ranges in found.items():
+            self._widen(partition, Ranges.joined(ranges))
+
+    def numbers_of(self, partition: str) -> RecordNumbers:
+        """The numbers of a partition that are not forgotten, ascending."""
+        numbers = [
+            np.arange(first, first + part.stop - part.start)
+            for first, part in zip(self._firsts, self._parts, strict=True)
+            if part.partition == partition
+        ]
+        return np.concatenate([NO_RECORDS, *numbers])
+
+    def revoke(self, partition: str) -> None:
+        """Somebody else has the partition now: nothing of it is this run's to write down any more."""
+        self.done.pop(partition, None)
+        self._reach.pop(partition, None)
+        self._changed.discard(partition)
+
+    def forget(self, done_below: int) -> None:
+        """Forget the parts whose numbers are all below ``done_below``."""
+        gone = bisect_right(self._firsts, done_below)
+        gone = gone if done_below >= self._planned else max(0, gone - 1)
+        del self._parts[:gone]
+        del self._firsts[:gone]
+
+    def take_changed(self) -> set[str]:
+        """The partitions of which more is done than at the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _add(self, part: P) -> RecordNumbers:
+        before = self._reach.get(part.partition, 0)
+        if part.start < before or part.stop <= part.start:
+            raise ValueError(f"{part!r} is empty, or begins below {before}, up to where its partition is planned")
+        if part.start > before:
+            self._widen(part.partition, Ranges.between(before, part.start))
+        self._reach[part.partition] = part.stop
+        self._parts.append(part)
+        self._firsts.append(self._planned)
+        numbers = np.arange(self._planned, self._planned + part.stop - part.start)
+        self._planned += len(numbers)
+        done = self.done.get(part.partition)
+        if done is None or done.reach <= part.start:
+            return numbers
+        return numbers[~done.contains(Chosen(part).positions)]
+
+    def _widen(self, partition: str, ranges: Ranges) -> None:
+        self.done[partition] = self.done.get(partition, Ranges()).union(ranges)
+        self._changed.add(partition)
+
+    def _choose(self, index: int, records: RecordNumbers) -> Chosen[P]:
+        part, first = self._parts[index], self._firsts[index]
+        return Chosen(part) if len(records) == part.stop - part.start else Chosen(part, records - first)
+
+    def _by_part(self, records: RecordNumbers) -> Iterator[tuple[int, slice]]:
+        """(index of a part, which of ``records`` are of it), in order."""
+        if not len(records):
+            return
+        if not (self._parts and self._firsts[0] <= records[0] <= records[-1] < self._planned):
+            raise LookupError("these records are not planned yet, or done and forgotten")
+        parts = np.searchsorted(np.array(self._firsts, np.int64), records, side="right") - 1
+        starts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1])).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+            yield int(parts[start]), slice(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where records come from, by their numbers."""
+
+    input: Input[Any]
+    parts: Parts[Any]
+
+    def origins(self, records: RecordNumbers) -> pa.RecordBatch:
+        """A row for each of ``records``, which ascend; see ``Input.origins``."""
+        return self.input.origins(self.parts.chosen(records))
+
+    def originals(self, records: RecordNumbers) -> list[Original]:
+        """Each of ``records``, which ascend, read once more."""
+        return self.input.originals(self.parts.chosen(records))

@@ -1,0 +1,119 @@
+"""Ranges: which positions of a partition are done: a prefix, and what is done beyond it, between holes. Pure.
+
+Decides how little is kept of many positions (two numbers a range, touching ranges made one) and how they are written
+down (run lengths, no longer than asked for). Knows nothing of records or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Positions = npt.NDArray[np.int64]
+
+NO_POSITIONS: Positions = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """Positions from 0 up that are done: ``starts: int64[n]`` up to ``stops: int64[n]``, ascending, never touching."""
+
+    starts: Positions = field(default_factory=lambda: NO_POSITIONS)
+    stops: Positions = field(default_factory=lambda: NO_POSITIONS)
+
+    @classmethod
+    def below(cls, position: int) -> Ranges:
+        """All positions below ``position``."""
+        return cls.between(0, position)
+
+    @classmethod
+    def of(cls, positions: Positions) -> Ranges:
+        """``positions: int64[k]``, ascending."""
+        if not len(positions):
+            return cls()
+        breaks = np.flatnonzero(np.diff(positions) > 1) + 1
+        return cls(positions[np.append(0, breaks)], positions[np.append(breaks, len(positions)) - 1] + 1)
+
+    @classmethod
+    def between(cls, start: int, stop: int) -> Ranges:
+        """Positions ``start <= position < stop``."""
+        return cls(np.array([start], np.int64), np.array([stop], np.int64)) if start < stop else cls()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Ranges]) -> Ranges:
+        """What is in any of ``parts``."""
+        starts = np.concatenate([NO_POSITIONS, *(part.starts for part in parts)])
+        stops = np.concatenate([NO_POSITIONS, *(part.stops for part in parts)])
+        if not len(starts):
+            return cls()
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(stops[order])
+        is_first = np.append(True, starts[1:] > reach[:-1])
+        return cls(starts[is_first], reach[np.append(np.flatnonzero(is_first)[1:] - 1, len(reach) - 1)])
+
+    def union(self, other: Ranges) -> Ranges:
+        """What is in either."""
+        return Ranges.joined((self, other))
+
+    def contains(self, positions: Positions) -> npt.NDArray[np.bool_]:
+        """Whether each of ``positions: int64[k]`` is done: bool[k]."""
+        at = np.searchsorted(self.starts, positions, side="right") - 1
+        inside = np.zeros(len(positions), np.bool_)
+        some = at >= 0
+        inside[some] = positions[some] < self.stops[at[some]]
+        return inside
+
+    @property
+    def prefix(self) -> int:
+        """Every position below it is done; it is not."""
+        return int(self.stops[0]) if len(self.starts) and self.starts[0] == 0 else 0
+
+    @property
+    def reach(self) -> int:
+        """One more than the last position that is done."""
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+    @property
+    def holes(self) -> int:
+        """Stretches of open positions that lie before one that is done."""
+        return len(self.starts) - (self.prefix > 0)
+
+    def first_holes(self, holes: int) -> Ranges:
+        """The lowest of it, with at most so many holes: what is done beyond them is left out."""
+        kept = holes + (self.prefix > 0)
+        return Ranges(self.starts[:kept], self.stops[:kept])
+
+    def to_runs(self) -> list[int]:
+        """Lengths in turn: done, open, done ... The first is the prefix, which may be 0; the last is done."""
+        bounds = np.stack((self.starts, self.stops), axis=1).ravel()
+        lengths: list[int] = np.diff(np.append(0, bounds)).tolist()
+        return lengths[1:] if self.prefix else [0, *lengths]
+
+    @classmethod
+    def from_runs(cls, runs: Sequence[int]) -> Ranges:
+        """What ``to_runs`` gave. Raises ``ValueError`` when it cannot have."""
+        lengths = _whole_numbers(runs)
+        if len(lengths) % 2 == 0 or (lengths[1:] <= 0).any() or lengths[0] < 0:
+            raise ValueError("run lengths are one prefix, then an open and a done one in turn, each above 0")
+        bounds = np.cumsum(lengths)
+        ranges = cls(np.append(0, bounds[1::2]), bounds[0::2])
+        return ranges if lengths[0] else cls(ranges.starts[1:], ranges.stops[1:])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ranges) and self.to_runs() == other.to_runs()
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.to_runs()))
+
+    def __repr__(self) -> str:
+        return f"<Ranges: below {self.prefix}, {self.holes} holes up to {self.reach}>"
+
+
+def _whole_numbers(runs: Iterable[object]) -> Positions:
+    given = list(runs)
+    if not all(isinstance(run, int) and not isinstance(run, bool) for run in given):
+        raise ValueError("run lengths are whole numbers")
+    return np.array(given, np.int64)

@@ -1,0 +1,332 @@
+"""Parquet: which files there are and how many rows they have (in the driver), and their rows (in executors).
+
+A file is a partition, and a row's position is its index in the file. A part is a row group, or as much of one as fits
+into a batch. Decides which column types are the ones that Spark gets, which rows are unreadable (a value that does not
+fit its type), and which file is not what the checkpoint remembers: one whose size, beginning or footer (with sizes and
+statistics of every column) is another. A file must not change while it is read. Needs pyarrow and numpy; imports
+neither grpc nor pyspark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.disk import to_read
+from acker_client.source.errors import CheckpointError, InputChanged, SourceError
+from acker_client.source.inputs.balance import sliced
+from acker_client.source.inputs.lines import Offsets, ReadRows
+from acker_client.source.inputs.paths import Found, Paths, check_not_own, find_files, origins_of
+from acker_client.source.inputs.values import jsonable
+
+ROWS_TOGETHER = 16_384
+HEAD_BYTES = 1024
+FOOTER_BYTES_MAX = 16 << 20
+FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """Rows ``start`` to ``stop`` of one file, all in row group ``group``, which begins at row ``group_start``.
+    ``partition``: the file's absolute path; ``shown``: as the user wrote it; ``digest``: of the file."""
+
+    partition: str
+    shown: str
+    start: int
+    stop: int
+    group: int
+    group_start: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """Numbers ``start`` to ``stop`` of a batch: the rows that are ``chosen``, in order, in columns of ``schema``."""
+
+    start: int
+    stop: int
+    chosen: tuple[Chosen[RowPart], ...]
+    schema: pa.Schema
+
+    def read(self) -> Iterator[ReadRows]:
+        """Read the rows, some thousands at a time. Raises :class:`InputChanged`."""
+        number = self.start
+        for each in self.chosen:
+            for rows in read_rows(each):
+                columns, unreadable = converted(rows, self.schema, each.part.shown)
+                stop = number + rows.num_rows
+                yield ReadRows(np.arange(number, stop, dtype=np.uint64), columns, unreadable)
+                number = stop
+
+
+class ParquetInput:
+    """Rows of Parquet files as an input (see ``core.input.Input``), in columns of ``schema``."""
+
+    kind = "parquet"
+
+    def __init__(self, paths: Paths, schema: pa.Schema, *, own_files: Sequence[Path] = ()) -> None:
+        self.schema = schema
+        self._paths = paths
+        self._own_files = own_files
+        self._files: list[Found] = []
+        self._rows: dict[str, int] = {}
+        self._digests: dict[str, str] = {}
+        self._parts: Iterator[RowPart] = iter(())
+        self._left: RowPart | None = None
+
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        self._files = find_parquet_files(self._paths)
+        check_not_own(self._files, self._own_files, "Parquet", self._paths)
+        self._rows, self._digests = {}, {}
+        there = {found.path: found for found in self._files}
+        for path, each in committed.items():
+            self._check(path, there.get(path), each)
+        self._parts = self._walk({path: each.done.prefix for path, each in committed.items()})
+        self._left = None
+
+    def plan(self, records_max: int, tasks: int) -> Plan[RowPart]:
+        parts: list[RowPart] = []
+        room = records_max
+        while room > 0 and (part := self._left or next(self._parts, None)) is not None:
+            taken, self._left = _cut(part, room)
+            parts.append(taken)
+            room -= taken.stop - taken.start
+        return Plan(parts, is_end=not parts)
+
+    def slices(self, chosen: Sequence[Chosen[RowPart]], tasks: int) -> list[RowSlice]:
+        return sliced(chosen, tasks, lambda start, stop, some: RowSlice(start, stop, some, self.schema))
+
+    def origins(self, chosen: Sequence[Chosen[RowPart]]) -> pa.RecordBatch:
+        return origins_of([(each.part.shown, each.positions) for each in chosen], "row")
+
+    def originals(self, chosen: Sequence[Chosen[RowPart]]) -> list[Original]:
+        return [original for each in chosen for original in _originals(each)]
+
+    def mark(self, partition: str, done: Ranges) -> Mark:
+        return {"rows": self._rows[partition], "digest": self._digests[partition]}
+
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        total = len(self._files)
+        prefixes = {found: done.get(found.path, Ranges()).prefix for found in self._files}
+        left = [found for found, prefix in prefixes.items() if prefix < self._rows.get(found.path, prefix + 1)]
+        if not left:
+            return f"end of the input ({total} {'file' if total == 1 else 'files'})"
+        at = f", {left[0].shown} to row {prefixes[left[0]]}" if left[0].path in self._rows else ""
+        return f"{total - len(left)} of {total} files{at}"
+
+    def _check(self, path: str, found: Found | None, committed: Committed) -> None:
+        """Refuse a file that is not the one that was read, or went away before it was done."""
+        try:
+            rows, digest = int(committed.mark["rows"]), str(committed.mark["digest"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not say how far {path} is done ({error!r})") from None
+        if found is None and committed.done.prefix < rows:
+            raise CheckpointError(
+                f"{path} was read to row {committed.done.prefix} only, and is not among the files any more: bring it"
+                " back, or remove the checkpoint to read the input from its beginning"
+            )
+        if found is not None and digest_of(path, found.shown) != digest:
+            raise CheckpointError(f"{found.shown} is not what it was when its rows were read: {FIX}")
+        self._rows[path], self._digests[path] = rows, digest
+
+    def _walk(self, prefixes: Mapping[str, int]) -> Iterator[RowPart]:
+        """The row groups of all files from where each was left."""
+        for found in self._files:
+            with opened(found.path, found.shown) as file:
+                metadata = file.metadata
+                check_columns(normal_schema(file), self.schema, found.shown)
+            digest = self._digests[found.path] = digest_of(found.path, found.shown)
+            self._rows[found.path] = metadata.num_rows
+            stop, prefix = 0, prefixes.get(found.path, 0)
+            for group in range(metadata.num_row_groups):
+                start, stop = stop, stop + metadata.row_group(group).num_rows
+                if max(start, prefix) < stop:
+                    yield RowPart(found.path, found.shown, max(start, prefix), stop, group, start, digest)
+
+
+def find_parquet_files(paths: Paths) -> list[Found]:
+    """The files that ``paths`` name; a directory stands for the ``.parquet`` files in and below it, sorted, but for
+    those whose name, or a folder's, begins with ``_`` or ``.``, as in Spark."""
+    return find_files(paths, asker="Parquet", example="orders/*.parquet", in_directory=_in_directory)
+
+
+def schema_of(paths: Paths) -> pa.Schema:
+    """The columns of the first file, each as what it means: an INT96 is an instant."""
+    found = find_parquet_files(paths)[0]
+    with opened(found.path, found.shown) as file:
+        return normal_schema(file)
+
+
+def opened(path: str, shown: str) -> pq.ParquetFile:
+    """A file, opened. Raises ``InputChanged`` when it cannot be read, ``SourceError`` when it is no Parquet."""
+    try:
+        return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    except OSError as error:
+        what = error.strerror or str(error)
+        raise InputChanged(f"{shown} cannot be read ({what}): {to_read(error)}") from None
+    except pa.ArrowException as error:
+        raise SourceError(f"Parquet: {shown} is no Parquet file, or a damaged one ({error}): leave it out") from None
+
+
+def digest_of(path: str, shown: str) -> str:
+    """Digest of a file's size, beginning and footer, which says where every page is and how long."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8))
+            footer = 8 + int.from_bytes(file.read(4), "little")
+            file.seek(max(0, size - min(footer, FOOTER_BYTES_MAX)))
+            tail = file.read()
+            file.seek(0)
+            content = size.to_bytes(8, "little") + file.read(HEAD_BYTES) + tail
+    except OSError as error:
+        raise InputChanged(f"{shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def normal_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The file's columns, in which an INT96 (Spark's and Impala's timestamp) is an instant in UTC."""
+    leaves = iter(file.schema.column(index).physical_type for index in range(len(file.schema)))
+    return pa.schema([field.with_type(_normal(field.type, leaves)) for field in file.schema_arrow])
+
+
+def check_columns(columns: pa.Schema, wanted: pa.Schema, shown: str) -> None:
+    """Refuse a file with a column twice, or one that cannot become what is wanted. One that lacks it reads as null."""
+    for field in wanted:
+        if columns.get_all_field_indices(field.name)[1:]:
+            raise SourceError(f"Parquet: {shown} has the column {field.name!r} twice: leave it out of the schema")
+        index = columns.get_field_index(field.name)
+        if index >= 0 and not _fits(columns.field(index).type, field.type):
+            raise SourceError(
+                f"Parquet: the column {field.name!r} of {shown} is {columns.field(index).type}, and {field.type} is"
+                " wanted: read such files by a source of their own, or give another schema"
+            )
+
+
+def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
+    """The rows that are chosen, some thousands at a time, in the file's columns."""
+    part = chosen.part
+    if digest_of(part.partition, part.shown) != part.digest:
+        raise InputChanged(f"{part.shown} has changed since its rows were counted: write a new file beside it instead")
+    wanted = chosen.positions - part.group_start
+    with opened(part.partition, part.shown) as file:
+        schema, at = normal_schema(file), 0
+        for rows in file.iter_batches(batch_size=ROWS_TOGETHER, row_groups=[part.group]):
+            first, last = np.searchsorted(wanted, (at, at + rows.num_rows)).tolist()
+            if first < last:
+                yield _normal_rows(rows, schema, wanted[first:last] - at)
+            at += rows.num_rows
+            if last == len(wanted):
+                return
+
+
+def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.RecordBatch, dict[int, str]]:
+    """``rows`` in columns of ``schema``, and row -> reason for those with a value that does not fit (null there)."""
+    try:
+        return _cast(rows, schema), {}
+    except pa.ArrowInvalid:
+        pass
+    unreadable: dict[int, str] = {}
+    pieces = []
+    for row in range(rows.num_rows):
+        try:
+            pieces.append(_cast(rows.slice(row, 1), schema))
+        except pa.ArrowInvalid as error:
+            unreadable[row] = f"{shown}: a value does not fit its column ({str(error).partition(chr(10))[0]})"
+            pieces.append(_nulls(schema))
+    batches: Any = pieces
+    return pa.concat_batches(batches), unreadable
+
+
+def _in_directory(path: str) -> list[str]:
+    found: list[str] = []
+    for folder, below, files in os.walk(path):
+        below[:] = sorted(name for name in below if name[0] not in "._")
+        for name in below:
+            if "=" in name:
+                raise SourceError(
+                    f"Parquet: {os.path.join(folder, name)!r} holds a column in its name, which is not read: name the"
+                    f" files by a pattern, {os.path.join(path, '**', '*.parquet')!r}, to read them without it"
+                )
+        found += [os.path.join(folder, name) for name in files if name[0] not in "._" and name.endswith(".parquet")]
+    if not found:
+        raise SourceError(f"Parquet: no file in {path!r} ends in .parquet: name the files, or a pattern")
+    return sorted(found)
+
+
+def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
+    """The first ``count`` rows of a part, and what is left."""
+    at = part.start + count
+    if at >= part.stop:
+        return part, None
+    of = (part.group, part.group_start, part.digest)
+    return RowPart(part.partition, part.shown, part.start, at, *of), RowPart(
+        part.partition, part.shown, at, part.stop, *of
+    )
+
+
+def _normal(type_: Any, leaves: Iterator[str]) -> Any:
+    """A type, in which leaves that are INT96 are instants. ``leaves``: the physical types, in order."""
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_normal(field.type, leaves)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_normal(type_.key_type, leaves), _normal(type_.item_type, leaves))
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        return pa.list_(type_.value_field.with_type(_normal(type_.value_type, leaves)))
+    return pa.timestamp("us", tz="UTC") if next(leaves) == "INT96" else type_
+
+
+def _normal_rows(rows: pa.RecordBatch, schema: pa.Schema, offsets: Offsets) -> pa.RecordBatch:
+    chosen = rows if len(offsets) == rows.num_rows else rows.take(pa.array(offsets))
+    columns = [_as(column, field.type) for column, field in zip(chosen.columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    names = rows.schema.names
+    columns = [
+        _as(rows.column(names.index(field.name)), field.type)
+        if field.name in names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as(column: Any, type_: Any) -> Any:
+    """Nanoseconds are cut to microseconds, the finest that Spark has; whatever else does not fit is an error."""
+    if column.type == type_:
+        return column
+    return pc.cast(column, options=pc.CastOptions(target_type=type_, allow_time_truncate=True))
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    try:
+        _as(pa.nulls(0, given), wanted)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _nulls(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+
+
+def _originals(chosen: Chosen[RowPart]) -> list[Original]:
+    origins = [{"path": chosen.part.shown, "row": position} for position in chosen.positions.tolist()]
+    try:
+        rows = [row for batch in read_rows(chosen) for row in batch.to_pylist()]
+    except SourceError:
+        return [Original(origin, None) for origin in origins]
+    return [Original(origin, jsonable(row)) for origin, row in zip(origins, rows, strict=True)]

@@ -1,0 +1,83 @@
+"""An input driven as a run drives it, without records, roots or a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source.core.input import Committed, Input, Original
+from acker_client.source.core.parts import Lookup, Parts
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.stores.checkpoint import CheckpointFile
+
+Numbers = Sequence[int] | np.ndarray
+
+
+class Driven:
+    """Plans, reads and finishes records of ``input_``, from what ``committed`` says on."""
+
+    def __init__(self, input_: Input[Any], committed: Mapping[str, Committed] | None = None) -> None:
+        self.input = input_
+        self.parts: Parts[Any] = Parts({name: each.done for name, each in (committed or {}).items()})
+        self._committed = dict(committed or {})
+        self._open: set[int] = set()
+        input_.start(self._committed)
+
+    def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
+        """The next records that are not done; none: the end was reached."""
+        while True:
+            plan = self.input.plan(records_max, tasks)
+            records = self.parts.add(plan.parts)
+            if len(records) or plan.is_end:
+                self._open |= set(records.tolist())
+                return records
+
+    def drain(self, records_max: int = 1000) -> np.ndarray:
+        planned = [np.empty(0, np.int64)]
+        while len(records := self.plan(records_max)):
+            planned.append(records)
+        return np.concatenate(planned)
+
+    def slices(self, records: Numbers, tasks: int = 2) -> Sequence[Any]:
+        return self.input.slices(self.parts.chosen(np.asarray(records, np.int64)), tasks)
+
+    def origins(self, records: Numbers) -> pa.RecordBatch:
+        return Lookup(self.input, self.parts).origins(np.asarray(records, np.int64))
+
+    def originals(self, records: Numbers) -> list[Original]:
+        return Lookup(self.input, self.parts).originals(np.asarray(records, np.int64))
+
+    def values(self, records: Numbers) -> list[Any]:
+        return [original.value for original in self.originals(records)]
+
+    def finish(self, records: Numbers) -> None:
+        self._open -= set(np.asarray(records).tolist())
+        self.parts.finish(np.sort(np.asarray(records, np.int64)))
+        self.parts.forget(min(self._open, default=self.parts.planned))
+
+    def finish_below(self, record: int) -> None:
+        self.finish(sorted(number for number in self._open if number < record))
+
+    def committed(self) -> dict[str, Committed]:
+        """What a checkpoint would hold now, once written and read."""
+        for partition in self.parts.take_changed():
+            done = self.parts.done[partition]
+            mark = json.loads(json.dumps(dict(self.input.mark(partition, done))))
+            self._committed[partition] = Committed(Ranges.from_runs(done.to_runs()), mark)
+        return self._committed
+
+    @property
+    def description(self) -> str:
+        return self.input.describe(self.parts.done)
+
+
+def checkpoint(path: Path, *, source: str = "orders", kind: str = "files") -> CheckpointFile:
+    """A checkpoint file, opened."""
+    store = CheckpointFile(path)
+    store.open(source, kind)
+    return store

@@ -1,0 +1,153 @@
+"""A log in memory as an input: partitions that grow, are compacted, come and go, as Kafka's are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source import Chosen, Committed, DeadLetter, Input, Options, Original, Plan, Ranges, Source
+from acker_client.source.inputs.lines import ReadRows
+
+
+@dataclass(frozen=True)
+class LogPart:
+    partition: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class LogSlice:
+    """Reads what is in the log when it is read, which may be less than was planned."""
+
+    start: int
+    stop: int
+    wanted: tuple[tuple[str, int], ...]
+    log: Log
+
+    def read(self) -> Iterator[ReadRows]:
+        found = [k for k, (partition, position) in enumerate(self.wanted) if position in self.log.records[partition]]
+        values = [self.log.records[partition][position] for partition, position in (self.wanted[k] for k in found)]
+        numbers = self.start + np.array(found, np.uint64)
+        yield ReadRows(numbers.astype(np.uint64), pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())}))
+
+
+@dataclass
+class Log:
+    """What is in the log. ``is_ended``: nothing will be added; ``revoked``: to be taken away at the next plan."""
+
+    records: dict[str, dict[int, str]] = field(default_factory=dict)
+    is_ended: bool = True
+    revoked: list[str] = field(default_factory=list)
+    asked: int = 0
+
+    def append(self, partition: str, count: int) -> None:
+        log = self.records.setdefault(partition, {})
+        first = max(log, default=-1) + 1
+        log |= {position: f"{partition}{position}" for position in range(first, first + count)}
+
+    def compact(self, partition: str, *positions: int) -> None:
+        for position in positions:
+            del self.records[partition][position]
+
+
+class LogInput:
+    """The log as an input. ``kind``: of the checkpoint."""
+
+    kind = "log"
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._next: dict[str, int] = {}
+        self._gone: set[str] = set()
+
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        self._next = {partition: each.done.prefix for partition, each in committed.items()}
+
+    def plan(self, records_max: int, tasks: int) -> Plan[LogPart]:
+        self.log.asked += 1
+        revoked, self.log.revoked = self.log.revoked, []
+        self._gone |= set(revoked)
+        parts: list[LogPart] = []
+        for partition, records in self.log.records.items():
+            start, end = self._next.get(partition, min(records, default=0)), max(records, default=-1) + 1
+            stop = min(end, start + records_max - sum(part.stop - part.start for part in parts))
+            if start < stop and partition not in self._gone:
+                parts.append(LogPart(partition, start, stop))
+                self._next[partition] = stop
+        return Plan(parts, is_end=self.log.is_ended and not parts, revoked=revoked)
+
+    def slices(self, chosen: Sequence[Chosen[LogPart]], tasks: int) -> list[LogSlice]:
+        wanted = [(each.part.partition, int(position)) for each in chosen for position in each.positions]
+        return [LogSlice(0, len(wanted), tuple(wanted), self.log)]
+
+    def origins(self, chosen: Sequence[Chosen[LogPart]]) -> pa.RecordBatch:
+        rows = [{"partition": each.part.partition, "offset": int(at)} for each in chosen for at in each.positions]
+        return pa.RecordBatch.from_pylist(rows, pa.schema([("partition", pa.string()), ("offset", pa.int64())]))
+
+    def originals(self, chosen: Sequence[Chosen[LogPart]]) -> list[Original]:
+        return [
+            Original(row, (self.log.records[row["partition"]].get(row["offset"]) or "").encode() or None)
+            for row in self.origins(chosen).to_pylist()
+        ]
+
+    def mark(self, partition: str, done: Ranges) -> Mapping[str, Any]:
+        return {"log": "test"}
+
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        return ", ".join(f"{partition} to {done[partition].prefix}" for partition in sorted(done))
+
+
+class LogSource(Source):
+    def __init__(self, log: Log, **options: Any) -> None:
+        super().__init__(Options.of({"name": "log", **options}))
+        self.log = log
+
+    def input(self) -> tuple[Input[Any], Any]:
+        return LogInput(self.log), "value string"
+
+
+class MemoryCheckpoint:
+    """A ``CheckpointStore`` in memory."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Committed] = {}
+        self.saves = 0
+        self.is_open = False
+
+    def open(self, source: str, kind: str) -> None:
+        assert not self.is_open
+        self.is_open = True
+
+    def load(self) -> dict[str, Committed]:
+        return dict(self.saved)
+
+    def save(self, committed: Mapping[str, Committed]) -> None:
+        self.saved = dict(committed)
+        self.saves += 1
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class MemoryLetters:
+    """A ``DeadLetterStore`` in memory."""
+
+    def __init__(self) -> None:
+        self.letters: list[DeadLetter] = []
+
+    def open(self) -> None:
+        """Always open."""
+
+    def write(self, letters: Any) -> None:
+        self.letters += letters
+
+    def close(self) -> None:
+        """Never closed."""
+
+    def __str__(self) -> str:
+        return "memory"

@@ -1,0 +1,252 @@
+"""Parquet files as an input, beside a twin that keeps every row in a list."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
+from acker_client.source.inputs.parquet import ParquetInput, find_parquet_files, schema_of
+from acker_client.source.run.environment import arrow_schema, spark_schema
+from tests.source.driven import Driven
+from tests.source.executors import Cluster, failing, save_all
+from tests.source.logs import MemoryCheckpoint
+
+NUMBERS = pa.schema([("value", pa.string())])
+
+
+def write(path: Path, values: list[str], rows_per_group: int = 4) -> Path:
+    pq.write_table(pa.table({"value": pa.array(values, pa.string())}), path, row_group_size=rows_per_group)
+    return path
+
+
+def rows_of(slices: Any) -> list[dict[str, Any]]:
+    """All rows, in order; the numbers are those of the slices."""
+    rows, numbers = [], []
+    for piece in slices:
+        for read in piece.read():
+            assert read.columns.validate(full=True) is None
+            numbers += read.numbers.tolist()
+            rows += read.columns.to_pylist()
+        assert numbers == list(range(piece.stop))
+    return rows
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 9), st.data())
+@settings(max_examples=80, deadline=None)
+def test_every_row_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(
+    tmp_path_factory: pytest.TempPathFactory, files: list[int], group: int, records_max: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    everything = []
+    for index, count in enumerate(files):
+        path = write(folder / f"{index}.parquet", [f"{index}.{k}" for k in range(count)], group)
+        everything += [(str(path), k, f"{index}.{k}") for k in range(count)]
+    driven = Driven(ParquetInput(folder, NUMBERS))
+    records = driven.drain(records_max)
+    assert [row["value"] for row in rows_of(driven.slices(records, 3))] == [value for _, _, value in everything]
+    assert [tuple(row.values()) for row in driven.origins(records).to_pylist()] == [row[:2] for row in everything]
+    left = set(records.tolist())
+    for _ in range(data.draw(st.integers(0, 3))):
+        finished = data.draw(st.sets(st.sampled_from(sorted(left)))) if left else set()
+        left -= finished
+        driven.finish(sorted(finished))
+        if left:
+            chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(left)))))
+            assert [row["value"] for row in rows_of(driven.slices(chosen))] == [everything[k][2] for k in chosen]
+            assert driven.values(chosen) == [{"value": everything[k][2]} for k in chosen]
+        again = Driven(ParquetInput(folder, NUMBERS), driven.committed())
+        rows = rows_of(again.slices(again.drain(records_max)))
+        assert [row["value"] for row in rows] == [everything[k][2] for k in sorted(left)]
+    if not left:
+        assert driven.description.startswith("end of the input")
+
+
+def test_the_checkpoint_of_a_file_is_a_few_numbers_whatever_its_size(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [str(k) for k in range(50_000)], 10_000)
+    driven = Driven(ParquetInput(tmp_path / "a.parquet", NUMBERS))
+    driven.finish([k for k in driven.drain(50_000).tolist() if k not in (70, 41_000)])
+    (committed,) = driven.committed().values()
+    assert committed.done.to_runs() == [70, 1, 40_929, 1, 8_999]
+    assert set(committed.mark) == {"rows", "digest"}
+
+
+ORDERS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("price", pa.decimal128(12, 3)),
+        ("at", pa.timestamp("us", tz="UTC")),
+        ("local", pa.timestamp("us")),
+        ("day", pa.date32()),
+        ("raw", pa.binary()),
+        ("tags", pa.list_(pa.string())),
+        ("to", pa.struct([("city", pa.string()), ("zips", pa.list_(pa.int32()))])),
+        ("extra", pa.map_(pa.string(), pa.float64())),
+    ]
+)
+ORDER: dict[str, Any] = {
+    "id": 1,
+    "price": Decimal("12.345"),
+    "at": datetime(2026, 3, 29, 1, 30, 0, 123456, UTC),
+    "local": datetime(2026, 3, 29, 2, 30, 0, 7),
+    "day": date(1582, 10, 15),
+    "raw": b"\xff\x00",
+    "tags": ["a", None, "ä"],
+    "to": {"city": "Köln", "zips": [1, None]},
+    "extra": [("x", 0.5), ("y", None)],
+}
+
+
+def test_nested_types_decimals_and_timestamps_survive(tmp_path: Path) -> None:
+    rows = [ORDER, dict.fromkeys(ORDERS.names)]
+    pq.write_table(pa.Table.from_pylist(rows, ORDERS), tmp_path / "a.parquet")
+    schema = arrow_schema(spark_schema(schema_of(tmp_path)))
+    driven = Driven(ParquetInput(tmp_path, schema))
+    records = driven.drain()
+    read = rows_of(driven.slices(records))
+    assert read == rows
+    letter = json.loads(json.dumps(driven.values(records)[0]))
+    assert (letter["price"], letter["at"]) == ("12.345", "2026-03-29T01:30:00.123456+00:00")
+    assert (letter["raw"], letter["to"]) == ("/wA=", {"city": "Köln", "zips": [1, None]})
+
+
+def test_an_int96_is_an_instant_also_deep_inside_and_nanoseconds_are_cut(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "ns": pa.array([1_001], pa.timestamp("ns")),
+            "list": pa.array([[{"at": datetime(2026, 1, 1)}]], pa.list_(pa.struct([("at", pa.timestamp("us"))]))),
+            "text": pa.array(["x"]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    pq.write_table(table.select(["text"]).append_column("ns", table["ns"]), tmp_path / "b.parquet", version="2.6")
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.parquet"
+        driven = Driven(ParquetInput(path, arrow_schema(spark_schema(schema_of(path)))))
+        (row,) = rows_of(driven.slices(driven.drain()))
+        instant = datetime(1970, 1, 1, 0, 0, 0, 1, UTC if name == "a" else None)
+        assert (row["ns"], row["text"]) == (instant, "x")
+        assert name == "b" or row["list"] == [{"at": datetime(2026, 1, 1, tzinfo=UTC)}]
+
+
+def test_a_missing_column_is_null_another_order_is_fine_and_another_type_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1], "b": ["x"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"c": [0], "b": ["y"]}), tmp_path / "2.parquet")
+    schema = arrow_schema("a bigint, b string")
+    driven = Driven(ParquetInput(tmp_path, schema))
+    assert rows_of(driven.slices(driven.drain())) == [{"a": 1, "b": "x"}, {"a": None, "b": "y"}]
+    pq.write_table(pa.table({"a": [[1]]}), tmp_path / "3.parquet")
+    with pytest.raises(SourceError, match=r"the column 'a' of .*3\.parquet is list<.*> and int64 is wanted|'a' of .*3"):
+        Driven(ParquetInput(tmp_path, schema)).drain()
+
+
+def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, 1 << 40, 3]}), tmp_path / "a.parquet")
+    driven = Driven(ParquetInput(tmp_path, arrow_schema("a int")))
+    ((read,),) = [list(piece.read()) for piece in driven.slices(driven.drain())]
+    assert read.columns.to_pylist() == [{"a": 1}, {"a": None}, {"a": 3}]
+    assert list(read.unreadable) == [1]
+    assert "a.parquet: a value does not fit its column" in read.unreadable[1]
+
+
+def test_a_type_that_spark_has_not_is_refused_with_the_column_to_give(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"u": pa.array([1], pa.uint64())}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match="the column 'u' is uint64, which Spark has not: give a schema"):
+        Parquet(tmp_path, name="u").input()
+    driven = Driven(ParquetInput(tmp_path, arrow_schema("u bigint")))
+    assert rows_of(driven.slices(driven.drain())) == [{"u": 1}]
+
+
+@pytest.mark.parametrize("change", ["other values", "more rows", "away", "away when done"])
+def test_a_file_that_changed_since_the_checkpoint_is_refused(tmp_path: Path, change: str) -> None:
+    path = write(tmp_path / "a.parquet", ["one", "two", "three"])
+    write(tmp_path / "b.parquet", ["b"])
+    driven = Driven(ParquetInput(tmp_path, NUMBERS))
+    records = driven.drain()
+    driven.finish(records[:3] if change == "away when done" else records[[0, 2]])
+    committed = driven.committed()
+    path.unlink()
+    if change == "away when done":
+        assert len(Driven(ParquetInput(tmp_path, NUMBERS), committed).drain()) == 1
+        return
+    says = "is not among the files any more"
+    if change != "away":
+        write(path, ["one", "TWO", "three"] if change == "other values" else ["one", "two", "three", "four"])
+        says = "is not what it was when its rows were read"
+    with pytest.raises(CheckpointError, match=rf"a\.parquet .*{says}"):
+        Driven(ParquetInput(tmp_path, NUMBERS), committed)
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error_never_other_records(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", ["one", "two"])
+    driven = Driven(ParquetInput(path, NUMBERS))
+    slices = driven.slices(driven.drain())
+    write(path, ["one", "TWO"])
+    with pytest.raises(InputChanged, match="has changed since its rows were counted"):
+        rows_of(slices)
+    assert driven.values([0]) == [None]
+
+
+def test_a_directory_stands_for_the_parquet_files_in_it_as_in_spark(tmp_path: Path) -> None:
+    for name in ("b.parquet", "a.parquet", "deep/c.parquet", "_temporary/d.parquet", ".e.parquet", "_SUCCESS"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, ["x"])
+    found = find_parquet_files([tmp_path / "b.parquet", tmp_path])
+    assert [Path(file.path).name for file in found] == ["b.parquet", "a.parquet", "c.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "says"),
+    [
+        ("{folder}/nothing/*.parquet", "nothing matches"),
+        ("{folder}/empty", r"no file in '.*empty' ends in \.parquet"),
+        ("{folder}/by", "holds a column in its name"),
+        ("{folder}/text.parquet", "is no Parquet file, or a damaged one"),
+        ("s3://bucket/key", "is a URL"),
+    ],
+)
+def test_paths_that_make_no_sense_are_refused(tmp_path: Path, paths: str, says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "by" / "day=1").mkdir(parents=True)
+    write(tmp_path / "by" / "day=1" / "a.parquet", ["x"])
+    (tmp_path / "text.parquet").write_text("no parquet, but long enough to be read as one\n")
+    with pytest.raises(SourceError, match=says):
+        schema_of(paths.format(folder=tmp_path))
+
+
+def test_slices_of_rows_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:
+    driven = Driven(ParquetInput(write(tmp_path / "a.parquet", ["x", "y"]), NUMBERS))
+    content = pickle.dumps(driven.slices(driven.drain(), 1))
+    program = (
+        "import pickle, sys; slices = pickle.load(sys.stdin.buffer);"
+        "print([r.columns.num_rows for s in slices for r in s.read()], 'pyspark' in sys.modules, 'grpc' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], input=content, capture_output=True, check=True)
+    assert run.stdout.decode().strip() == "[2] False False"
+
+
+def test_a_poison_row_ends_in_the_dead_letters_with_its_columns_and_a_restart_finds_nothing_to_do(
+    tmp_path: Path,
+) -> None:
+    cluster, checkpoint = Cluster(tmp_path), MemoryCheckpoint()
+    write(tmp_path / "a.parquet", [str(k) for k in range(30)])
+    options: dict[str, Any] = {"name": "rows", "checkpoint": checkpoint, "dead_letters": tmp_path / "dead.jsonl"}
+    options |= {"environment": cluster.environment(), "retry": Retry(max_retries=1, initial_s=0.0)}
+    summary = Parquet(tmp_path, batch_records=7, **options).run(None, failing(lambda row: row.value == "13"))
+    assert (summary.acked, summary.dead_lettered) == (29, 1)
+    assert summary.checkpoint == "end of the input (1 file)"
+    (letter,) = [json.loads(line) for line in (tmp_path / "dead.jsonl").open()]
+    assert (letter["path"], letter["row"], letter["value"]) == (f"{tmp_path}/a.parquet", 13, {"value": "13"})
+    assert Parquet(tmp_path, **options).run(None, save_all).records == 0

@@ -1,0 +1,71 @@
+"""Ranges beside a twin that keeps a set of positions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acker_client.source.core.ranges import Ranges
+
+sets = st.lists(st.sets(st.integers(0, 40)), max_size=6)
+
+
+def of(positions: set[int]) -> Ranges:
+    return Ranges.of(np.array(sorted(positions), np.int64))
+
+
+def united(parts: list[set[int]]) -> tuple[Ranges, set[int]]:
+    ranges, twin = Ranges(), set[int]()
+    for part in parts:
+        ranges, twin = ranges.union(of(part)), twin | part
+    return ranges, twin
+
+
+def holes_of(twin: set[int]) -> int:
+    return sum(1 for position in twin if position and position - 1 not in twin)
+
+
+@given(sets)
+@settings(max_examples=300, deadline=None)
+def test_ranges_say_what_a_set_of_positions_says(parts: list[set[int]]) -> None:
+    ranges, twin = united(parts)
+    everything = np.arange(45)
+    assert set(everything[ranges.contains(everything)].tolist()) == twin
+    assert ranges.prefix == next(position for position in range(50) if position not in twin)
+    assert ranges.reach == max(twin, default=-1) + 1
+    assert ranges.holes == holes_of(twin)
+    assert len(ranges.starts) <= holes_of(twin) + 1
+
+
+@given(sets)
+@settings(max_examples=200, deadline=None)
+def test_ranges_come_back_from_what_is_written_down(parts: list[set[int]]) -> None:
+    ranges, _ = united(parts)
+    assert Ranges.from_runs(json.loads(json.dumps(ranges.to_runs()))) == ranges
+
+
+@given(sets, st.integers(0, 6))
+@settings(max_examples=200, deadline=None)
+def test_what_is_cut_to_a_number_of_holes_is_done_and_has_no_more_of_them(parts: list[set[int]], most: int) -> None:
+    ranges, _ = united(parts)
+    cut = ranges.first_holes(most)
+    assert cut.holes <= most
+    assert cut.union(ranges) == ranges
+    assert cut.prefix == ranges.prefix
+
+
+def test_what_is_written_down_is_short() -> None:
+    assert Ranges.below(1_000_000).to_runs() == [1_000_000]
+    assert of({0, 1, 2, 5, 6}).to_runs() == [3, 2, 2]
+    assert of({4}).to_runs() == [0, 4, 1]
+    assert Ranges().to_runs() == [0]
+
+
+@pytest.mark.parametrize("runs", [[], [1, 2], [-1], [3, 0, 2], [3, 2, -1], [1.5], ["3"], [True]])
+def test_what_cannot_have_been_written_down_is_refused(runs: list[int]) -> None:
+    with pytest.raises(ValueError, match="run lengths"):
+        Ranges.from_runs(runs)
