@@ -91,8 +91,6 @@ PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "ack
 EXCEPTIONS = {
     "stage": {"look.py", "executions.py", "notes.py", "chain.py"},
 }
-# What an input yields: it must not import what the operators do, so it has a class of its own for it.
-HOMONYMS = {"Records", "Group"}
 
 
 @functools.cache
