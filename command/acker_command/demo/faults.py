@@ -31,7 +31,7 @@ POISON_MIN_CHARACTERS = 24
 class Faults:
     """The faults of one run; picklable, for the pipeline carries it to the executors. ``*_one_in`` 0: never.
 
-    ``folder`` holds a file for each strike that has fallen, and for each batch that has begun.
+    ``folder`` holds a file for each strike that has struck, and for each batch that has begun.
     """
 
     folder: str

@@ -23,7 +23,7 @@ def spark_schema_of(schema: pa.Schema) -> StructType:
 
 def _spark_type(field: pa.Field) -> DataType:
     try:
-        return from_arrow_schema(pa.schema([field])).fields[0].dataType
+        return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0].dataType
     except PySparkTypeError:
         raise ValueError(
             f"the column {field.name!r} is {field.type}, which Spark has not: give a schema that names the columns to"
