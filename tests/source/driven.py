@@ -67,6 +67,7 @@ class Driven:
         """What a checkpoint would hold now, once written and read."""
         for partition in self.parts.take_changed():
             done = self.parts.done[partition]
+            self.input.advance(partition, done)
             mark = json.loads(json.dumps(dict(self.input.mark(partition, done))))
             self._committed[partition] = Committed(Ranges.from_runs(done.to_runs()), mark)
         return self._committed

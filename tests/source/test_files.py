@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,6 +163,18 @@ def test_records_that_are_done_are_forgotten_and_asking_for_them_is_an_error(tmp
     with pytest.raises(LookupError):
         driven.originals(records[:1])
     assert len(driven.originals(records[10:])) == 10
+
+
+def test_what_is_kept_of_a_file_does_not_grow_with_it_also_without_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n" * 2000)
+    source = FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16)
+    driven = Driven(source)
+    path, kept = str(tmp_path / "a.txt"), []
+    while len(records := driven.plan(20)):
+        driven.finish(records)
+        source.advance(path, driven.parts.done[path])
+        kept.append(len(pickle.dumps(source._lines[path])))
+    assert max(kept) < 2 * min(kept)
 
 
 def test_paths_are_read_in_the_order_given_each_pattern_sorted_and_no_file_twice(tmp_path: Path) -> None:

@@ -122,6 +122,11 @@ class Input(Protocol[P]):
         """Records as they stand in the input, read once more."""
         ...
 
+    def advance(self, partition: str, done: Ranges) -> None:
+        """More of a partition is done: forget what only that needed. Called before ``mark``, and without a checkpoint
+        too."""
+        ...
+
     def mark(self, partition: str, done: Ranges) -> Mark:
         """What ``start`` needs to go on behind ``done``."""
         ...

@@ -130,10 +130,12 @@ class FileInput:
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
         return [original for each in chosen for original in _originals(each)]
 
+    def advance(self, partition: str, done: Ranges) -> None:
+        self._lines[partition].forget(done)
+
     def mark(self, partition: str, done: Ranges) -> Mark:
         index = self._lines[partition]
         at, reach = index.byte_of(done.prefix), index.byte_of(done.reach)
-        index.forget(done)
         complete = index.end is not None and at >= index.end
         return {"bytes": at, "complete": complete, "reach": reach, "digest": _digest(partition, reach)}
 
@@ -213,15 +215,16 @@ class LineIndex:
 
     def forget(self, done: Ranges) -> None:
         """Nobody asks any more for lines below the prefix, nor for others that were asked for, but for the reach."""
-        self._parts = [part for part in self._parts if part.stop > done.prefix]
-        self._known = {line: self._known[line] for line in (done.prefix, done.reach)}
+        # The part that ends where the prefix does still says where that is.
+        self._parts = [part for part in self._parts if part.stop >= done.prefix]
+        self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
 
     def _find(self, line: int) -> int:
         for part in self._parts:
             if part.start <= line <= part.stop:
                 return _byte_of(part, line)
         # Done before this run began, and neither the last nor the first of it: counted anew.
-        before, start = max(known for known in self._known.items() if known[0] <= line)
+        before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
         for block in _blocks_of(Found(self._path, self._path), before, start, self.end or start, BLOCK_BYTES):
             if line < block.line + len(block.starts):
                 return int(block.starts[line - block.line])

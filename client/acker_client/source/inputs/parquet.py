@@ -113,6 +113,9 @@ class ParquetInput:
     def originals(self, chosen: Sequence[Chosen[RowPart]]) -> list[Original]:
         return [original for each in chosen for original in _originals(each)]
 
+    def advance(self, partition: str, done: Ranges) -> None:
+        """Nothing is kept of a part."""
+
     def mark(self, partition: str, done: Ranges) -> Mark:
         return {"rows": self._rows[partition], "digest": self._digests[partition]}
 

@@ -368,6 +368,8 @@ class Run:
         self._parts.forget(done_below)
         self._dead_lettering.forget(done_below)
         changed = self._parts.take_changed()
+        for partition in changed:
+            self._input.advance(partition, self._parts.done[partition])
         self._check_holes()
         if self._checkpoint is None or not changed:
             return
