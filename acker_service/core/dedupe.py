@@ -1,8 +1,8 @@
 """Dedupe: which sections of which reports have been applied.
 
 XOR is not idempotent, so a section counts once: per identity a map of the 1024 slots whose sections were applied, and
-the report's digest. Decides what is fresh, duplicate, in conflict or stale, and what is forgotten when; never looks at
-entries.
+the report's digest. Decides which sections are fresh, whether a report is in conflict or stale, and what is
+forgotten when; never looks at entries.
 
 To forget too early is safe: an init counts once per root in the ledger and in its batch, and an ack that counts twice
 undoes itself, so that its tree stalls and is replayed; it never makes a tree look done.
