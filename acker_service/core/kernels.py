@@ -1,7 +1,8 @@
 """Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
 Decides how a cell looks and how a sub-table is probed; decides nothing about which message may be applied
-(``applying``) and never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section and says so.
+(``applying``) and never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section
+and says so.
 
 A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an
 empty cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a
