@@ -9,21 +9,50 @@ from __future__ import annotations
 from acker_client import errors
 from acker_client.core.delivery import ReportResult
 from acker_client.core.registration import WatchResult
+from acker_client.errors import (
+    AckerError,
+    Closed,
+    DeadlineExceeded,
+    Overloaded,
+    Rejected,
+    Unavailable,
+    UnknownBatch,
+    UnknownSource,
+)
 from acker_client.plain.client import AckerClient
 from acker_client.settings import Settings
-from acker_protocol.messages import Entries, Identity, InitScope, Limits, Outcomes, Settlement, SettleReply, Verdict
+from acker_protocol.messages import (
+    Entries,
+    Identity,
+    InitScope,
+    Limits,
+    Outcomes,
+    RootOutcome,
+    Settlement,
+    SettleReply,
+    Verdict,
+)
 
 __all__ = [
     "AckerClient",
+    "AckerError",
+    "Closed",
+    "DeadlineExceeded",
     "Entries",
     "Identity",
     "InitScope",
     "Limits",
     "Outcomes",
+    "Overloaded",
+    "Rejected",
     "ReportResult",
+    "RootOutcome",
     "SettleReply",
     "Settings",
     "Settlement",
+    "Unavailable",
+    "UnknownBatch",
+    "UnknownSource",
     "Verdict",
     "WatchResult",
     "errors",

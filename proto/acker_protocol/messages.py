@@ -7,8 +7,9 @@ socket and no clock. All columns are numpy arrays that may be read-only views; n
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -203,9 +204,18 @@ class Watch:
     close: bool = False
 
 
+class RootOutcome(NamedTuple):
+    """How one root ended. ``reason``: "" where there is none."""
+
+    root_id: int
+    verdict: Verdict
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n].
+    """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n]; an iterator over them gives each
+    :class:`RootOutcome`.
 
     ``reason_ids``: uint32[n], 0 none, else index into ``reasons`` plus one; or empty for all none.
     """
@@ -217,6 +227,10 @@ class Outcomes:
 
     def __len__(self) -> int:
         return len(self.root_ids)
+
+    def __iter__(self) -> Iterator[RootOutcome]:
+        for index, (root, verdict) in enumerate(zip(self.root_ids.tolist(), self.verdicts.tolist(), strict=True)):
+            yield RootOutcome(root, Verdict(verdict), self.reason(index))
 
     def reason(self, index: int) -> str:
         """Reason of the ``index``-th outcome, or the empty string."""

@@ -245,3 +245,11 @@ def test_a_report_of_another_dtype_is_not_sent(name: str) -> None:
     columns = {"root_ids": np.ones(2, np.uint64), "ack_vals": np.ones(2, np.uint64)} | {name: np.ones(2, np.int32)}
     with pytest.raises(TypeError, match=f"{name} is int32: give an array of np.uint64"):
         wire.encode_apply(messages.Apply(Identity(1, 2), 0, messages.Entries(**columns)))
+
+
+def test_outcomes_can_be_iterated_over() -> None:
+    outcomes = messages.Outcomes(
+        np.array([7, 8], np.uint64), np.array([1, 2], np.uint8), np.array([0, 1], np.uint32), ("disk full",)
+    )
+    assert list(outcomes) == [(7, messages.Verdict.ACKED, ""), (8, messages.Verdict.FAILED, "disk full")]
+    assert not list(messages.Outcomes())

@@ -56,7 +56,7 @@ def test_within_the_window_sequences_are_known_and_below_it_stale_in_any_order(s
         dedupe.note(Identity(7, sequence, sequenced=True), 1, 1, now=0.0)
         noted.add(sequence)
         highest = max(highest, sequence)
-        assert len(dedupe._sessions[7].records) <= window
+        assert len(dedupe._sessions[7].by_sequence) <= window
 
 
 def test_identities_are_forgotten_by_when_they_were_last_used() -> None:

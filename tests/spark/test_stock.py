@@ -188,7 +188,7 @@ TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
         ((TABLE[:1], [[]]), "a row has no parents; name the rows that it descends from"),
         (
             (TABLE.to_pandas(), "all"),
-            "returned a DataFrame where a pyarrow RecordBatch or Table is due: use pa.Table.from",
+            "returned a DataFrame where a pyarrow RecordBatch or Table is expected: use pa.Table.from",
         ),
         ((TABLE.select(["word"])[:1], "all"), "declares a column 'number', and what it returned lacks it"),
         (

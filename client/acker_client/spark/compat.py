@@ -75,7 +75,7 @@ from pyspark.sql.conversion import (  # noqa: E402
     LocalDataToArrowConversion,
 )
 from pyspark.sql.pandas import functions  # noqa: E402
-from pyspark.sql.pandas.types import to_arrow_schema  # noqa: E402
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema  # noqa: E402
 from pyspark.sql.utils import is_remote as is_remote_mode  # noqa: E402
 
 # From 4.1 on Spark can abort a job in which a task that is run again gives other rows; in 4.0 its setting does nothing.
@@ -93,6 +93,12 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
     with offsets of 64 bits."""
     in_utc: dict[str, Any] = {"timezone": "UTC"} if SPARK >= (4, 2) else {"timestamp_utc": True}
     return to_arrow_schema(schema, prefers_large_types=large, **in_utc)
+
+
+def spark_type(field: pa.Field) -> DataType:
+    """The type of Spark for an Arrow field; a timestamp without a zone is one without a zone. Raises PySparkTypeError
+    where Spark has none."""
+    return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0].dataType
 
 
 def values(column: pa.Array) -> list[Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
+from acker_client.spark import compat
 from acker_client.spark.task.rows import arrow_schema, struct_type
 
 
@@ -23,7 +23,7 @@ def spark_schema_of(schema: pa.Schema) -> StructType:
 
 def _spark_type(field: pa.Field) -> DataType:
     try:
-        return from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True).fields[0].dataType
+        return compat.spark_type(field)
     except PySparkTypeError:
         raise ValueError(
             f"the column {field.name!r} is {field.type}, which Spark has not: give a schema that names the columns to"
