@@ -52,6 +52,7 @@ def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_pat
     assert all(strike.value in ran.stderr for strike in Strike)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_sink_that_drops_rows_is_found_out(tmp_path: Path) -> None:
     ran = run(["-c", SABOTAGED], "--records", "300", "--batch-records", "300", "--no-faults", "--json")

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent
 PROGRAM_S = 240.0
 
 
+@pytest.mark.long
 def test_a_speculative_copy_reports_what_its_original_has_reported(server: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, str(HERE / "speculation.py"), server.address, str(tmp_path)]
