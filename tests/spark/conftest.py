@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +17,9 @@ from acker_client.spark.driver.session import local_session
 
 HERE = Path(__file__).parent
 
-LOCAL_DIR = Path(tempfile.gettempdir(), f"acker-spark-{os.getpid()}")
+# Not named by this process: another one that was killed may have had its number, and left its tables there.
+LOCAL_DIR = Path(tempfile.mkdtemp(prefix="acker-spark-"))
+atexit.register(shutil.rmtree, LOCAL_DIR, ignore_errors=True)
 
 CONF = {
     # Many small jobs: compiling them well costs more than it gives back.
