@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from live_batch import ACKED, FAILED, LiveBatch, texts
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import compat
@@ -63,17 +63,19 @@ def test_a_pyspark_that_is_only_a_client_of_spark_connect_is_named_when_the_pack
     )
 
 
+def beside_rows_without_ids(df: DataFrame) -> DataFrame:
+    """A row that descends from nothing before each that does: nulls in the columns of ids."""
+    rows = df.select("number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge")
+    ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
+    return rows.select("number", "is_ours", *ours)
+
+
 def test_an_ack_column_takes_ids_as_they_are_beside_rows_without_any(
     spark: SparkSession, server: Any, conf: Any
 ) -> None:
     conf("spark.acker.servers", server.address)
     with LiveBatch(spark, server.address, texts(20)) as live:
-        # A row that descends from nothing stands before each that does: nulls in the columns of ids.
-        rows = live.df.select(
-            "number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge"
-        )
-        ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
-        rows.select("number", "is_ours", *ours).select("number", AF.ack()).collect()
+        beside_rows_without_ids(live.df).select("number", AF.ack()).collect()
         assert live.settle() == dict.fromkeys(range(20), ACKED)
 
 
@@ -82,12 +84,8 @@ def test_a_fail_column_takes_ids_as_they_are_beside_rows_without_any(
 ) -> None:
     conf("spark.acker.servers", server.address)
     with LiveBatch(spark, server.address, texts(20)) as live:
-        rows = live.df.select(
-            "number", F.explode(F.array(F.lit(False), F.lit(True))).alias("is_ours"), "_root", "_edge"
-        )
-        ours = [F.when(F.col("is_ours"), F.col(name)).alias(name) for name in ("_root", "_edge")]
         reason = F.when(F.col("number") == 3, F.lit("bad"))
-        rows.select("number", "is_ours", *ours).select("number", AF.fail(reason)).collect()
+        beside_rows_without_ids(live.df).select("number", AF.fail(reason)).collect()
         assert live.settle() == {number: FAILED if number == 3 else ACKED for number in range(20)}
 
 

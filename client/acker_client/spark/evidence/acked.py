@@ -21,7 +21,7 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK
-from acker_client.spark.evidence.following import follow
+from acker_client.spark.evidence.following import analyzed, follow, remade
 from acker_client.spark.evidence.witness import Trail, Witness
 from acker_client.spark.task.notes import note_store_of
 
@@ -65,7 +65,7 @@ class BodyFrame(ClassicFrame):
 
     def _leaving(self) -> DataFrame:
         """This frame as it leaves SQL: followed where ``ack()`` is in its plan."""
-        df, text = plain(self), _plan(self)
+        df, text = plain(self), analyzed(self)
         if ACK not in text:
             return df
         followed: DataFrame = follow(df, Trail(_witness(self, text)))
@@ -74,8 +74,7 @@ class BodyFrame(ClassicFrame):
 
 def of_body(df: DataFrame, batch: Any) -> DataFrame:
     """``df``, a frame of Spark's own, as a body's; ``batch``: its batch, or one of them."""
-    body: DataFrame = _made(BodyFrame, df)
-    vars(body)["_acker_batch"] = batch
+    body: DataFrame = remade(BodyFrame, df, _acker_batch=batch)
     return body
 
 
@@ -83,15 +82,9 @@ def plain(df: DataFrame) -> DataFrame:
     """``df`` as Spark's own frame, when it is a body's."""
     if type(df) is not BodyFrame:
         return df
-    frame: DataFrame = _made(ClassicFrame, df)
+    frame: DataFrame = remade(ClassicFrame, df)
     del vars(frame)["_acker_batch"]
     return frame
-
-
-def _made(kind: type, df: DataFrame) -> Any:
-    made: Any = object.__new__(kind)
-    vars(made).update(vars(df))
-    return made
 
 
 def _giving_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., Any]:
@@ -124,7 +117,7 @@ def _columns(value: Any) -> Iterator[Column]:
 
 def _enter(df: DataFrame, functions: Sequence[str]) -> None:
     """``ack()`` columns with these functions have entered ``df``."""
-    acked, batches = _below(_plan(df))
+    acked, batches = _below(analyzed(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
     # Each of them is to hear of it, whatever the first says.
     if any([batch.see_acked(ack) for batch in batches]):
@@ -135,10 +128,6 @@ def _below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
     """The steps that a plan names, and their batches, each once."""
     nodes = [node for node in lineage.known() if node.function in plan]
     return nodes, list({id(batch): batch for node in nodes for batch in node.batches}.values())
-
-
-def _plan(df: DataFrame) -> str:
-    return str(df._jdf.queryExecution().analyzed().treeString())
 
 
 def _witness(df: DataFrame, plan: str) -> Witness:

@@ -34,6 +34,9 @@ ACK_COLUMN = ("column", "ack()")
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
 UNTAKEN = "no sink, no ack() and no Collector was done with it; use @sink or functions.ack()"
 
+# The steps whose rows nobody took, each with what was done with its rows behind an `ack()`.
+Acks = Sequence[tuple[lineage.Node, Sequence[Action]]]
+
 _logger = logging.getLogger("acker.spark")
 
 
@@ -137,9 +140,9 @@ class BatchEvidence:
         self._executions = Executions(spark)
         self._lock = threading.Lock()
         self._evidence: dict[object, SinkEvidence] = {}
-        self._acked: list[Acked] = []
+        self._acked_frames: list[Acked] = []
         # What is seen of rows that ack() acks: the functions of the steps whose rows these are, and who sees it.
-        self._acks: list[tuple[Sequence[str], Witness]] = []
+        self._ack_witnesses: list[tuple[Sequence[str], Witness]] = []
         self._cached: list[DataFrame] = []
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
         self.unfinished_because = ""
@@ -159,13 +162,13 @@ class BatchEvidence:
         """``ack()`` columns came into a frame of this batch's rows. Returns whether it is to be cached, as such rows
         were evaluated more than once."""
         with self._lock:
-            self._acked.append(acked)
+            self._acked_frames.append(acked)
         return self.once.wants(*ACK_COLUMN)
 
     def see_acks(self, functions: Sequence[str], witness: Witness) -> None:
         """``witness`` sees what is done with rows of the steps with these ``functions``, behind an ``ack()``."""
         with self._lock:
-            self._acks.append((functions, witness))
+            self._ack_witnesses.append((functions, witness))
 
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*; None when it is. Asks Spark's stores, and reads what a sink did
@@ -173,14 +176,15 @@ class BatchEvidence:
         look = Look(self._executions.ran())
         evidence = [(each, each.places()) for each in self._evidence.values()]
         error = next((each.error for each, _ in evidence if each.error is not None), None)
-        self._learn(evidence, look)
+        acks = [(node, self._actions_of_acks(node, look)) for node in _untaken(lineage.of(self))]
+        self._learn(evidence, acks, look)
         if error is not None:
             return error
-        found = [each.judge(look, places) for each, places in evidence] + self._judge_untaken(look)
+        found = [each.judge(look, places) for each, places in evidence] + self._judge_untaken(acks, look)
         finding = next(filter(None, found), None)
         read = (each.read_what_was_pruned(look, places) for each, places in evidence)
-        acks = (self._read_what_was_pruned(acked, look) for acked in self._acked)
-        return finding or next(filter(None, (*read, *acks)), None)
+        read_acked = (self._read_what_was_pruned(acked, look) for acked in self._acked_frames)
+        return finding or next(filter(None, (*read, *read_acked)), None)
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
@@ -199,7 +203,7 @@ class BatchEvidence:
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([node.tag for node in nodes if _is_over(node)])
 
-    def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], look: Look) -> None:
+    def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, look: Look) -> None:
         """Remember for later batches whose rows were evaluated more than once."""
         nodes = lineage.of(self)
         again = [("sink", each.name) for each, places in evidence if look.evaluations(places) > 1]
@@ -211,9 +215,7 @@ class BatchEvidence:
         if has_conflict or len({note.execution for note in notes if note.kind == "read"}) > 1:
             again += self._moving(nodes)
         # Behind a cache an action more is no evaluation more.
-        if not self.once.wants(*ACK_COLUMN) and any(
-            len(self._actions_of_acks(node, look)) > 1 for node in _untaken(nodes)
-        ):
+        if not self.once.wants(*ACK_COLUMN) and any(len(actions) > 1 for _, actions in acks):
             again.append(ACK_COLUMN)
         if again:
             self.unfinished_because = EVALUATED_AGAIN
@@ -226,13 +228,14 @@ class BatchEvidence:
         moving = dict.fromkeys((node.kind, node.name) for node in nodes if node.moves or node.is_moved)
         return [step for step in moving if step[0] != "sink" and not self.once.wants(*step)]
 
-    def _judge_untaken(self, look: Look) -> list[Undelivered | None]:
+    def _judge_untaken(self, acks: Acks, look: Look) -> list[Undelivered | None]:
         """Of each step whose rows no sink and no other step took: how they were acked, if at all."""
         nodes = lineage.of(self)
-        return [self._judge_body(node, nodes, look) for node in _untaken(nodes)]
+        return [self._judge_body(node, actions, nodes, look) for node, actions in acks]
 
-    def _judge_body(self, node: lineage.Node, nodes: Sequence[lineage.Node], look: Look) -> Undelivered | None:
-        actions = self._actions_of_acks(node, look)
+    def _judge_body(
+        self, node: lineage.Node, actions: Sequence[Action], nodes: Sequence[lineage.Node], look: Look
+    ) -> Undelivered | None:
         if actions:
             return judge("ack()", actions, forgotten=look.is_forgetful)
         if look.has_user_code(node.function):
@@ -250,12 +253,14 @@ class BatchEvidence:
 
     def _actions_of_acks(self, node: lineage.Node, look: Look) -> list[Action]:
         """What was done with the rows of a step behind an ``ack()``, in the order in which it began."""
-        seen = [witness for functions, witness in self._acks if node.function in functions]
+        seen = [witness for functions, witness in self._ack_witnesses if node.function in functions]
         notes = self._note_store.of([witness.tag for witness in seen])
         partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
-        known = [function for acked in self._acked if node.function in acked.nodes for function in acked.functions]
-        # What came into a frame that nobody follows is known by what stands below it.
+        known = [
+            function for acked in self._acked_frames if node.function in acked.nodes for function in acked.functions
+        ]
         again = [AGAIN + witness.tag for witness in seen]
+        # What came into a frame that nobody follows is known by what stands below it.
         acks = (
             Places((*known, *again), notes, partitions) if known else Places((ACK,), notes, partitions, node.function)
         )

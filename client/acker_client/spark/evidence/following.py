@@ -63,14 +63,14 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        rdd, trail = super().rdd, self._trail.through(self._plan())
+        rdd, trail = super().rdd, self._trail.through(analyzed(self))
         if not trail.is_partial:
             rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail)
         return followed
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
-        trail = self._trail.through(self._plan())
+        trail = self._trail.through(analyzed(self))
         return trail.witness.iterate(super().toLocalIterator(prefetchPartitions), trail)
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
@@ -99,7 +99,7 @@ class FollowedFrame(_Followed, ClassicFrame):
     def _again(self, df: DataFrame) -> DataFrame:
         """``df``, whose plan has lost where its rows come from, under the names by which its executions are known: of
         the sink, and of the functions of the user's that the rows have gone through."""
-        trail = self._trail.through(self._plan())
+        trail = self._trail.through(analyzed(self))
         if trail.is_partial:
             partial: DataFrame = follow(df, trail)
             return partial
@@ -108,9 +108,6 @@ class FollowedFrame(_Followed, ClassicFrame):
         for function in (AGAIN + trail.witness.tag, *sorted(trail.functions)):
             df, names = df.mapInArrow(_passing(function, names), schema), ()
         return df
-
-    def _plan(self) -> str:
-        return str(self._jdf.queryExecution().analyzed().treeString())
 
 
 def _passing(name: str, names: tuple[str, ...]) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -254,9 +251,19 @@ def follow(value: Any, trail: Trail) -> Any:
     if kind is None:
         return value
     # PySpark makes these in a hundred places, each by its own constructor.
-    followed: Any = object.__new__(kind)
-    vars(followed).update(vars(value), _trail=trail)
-    return followed
+    return remade(kind, value, _trail=trail)
+
+
+def remade(kind: type, value: Any, **attributes: Any) -> Any:
+    """An object of ``kind`` with what ``value`` has, and these attributes besides."""
+    made: Any = object.__new__(kind)
+    vars(made).update(vars(value), **attributes)
+    return made
+
+
+def analyzed(df: DataFrame) -> str:
+    """The analysed plan of a frame, as text."""
+    return str(df._jdf.queryExecution().analyzed().treeString())
 
 
 def _over_batches(function: Any, witness: Witness) -> Any:
