@@ -2,17 +2,15 @@
 
     from acker_client import AckerClient, Verdict
     from acker_testing import LocalServer, SimulatedTime
-    from acker_protocol import ids
 
     time = SimulatedTime()
     server = LocalServer(clock=time.clock, sleep=time.sleep)
     client = AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
     client.open_source("orders")
-    root = ids.root_id(1, 0)
-    client.init(root, ids.edge0(root))
-    client.ack(root, ids.edge0(root))
+    root, edge = client.emit()
+    client.ack(root, edge)
     client.flush()
-    assert client.watch().outcomes.verdicts.tolist() == [Verdict.ACKED]
+    assert [outcome.verdict for outcome in client.watch().outcomes] == [Verdict.ACKED]
 
 A :class:`Pipeline` runs a job as it is, on a Spark session and a server of its own:
 

@@ -11,13 +11,11 @@ import numpy as np
 from faulty import FAULTS, FaultyTransport
 from trees import Forest, Update
 
-from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, WatchResult
+from acker_client import AckerClient, Settings, Settlement, Verdict, WatchResult
 from acker_client.errors import RETRYABLE
 from acker_protocol import ids
 from acker_protocol.messages import Identity, InitScope, SettleReply, Transport
 from acker_protocol.reports import fold
-
-NO_LIMITS = Limits()
 
 
 class Simulation:
@@ -49,7 +47,7 @@ class Simulation:
         self.workers = [self._client() for _ in range(3)]
         self.source = self.workers[0]
         self.session = self.dice.getrandbits(63) + 1
-        self._again(lambda: self.source.open_source("simulated", session=self.session, limits=NO_LIMITS))
+        self._again(lambda: self.source.open_source("simulated", session=self.session, message_timeout_s=None))
 
     def grow(self, numbers: range) -> None:
         """Plant a tree for each number, at any time between the steps of the others, until all is consumed."""

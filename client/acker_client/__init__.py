@@ -19,13 +19,12 @@ from acker_client.errors import (
     UnknownBatch,
     UnknownSource,
 )
-from acker_client.plain.client import AckerClient
+from acker_client.plain.client import AckerClient, Anchor
 from acker_client.settings import Settings
 from acker_protocol.messages import (
     Entries,
     Identity,
     InitScope,
-    Limits,
     Outcomes,
     RootOutcome,
     Settlement,
@@ -36,12 +35,12 @@ from acker_protocol.messages import (
 __all__ = [
     "AckerClient",
     "AckerError",
+    "Anchor",
     "Closed",
     "DeadlineExceeded",
     "Entries",
     "Identity",
     "InitScope",
-    "Limits",
     "Outcomes",
     "Overloaded",
     "Rejected",

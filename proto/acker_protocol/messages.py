@@ -232,6 +232,12 @@ class Outcomes:
         for index, (root, verdict) in enumerate(zip(self.root_ids.tolist(), self.verdicts.tolist(), strict=True)):
             yield RootOutcome(root, Verdict(verdict), self.reason(index))
 
+    def __repr__(self) -> str:
+        """How many of each verdict: a million of them are not to be read."""
+        verdicts, counts = np.unique(self.verdicts, return_counts=True)
+        each = [f"{count} {Verdict(verdict).name}" for verdict, count in zip(verdicts, counts, strict=True)]
+        return f"<Outcomes: {', '.join(each) or 'none'}>"
+
     def reason(self, index: int) -> str:
         """Reason of the ``index``-th outcome, or the empty string."""
         reason_id = int(self.reason_ids[index]) if len(self.reason_ids) else 0

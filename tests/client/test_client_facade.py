@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client import AckerClient, Limits, Settings, Settlement, Verdict, errors
+from acker_client import AckerClient, Settings, Settlement, Verdict, errors
 from acker_client.plain.client import shared_client
 from acker_protocol import ids
 from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status
@@ -384,8 +384,10 @@ def test_one_client_has_one_source(client: AckerClient) -> None:
         ({"session": -1}, "session=-1: give"),
         ({"session": "x"}, "session='x': give"),
         ({"lease_s": "5"}, "lease_s='5': give seconds"),
-        ({"limits": 5}, "limits=5: give Limits"),
-        ({"limits": Limits(message_timeout_ms=-5)}, r"limits\.message_timeout_ms=-5: give a whole number from 0"),
+        ({"message_timeout_s": -5}, "message_timeout_s=-5: give seconds, above 0 and up to .*; None for no timeout"),
+        ({"message_timeout_s": "30 s"}, "message_timeout_s='30 s': give seconds"),
+        ({"progress_timeout_s": 0}, "progress_timeout_s=0: give seconds"),
+        ({"progress_timeout_s": True}, "progress_timeout_s=True: give seconds"),
     ],
 )
 def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
@@ -404,6 +406,7 @@ def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
         (lambda client: client.open_batch(1, 0, 1), "first=0"),
         (lambda client: client.open_batch(1, 1 << 64, 1), "first=18446744073709551616"),
         (lambda client: client.open_batch(1, 1, -1), "up_to=-1"),
+        (lambda client: client.open_batch(1, 1, 1, message_timeout_s=0), "message_timeout_s=0: give seconds"),
         (lambda client: client.settle("a", Settlement.DONE), "number='a'"),
         (lambda client: client.settle(1, "done"), "'done' is not a valid Settlement"),
         (lambda client: client.watch(max_outcomes=-1), "max_outcomes=-1"),
@@ -442,12 +445,69 @@ def test_the_repr_of_a_client_says_where_its_server_is_and_how_it_stands_with_it
     assert repr(client) == "<AckerClient far:7070 closed, source 'orders'>"
 
 
-def test_limits_of_the_source_are_those_of_batch_0(make: Callable[..., AckerClient]) -> None:
+def test_the_repr_of_outcomes_counts_them(client: AckerClient) -> None:
+    assert repr(client.watch().outcomes) == "<Outcomes: none>"
+    done, failed = [client.emit() for _ in range(3)], client.emit()
+    for root, edge in done:
+        client.ack(root, edge)
+    client.fail(failed.root, "no such sku")
+    client.flush()
+    found = client.watch().outcomes
+    assert repr(found) == "<Outcomes: 3 ACKED, 1 FAILED>"
+    assert f"RootOutcome(root_id={failed.root}, verdict=<Verdict.FAILED: 2>, reason='no such sku')" in map(repr, found)
+
+
+def test_the_timeouts_of_a_source_are_those_of_its_open_stream(make: Callable[..., AckerClient]) -> None:
     client = make()
-    client.open_source("orders", limits=Limits(message_timeout_ms=1000))
+    client.open_source("orders", message_timeout_s=1)
     client.init(ROOT, 5)
     client.flush()
     assert outcomes(client, 5.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
+
+
+def test_a_source_without_a_message_timeout_may_have_one_of_progress(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    client = make()
+    client.open_source("orders", message_timeout_s=None, progress_timeout_s=10, lease_s=600)
+    client.init(ROOT, 5)
+    for _ in range(9):
+        time.sleep(8)
+        client.reset_timeout(ROOT)
+        client.flush()
+    assert outcomes(client) == {}
+    assert outcomes(client, 30.0) == {ROOT: (Verdict.TIMED_OUT, "progress_timeout")}
+
+
+def test_a_batch_that_is_not_held_has_timeouts_of_its_own(make: Callable[..., AckerClient]) -> None:
+    client = make()
+    client.open_source("orders", message_timeout_s=None)
+    client.open_batch(1, 1 << 40, 4, held=False, message_timeout_s=0.5)
+    root = ids.root_id(1 << 40, 0)
+    client.init(root, 5, batch=1)
+    client.flush()
+    assert outcomes(client, 5.0) == {root: (Verdict.TIMED_OUT, "message_timeout")}
+
+
+def test_each_record_that_is_emitted_is_a_root_of_its_own_and_is_acked_by_its_edge(
+    make: Callable[..., AckerClient],
+) -> None:
+    one, other = make(), make()
+    one.open_source("orders")
+    other.open_source("returns")
+    anchors = [client.emit() for client in (one, other) for _ in range(100)]
+    assert len({anchor.root for anchor in anchors}) == 200
+    for root, edge in anchors[:50]:
+        word = one.new_edge()
+        one.ack(root, edge, emitted=[word])
+        one.ack(root, word)
+    one.flush()
+    assert outcomes(one) == {anchor.root: (Verdict.ACKED, "") for anchor in anchors[:50]}
+
+
+def test_nothing_is_emitted_without_a_source(make: Callable[..., AckerClient]) -> None:
+    with pytest.raises(errors.UnknownSource, match=r"call open_source\(name\) first"):
+        make().emit()
 
 
 def test_a_clean_exit_flushes_and_closes(make: Callable[..., AckerClient], server: LocalServer) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from acker_client import AckerClient, Limits, Settings, Verdict
+from acker_client import AckerClient, Settings, Verdict
 from acker_client.errors import Unavailable
 from acker_client.members.transport import GrpcTransport
 from acker_protocol import ids
@@ -22,7 +22,7 @@ class Load:
 
     def __init__(self, address: str, **options: Any) -> None:
         self.client = AckerClient(Settings((address,), **options))
-        self.client.open_source("load", lease_s=600.0, limits=Limits())
+        self.client.open_source("load", lease_s=600.0, message_timeout_s=None)
         self.acked: set[int] = set()
         self.finished: set[int] = set()
         self.times_lost = 0

@@ -13,27 +13,29 @@ from acker_protocol.ids import MASK
 from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 
 # What the wire can say: milliseconds in 32 bits.
-LEASE_MAX_S = 4_294_967
-MILLISECONDS_MAX = (1 << 32) - 1
+SECONDS_MAX = 4_294_967
 
 
-def check_source(name: str, session: int | None, lease_s: float, limits: Limits) -> None:
+def check_source(name: str, session: int | None, lease_s: float) -> None:
     """Raise ValueError, by name, for what no source can be opened with."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name={name!r}: give the source a name, like 'orders'; logs and metrics show it")
     if session is not None:
         check_number("session", session, least=1)
-    check_lease(lease_s)
-    if not isinstance(limits, Limits):
-        raise ValueError(f"limits={limits!r}: give Limits, like Limits(message_timeout_ms=30_000)")
-    for option in ("message_timeout_ms", "progress_timeout_ms"):
-        check_number(f"limits.{option}", getattr(limits, option), most=MILLISECONDS_MAX)
+    check_seconds("lease_s", lease_s)
 
 
-def check_lease(lease_s: float) -> None:
-    """Raise ValueError for a lease that the wire cannot say."""
-    if not isinstance(lease_s, int | float) or not 0 < lease_s <= LEASE_MAX_S:
-        raise ValueError(f"lease_s={lease_s!r}: give seconds, above 0 and up to {LEASE_MAX_S:,}")
+def limits(message_timeout_s: float | None, progress_timeout_s: float | None) -> Limits:
+    """The timeouts of a batch as the wire has them; None is off. Raises ValueError, by name."""
+    return Limits(
+        _milliseconds("message_timeout_s", message_timeout_s), _milliseconds("progress_timeout_s", progress_timeout_s)
+    )
+
+
+def check_seconds(name: str, value: float, hint: str = "") -> None:
+    """Raise ValueError for seconds that the wire cannot say."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= SECONDS_MAX:
+        raise ValueError(f"{name}={value!r}: give seconds, above 0 and up to {SECONDS_MAX:,}{hint}")
 
 
 def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> None:
@@ -79,7 +81,7 @@ class Registration:
     def __init__(self, name: str, session: int, lease_s: float, limits: Limits, now: float) -> None:
         self.name = name
         self.session = session
-        self.lease_ms = max(1, round(lease_s * 1000))
+        self.lease_ms = _in_milliseconds(lease_s)
         self.limits = limits
         self.cursor = 0
         self.heard_at = now
@@ -129,6 +131,18 @@ class Registration:
     def _take_loss(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False
         return is_lost
+
+
+def _milliseconds(name: str, value_s: float | None) -> int:
+    if value_s is None:
+        return 0
+    check_seconds(name, value_s, "; None for no timeout")
+    return _in_milliseconds(value_s)
+
+
+def _in_milliseconds(value_s: float) -> int:
+    # 0 would be none at all.
+    return max(1, round(value_s * 1000))
 
 
 def _is_foreign(request: Watch, reply: WatchReply) -> bool:

@@ -14,26 +14,25 @@ import secrets
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy.typing as npt
 
 from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
 from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.registration import Registration, WatchResult, check_number, check_source
+from acker_client.core.registration import Registration, WatchResult, check_number, check_source, limits
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.members.caller import Call, Caller
 from acker_client.members.connection import Connect, Connection
 from acker_client.members.retrying import deliver, until_accepted
 from acker_client.plain.state import ClientState
 from acker_client.settings import Settings, addresses
-from acker_protocol.ids import check_column
+from acker_protocol.ids import check_column, edge0
 from acker_protocol.messages import (
     Entries,
     HelloReply,
     Identity,
     InitScope,
-    Limits,
     OpenBatch,
     Settle,
     Settlement,
@@ -47,12 +46,17 @@ from acker_protocol.messages import (
 
 log = logging.getLogger("acker_client")
 
-OFF = Limits()
-SOURCE_LIMITS = Limits(message_timeout_ms=30_000)
 # A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
 _POLL_PAUSE_S = 0.05
 # What the wire can say: counts of 32 bits.
 COUNT_MAX = (1 << 32) - 1
+
+
+class Anchor(NamedTuple):
+    """A record in the tree of a root."""
+
+    root: int
+    edge: int
 
 
 class AckerClient:
@@ -64,8 +68,10 @@ class AckerClient:
 
     >>> with AckerClient("localhost:7070") as client:
     ...     client.open_source("orders")
-    ...     client.init(root, edge)
+    ...     root, edge = client.emit()
+    ...     child = client.new_edge()
     ...     client.ack(root, edge, emitted=[child])
+    ...     client.ack(root, child)
     """
 
     def __init__(
@@ -87,6 +93,21 @@ class AckerClient:
         self._states: dict[int, ClientState] = {}
 
     # -- the plain API: buffered, folded per root, sent by flush
+
+    def emit(self) -> Anchor:
+        """Start the tree of a new record, in the open stream of this client's source; returns its root id and its edge.
+
+        Whoever has root ids of its own, or the ones of a batch, calls ``init``.
+        """
+        state = self._state()
+        root = state.new_root()
+        edge = edge0(root)
+        self.init(root, edge)
+        return Anchor(root, edge)
+
+    def new_edge(self) -> int:
+        """An edge for a record that is derived from another one: a random number of 64 bits, not 0."""
+        return secrets.randbits(64) or 1
 
     def init(self, root: int, edges: int | Iterable[int], *, batch: int = 0) -> None:
         """The tree of ``root`` starts with these edges, or with their XOR. Needs an open source. Ids have 64 bits.
@@ -176,12 +197,19 @@ class AckerClient:
     # -- sources
 
     def open_source(
-        self, name: str, *, session: int | None = None, lease_s: float = 30.0, limits: Limits = SOURCE_LIMITS
+        self,
+        name: str,
+        *,
+        session: int | None = None,
+        lease_s: float = 30.0,
+        message_timeout_s: float | None = 30.0,
+        progress_timeout_s: float | None = None,
     ) -> int:
         """Open this client's source and return its session, a random number unless one is given.
 
         The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
-        where that is shorter. ``limits`` are those of batch 0.
+        where that is shorter. A root is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was heard of it
+        for ``progress_timeout_s``; None is off. The batches of ``open_batch`` have timeouts of their own.
         """
         state = self._state()
         if state.registration is not None:
@@ -189,9 +217,10 @@ class AckerClient:
                 f"source {state.registration.name!r} is open on this client, and one client has one source: make"
                 " another AckerClient, or close_source() first"
             )
-        check_source(name, session, lease_s, limits)
+        check_source(name, session, lease_s)
+        timeouts = limits(message_timeout_s, progress_timeout_s)
         drawn = session if session is not None else secrets.randbits(63) + 1
-        registration = Registration(name, drawn, lease_s, limits, self._clock())
+        registration = Registration(name, drawn, lease_s, timeouts, self._clock())
         self._renew(state, registration, state.caller.patience())
         state.registration = registration
         state.source_session = drawn
@@ -217,19 +246,21 @@ class AckerClient:
         up_to: int,
         *,
         held: bool = True,
-        limits: Limits = OFF,
+        message_timeout_s: float | None = None,
+        progress_timeout_s: float | None = None,
         budget_s: float | None = None,
     ) -> None:
         """Reserve room for ``up_to`` roots; number i of the batch has root id ``mix64(first + i)``.
 
-        Waits while the server is overloaded, within ``budget_s`` (None: that of the settings): this is the
-        backpressure. Raises ``Overloaded`` after it.
+        ``held``: no root of it is reported ACKED before the batch is settled. Waits while the server is overloaded,
+        within ``budget_s`` (None: that of the settings): this is the backpressure. Raises ``Overloaded`` after it.
         """
         state = self._state()
         check_number("number", number, least=1)
         check_number("first", first, least=1)
         check_number("up_to", up_to)
-        request = OpenBatch(state.source().session, number, first, up_to, held, limits)
+        timeouts = limits(message_timeout_s, progress_timeout_s)
+        request = OpenBatch(state.source().session, number, first, up_to, held, timeouts)
         until_accepted(
             state.caller,
             lambda transport, timeout_s: transport.open_batch(request, timeout_s),

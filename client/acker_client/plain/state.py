@@ -1,10 +1,11 @@
 """State: what a client has in one process: its sending session, its buffer, its source and its channels.
 
-Decides which identity a report gets. Never sends: the client .
+Decides which identity a report gets, and which root id an emission. Never sends: the client does.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
 import threading
@@ -15,6 +16,7 @@ from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.registration import Registration
 from acker_client.errors import AckerError, UnknownSource
 from acker_client.members.caller import Caller
+from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Identity, InitScope
 
 log = logging.getLogger("acker_client")
@@ -25,7 +27,9 @@ class ClientState:
 
     __slots__ = (
         "accumulator",
+        "base",
         "caller",
+        "emissions",
         "is_closed",
         "lock",
         "registration",
@@ -42,6 +46,9 @@ class ClientState:
         self.lock = threading.Lock()
         self.sending = threading.Lock()
         self.session = secrets.randbits(64)
+        # Of the roots that it draws itself.
+        self.base = 1 + secrets.randbelow(BASE_MAX - 1)
+        self.emissions = itertools.count()
         self.sequence = 0
         self.accumulator = Accumulator()
         self.unanswered: deque[Delivery] = deque()
@@ -54,6 +61,10 @@ class ClientState:
         if self.registration is None:
             raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
         return self.registration
+
+    def new_root(self) -> int:
+        # One step of a counter: no lock is needed for it.
+        return root_id(self.base, next(self.emissions))
 
     def buffered(self) -> int:
         with self.lock:

@@ -43,7 +43,8 @@ class Listener:
     """Override what you want to see. Calls come from the thread that drives the source, one at a time.
 
     An exception from here ends the run (nothing is lost by it). Every emission is seen by ``on_emit``, then by either
-    ``on_ack``, ``on_fail`` or ``on_absent``; what failed then by either ``on_retry`` or ``on_dead_letter``.
+    ``on_ack``, ``on_fail`` or ``on_absent``; what failed then by either ``on_retry`` or ``on_dead_letter``, unless the
+    run ends before.
     """
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from acker_client.core.registration import check_lease
+from acker_client.core.registration import check_seconds
 from acker_client.source.core.listener import Listener
 from acker_client.source.core.retry import Retry
 from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
@@ -100,7 +100,7 @@ class Options:
             )
         if not 0 < self.deadline_s < float("inf"):
             raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")
-        check_lease(self.lease_s)
+        check_seconds("lease_s", self.lease_s)
         self._check_paths()
 
     @property

@@ -255,8 +255,16 @@ class Run:
         why = "the server lost the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
         start, stop, now = batch.emitted.start, batch.emitted.stop, self._environment.clock()
         self._act_on(batch, self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken))
-        self._write_dead(self._in_flight.isolate(Failures.merged(batch.broken, why), batch.depth, now))
+        self._isolate(batch, Failures.merged(batch.broken, why), now)
         batch.frame.evidence.release()
+
+    def _isolate(self, batch: Batch, broken: Failures, now: float) -> None:
+        """Replay the records of a batch that broke as a whole in smaller pieces; dead letters of what is spent."""
+        spent = self._in_flight.isolate(broken, batch.depth, now)
+        retried = broken.only(~np.isin(broken.records, spent.records))
+        if len(retried) and not self._is_leaving:
+            self.options.listener.on_retry(self._emissions_of(retried))
+        self._write_dead(spent)
 
     def _drain(self, batch: Batch, cursor: int) -> None:
         """Take outcomes until the server's cursor is reached, or the source's deadline."""

@@ -1,0 +1,262 @@
+"""Conversation: a run of a source over a log in memory, as lines of text, so that a schedule reads as what happened.
+
+Commands, one a line (``#`` begins a comment); an indented line below a command is what followed from it:
+
+    append a 5                      partition a of the log grows by five records: a0 to a4
+    compact a 3 4                   a3 and a4 go from the log
+    revoke a                        partition a goes to another source, from the next plan on
+    start [batch 4] [open 8] [retries 1] [interruptions 2]
+                                    a run begins; numbers are options of the source
+    batch                           it is asked for its next batch
+    work [but a1 *3]                tasks read the batch and ack its rows; a1 and those that end in 3 fail
+    work until a2                   tasks die behind a2: what comes after it was read, and not acked
+    settle [error]                  the batch ends, with an error of the job's where one is named
+    leave                           the loop over the batches was left
+    server lost | away 8s           it restarts without its state; it cannot be reached for so long
+    wait 5s                         time passes
+    stop                            the run ends
+
+Simulated time, a real shard, real stores' ports. The checkpoint and the dead letters stay from one run to the next.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from acker_client.source import Batch, Emissions, Listener, Retry
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.run.run import Run
+from acker_protocol.messages import Verdict
+from tests.source.executors import Cluster
+from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
+
+# What a drawn schedule has: records that always fail, by the end of their number.
+ALWAYS_BAD = "3"
+
+
+class Teller(Listener):
+    """Turns what a listener hears into lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
+        self.lines.append(f"{'again' if is_replay else 'new'}: {names(emitted)}")
+
+    def on_ack(self, acked: Emissions) -> None:
+        self.lines.append(f"acked: {names(acked)}")
+
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
+        each = [f"{name} {Verdict(why.verdicts[k]).name}: {why.reason(k)}" for k, name in enumerate(named(failed))]
+        self.lines += sorted(each, key=by_number)
+
+    def on_absent(self, absent: Emissions) -> None:
+        self.lines.append(f"absent: {names(absent)}")
+
+    def on_revoke(self, partition: str, dropped: Emissions) -> None:
+        self.lines.append(f"revoked {partition}: {names(dropped)}".rstrip())
+
+    def on_retry(self, retried: Emissions) -> None:
+        self.lines.append(f"to be replayed: {names(retried)}")
+
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
+        self.lines.append(f"dead: {names(dead)}")
+
+
+@dataclass
+class Conversation:
+    """One log, one server, and one run after the other. ``say`` runs a command and gives the lines of its answer."""
+
+    folder: Path
+    log: Log = field(default_factory=Log)
+    checkpoint: MemoryCheckpoint = field(default_factory=MemoryCheckpoint)
+    letters: MemoryLetters = field(default_factory=MemoryLetters)
+
+    def __post_init__(self) -> None:
+        self.cluster = Cluster(self.folder)
+        self._teller = Teller()
+        self._run: Run | None = None
+        self._batch: Batch | None = None
+        self._exits = ExitStack()
+        self._saved: dict[str, str] = {}
+
+    def say(self, line: str) -> list[str]:
+        """What followed from one command."""
+        command, _, rest = line.partition(" ")
+        since = self.cluster.time.clock()
+        answers = list(getattr(self, f"say_{command}")(rest))
+        answers += self._teller.lines
+        self._teller.lines.clear()
+        waited_s = self.cluster.time.clock() - since
+        if waited_s and command != "wait":
+            answers.insert(0, f"after {waited_s:g} s")
+        return answers + list(self._moved())
+
+    def say_append(self, rest: str) -> Iterator[str]:
+        partition, count = rest.split()
+        self.log.append(partition, int(count))
+        yield from ()
+
+    def say_compact(self, rest: str) -> Iterator[str]:
+        partition, *positions = rest.split()
+        for position in map(int, positions):
+            self.log.records.get(partition, {}).pop(position, None)
+        yield from ()
+
+    def say_revoke(self, partition: str) -> Iterator[str]:
+        if self._run is None or partition not in self.log.records:
+            yield "nothing to revoke"
+            return
+        self.log.revoked.append(partition)
+
+    def say_start(self, rest: str) -> Iterator[str]:
+        if self._run is not None:
+            yield "it runs"
+            return
+        words = rest.split()
+        given = {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+        source = LogSource(
+            self.log,
+            environment=self.cluster.environment(),
+            listener=self._teller,
+            checkpoint=self.checkpoint,
+            dead_letters=self.letters,
+            max_dead_share=1.0,
+            batch_records=given.get("batch", 4),
+            max_uncommitted=given.get("open", 1000),
+            retry=Retry(given.get("retries", 1), given.get("interruptions", 10)),
+        )
+        self._run = self._exits.enter_context(source._begin(None))
+
+    def say_batch(self, _: str) -> Iterator[str]:
+        if self._run is None or self._batch is not None:
+            yield "no run" if self._run is None else f"batch {self._batch.number} is open"
+            return
+        self._batch = self._run.next_batch()
+        yield "no more" if self._batch is None else f"batch {self._batch.number}"
+
+    def say_work(self, rest: str) -> Iterator[str]:
+        if self._batch is None:
+            yield "no batch"
+            return
+        how, *names = rest.split() or [""]
+        rows = self._batch.df.rows()
+        failing = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
+        is_bad = {row.root: row.value in names or row.value.endswith(failing or ("-",)) for row in rows}
+        bad = {row.root: f"ValueError: {row.value}" for row in rows if how == "but" and is_bad[row.root]}
+        last = next((k for k, row in enumerate(rows) if how == "until" and row.value in names), len(rows))
+        self._batch.df.fail(bad)
+        self._batch.df.ack(row for row in rows[: last + 1] if row.root not in bad)
+
+    def say_settle(self, error: str) -> Iterator[str]:
+        if self._run is None or self._batch is None:
+            yield "no batch"
+            return
+        batch, self._batch = self._batch, None
+        self._run.settle(batch, RuntimeError(error) if error else None)
+
+    def say_leave(self, _: str) -> Iterator[str]:
+        if self._run is None or self._batch is None:
+            yield "no batch"
+            return
+        batch, self._batch = self._batch, None
+        self._run.leave(batch)
+        yield from self.say_stop("")
+
+    def say_server(self, rest: str) -> Iterator[str]:
+        how, *seconds = rest.split()
+        if how == "lost":
+            self.cluster.server.start(with_state=False)
+        else:
+            self.cluster.stop_for(float(seconds[0].removesuffix("s")))
+        yield from ()
+
+    def say_wait(self, rest: str) -> Iterator[str]:
+        self.cluster.sleep(float(rest.removesuffix("s")))
+        yield from ()
+
+    def say_stop(self, _: str) -> Iterator[str]:
+        if self._run is None:
+            yield "no run"
+            return
+        if self._batch is not None:
+            yield from self.say_leave("")
+            return
+        run, self._run = self._run, None
+        self._exits.close()
+        yield run.summary().brief
+
+    def _moved(self) -> Iterator[str]:
+        """How the checkpoint has moved."""
+        for partition, committed in self.checkpoint.saved.items():
+            done = f"{partition}{committed.done}".replace("<Ranges:", "").rstrip(">")
+            if self._saved.get(partition) != done:
+                self._saved[partition] = done
+                yield f"checkpoint {done}"
+
+
+def named(emissions: Emissions) -> list[str]:
+    """The records' names, in the order of the emissions."""
+    return [f"{row['partition']}{row['offset']}" for row in emissions.origins().to_pylist()]
+
+
+def names(emissions: Emissions) -> str:
+    """The records' names, in their own order."""
+    return " ".join(sorted(named(emissions), key=by_number))
+
+
+def by_number(line: str) -> tuple[str, int]:
+    """The key by which ``a10 LOST`` comes after ``a9 LOST``."""
+    name = line.split()[0]
+    return name[0], int(name[1:])
+
+
+def retold(text: str, folder: Path) -> str:
+    """A transcript with what follows from its commands now."""
+    conversation, told = Conversation(folder), []
+    for line in text.splitlines():
+        if line.startswith((" ", "\t")):
+            continue
+        told.append(line)
+        if line and not line.startswith("#"):
+            told += [f"    {answer}" for answer in conversation.say(line)]
+    return "\n".join(told) + "\n"
+
+
+def schedule(seed: int, turns: int = 25) -> str:
+    """The commands of a random schedule, which ends with as many quiet batches as it takes.
+
+    Records whose number ends in ALWAYS_BAD fail whenever they are worked on; all else is good in the end."""
+    dice = random.Random(seed)
+    good = f"work but *{ALWAYS_BAD}"
+    start = f"start batch {dice.choice((3, 5, 8))} open {dice.choice((8, 20))} retries {dice.choice((0, 1, 2))}"
+    lines = [f"# a schedule drawn with seed {seed}; what ends in {ALWAYS_BAD} fails always", "append a 6", start]
+    for _ in range(turns):
+        lines += dice.choices(
+            [
+                ["batch", good, "settle"],
+                ["batch", f"{good} {dice.choice('ab')}{dice.randrange(12)}", "settle"],
+                ["batch", f"work until {dice.choice('ab')}{dice.choice('01245678')}", "settle executor lost"],
+                ["batch", good, "settle division by zero"],
+                ["batch", good, "server lost", "settle"],
+                ["batch", "settle"],
+                [f"server away {dice.choice((1, 3))}s", "batch", good, "settle"],
+                [f"append {dice.choice('ab')} {dice.randrange(1, 5)}"],
+                [f"compact {dice.choice('ab')} {dice.randrange(12)}"],
+                [f"wait {dice.choice((1, 5))}s"],
+                ["batch", good, "leave", start],
+                ["stop", start],
+            ],
+            weights=(6, 3, 2, 2, 1, 1, 1, 4, 1, 1, 1, 1),
+        )[0]
+    return "\n".join([*lines, *["batch", good, "settle"] * 60, "stop"]) + "\n"
+
+
+def records_of(line: str) -> list[str]:
+    """The records that a line of an answer names."""
+    return re.findall(r"\b[ab]\d+\b", line)

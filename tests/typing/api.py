@@ -1,0 +1,196 @@
+"""The public API as mypy sees it: what users' own type checks rest on. `make check` reads this file; nothing runs it.
+
+A line with an ``ignore`` is one that mypy must refuse: strict mode reports an ignore that is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any, assert_type
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+
+from acker_client import (
+    AckerClient,
+    Anchor,
+    Entries,
+    Identity,
+    Outcomes,
+    ReportResult,
+    RootOutcome,
+    Settings,
+    Settlement,
+    SettleReply,
+    Verdict,
+    WatchResult,
+)
+from acker_client.source import (
+    Batch,
+    DeadLetter,
+    Emissions,
+    Failures,
+    Files,
+    Listener,
+    Original,
+    Parquet,
+    Ranges,
+    Retry,
+    Summary,
+)
+from acker_client.spark import (
+    Collector,
+    Operator,
+    Sink,
+    branch,
+    check,
+    collector_settings,
+    explode,
+    group,
+    join,
+    operator,
+    pandas_operator,
+    sink,
+    where,
+)
+from acker_client.spark import functions as AF
+from acker_testing import LocalServer, Pipeline, SimulatedTime
+
+
+def plain(client: AckerClient) -> None:
+    assert_type(client.open_source("orders", lease_s=60, message_timeout_s=None), int)
+    client.open_source("orders", limits=5)  # type: ignore[call-arg]
+    client.open_source("orders", message_timeout_s="30 s")  # type: ignore[arg-type]
+    anchor = client.emit()
+    assert_type(anchor, Anchor)
+    assert_type(anchor.root, int)
+    root, edge = anchor
+    assert_type(edge, int)
+    client.ack(root, edge, emitted=[client.new_edge()])
+    client.ack(root, edge, emitted=5)  # type: ignore[arg-type]
+    client.init(root, [edge, edge])
+    client.fail(root, "no such sku", edge=edge)
+    client.ack_columns(np.arange(3, dtype=np.uint64), [1, 2, 3])
+    assert_type(client.report(Identity(1, 2), Entries(np.arange(1), np.arange(1))), ReportResult)  # type: ignore[arg-type]
+    client.open_batch(1, 1 << 40, 10, held=False, message_timeout_s=1.5)
+    assert_type(client.settle(1, Settlement.DONE), SettleReply)
+    watched = client.watch(5.0)
+    assert_type(watched, WatchResult)
+    assert_type(watched.outcomes, Outcomes)
+    for outcome in watched.outcomes:
+        assert_type(outcome, RootOutcome)
+        assert_type(outcome.verdict, Verdict)
+        assert_type(outcome.reason, str)
+    with client as same:
+        assert_type(same, AckerClient)
+    with AckerClient(Settings(("a:7070", "b:7070"), budget_s=5)) as other:
+        other.flush()
+
+
+def sources(spark: SparkSession) -> None:
+    files = Files("orders/*.jsonl", name="orders", schema="sku string", retry=Retry(max_retries=5), checkpoint="at")
+    assert_type(files.batches(spark), Generator[Batch, None, None])
+    for batch in files.batches(spark):
+        assert_type(batch.df, DataFrame)
+        assert_type(batch.number, int)
+        with batch as same:
+            assert_type(same, Batch)
+        batch.done()
+    assert_type(files.run(spark, save_each), Summary)
+    assert_type(files.summary().acked, int)
+    Parquet("orders/*.parquet", name="orders", listener=Noting())
+    Files("orders/*.jsonl", name="orders", no_such_option=1)  # type: ignore[call-arg]
+    files.run(spark, "save")  # type: ignore[arg-type]
+
+
+class Noting(Listener):
+    def on_ack(self, acked: Emissions) -> None:
+        assert_type(acked.originals(), list[Original])
+
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
+        assert_type(why.reason(0), str)
+
+
+class Table:
+    """A dead letter store of the user's own."""
+
+    def open(self) -> None: ...
+
+    def write(self, letters: Iterable[DeadLetter]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def stores() -> None:
+    Files("orders/*.jsonl", name="orders", dead_letters=Table())
+    Files("orders/*.jsonl", name="orders", checkpoint=Table())  # type: ignore[arg-type]
+    assert_type(Ranges.below(5).prefix, int)
+
+
+@operator("sku string, qty int", keep=["id"])
+def items(row: Row) -> Iterator[tuple[str, int]]:
+    yield row.sku, row.qty
+
+
+@pandas_operator("total double")
+def totals(frame: Any) -> Any:
+    return frame
+
+
+@group("sku", "sku string, n bigint")
+def counts(rows: pa.Table) -> tuple[list[Any], list[Any]]:
+    return [], []
+
+
+@sink
+def save(rows: DataFrame, path: str, *, mode: str = "append") -> int:
+    rows.write.mode(mode).parquet(path)
+    return 1
+
+
+@sink(name="print", cache=False)
+def show(rows: DataFrame) -> None:
+    rows.foreach(print)
+
+
+def save_each(batch: Batch) -> None:
+    save(batch.df.transform(items), "out")
+
+
+def spark_api(df: DataFrame, spark: SparkSession) -> None:
+    assert_type(items, Operator)
+    assert_type(items(df), DataFrame)
+    assert_type(operator("n int", lambda row: row.n), Operator)
+    assert_type(df.transform(items).transform(where("qty > 1")).transform(explode("tags")), DataFrame)
+    assert_type(df.transform(join(spark.table("prices"), "sku", "left")), DataFrame)
+    join(spark.table("prices"), "sku", "outer")  # type: ignore[arg-type]
+    left, right = branch(df, 2)
+    assert_type(left, DataFrame)
+    assert_type(counts(right), DataFrame)
+    saving: Sink[..., int] = save
+    assert_type(saving(df), int)
+    assert_type(save(df, "out", mode="overwrite"), int)
+    save(df)  # type: ignore[call-arg]
+    save(df, 5)  # type: ignore[arg-type]
+    show(df)
+    assert_type(AF.ack(), Column)
+    assert_type(AF.fail(df.reason), Column)
+    assert_type(collector_settings(spark), Settings)
+    with Collector("split", collector_settings(spark)) as collector:
+        assert_type(collector, Collector)
+        assert_type(collector.emit({"sku": "pear"}, [Row()]), Row)
+        collector.fail(Row(), "no such sku")
+    check(spark)
+
+
+def testing() -> None:
+    time = SimulatedTime()
+    assert_type(time.clock(), float)
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    AckerClient(connect=server.connect, clock=time.clock, sleep=time.sleep)
+    with Pipeline() as pipeline:
+        result = pipeline.run(["a line"], save_each)
+        assert_type(result.acked, list[Any])
+    transform: Callable[[DataFrame], DataFrame] = where("qty > 1")
+    del transform
