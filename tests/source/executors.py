@@ -66,10 +66,10 @@ class Frame:
 
     def _read(self, piece: Any) -> Iterator[Row]:
         for records in piece.read():
-            roots = mix64_column(records.numbers + np.uint64(self.plan.first))
+            roots = mix64_column(records.numbers + np.uint64(self.plan.scope.first))
             edges = edge0_column(roots)
             covered = np.array([[piece.start, piece.stop]], np.uint64)
-            scope = InitScope(self.plan.session, self.plan.number, covered)
+            scope = InitScope(self.plan.scope.session, self.plan.scope.number, covered)
             self._report(fold(roots, edges), scope)
             bad = {int(roots[row]): reason for row, reason in records.unreadable.items()}
             self.fail(bad)

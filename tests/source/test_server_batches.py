@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
+from acker_client.core.scope import BatchScope
 from acker_client.source import SourceError
 from acker_client.source.run.server_batches import REOPEN_S, ServerBatches
 from acker_testing import new_shard
 from tests.source.executors import Cluster
 
 FIRST = 1 << 40
+SCOPE = BatchScope(session=1, number=1, first=FIRST)
 
 
 class WatchedClient(AckerClient):
@@ -53,7 +55,7 @@ def open_batches(cluster: Cluster) -> int:
 
 def test_a_batch_is_open_in_the_generation_that_is_told(cluster: Cluster) -> None:
     client, server_batches = started(cluster)
-    assert server_batches.reserve(1, FIRST, 10) == client.generation
+    assert server_batches.reserve(SCOPE, 10) == client.generation
     assert open_batches(cluster) == 1
 
 
@@ -61,7 +63,7 @@ def test_a_state_that_is_lost_before_a_batch_is_opened_is_told_by_its_generation
     client, server_batches = started(cluster)
     before = client.generation
     client.before = lambda: cluster.server.start(with_state=False)
-    told = server_batches.reserve(1, FIRST, 10)
+    told = server_batches.reserve(SCOPE, 10)
     assert told == client.generation != before
     assert open_batches(cluster) == 1
 
@@ -76,7 +78,7 @@ def test_a_state_that_is_lost_right_after_a_batch_was_opened_and_heard_of_at_onc
         client.watch()
 
     client.after = lose
-    assert server_batches.reserve(1, FIRST, 10) == client.generation
+    assert server_batches.reserve(SCOPE, 10) == client.generation
     assert open_batches(cluster) == 1
 
 
@@ -84,7 +86,7 @@ def test_a_batch_that_could_not_be_opened_is_not_opened_again(cluster: Cluster) 
     client, server_batches = started(cluster, deadline_s=5.0)
     cluster.server.stop()
     with pytest.raises(SourceError, match="no batch could be opened for 5 s"):
-        server_batches.reserve(1, FIRST, 10)
+        server_batches.reserve(SCOPE, 10)
     cluster.server.start(with_state=False)
     client.watch()
     server_batches.reopen()
@@ -97,7 +99,7 @@ def test_a_batch_is_given_up_at_the_deadline_and_not_a_budget_later(cluster: Clu
     cluster.server.stop()
     began = cluster.time.clock()
     with pytest.raises(SourceError, match="for 70 s"):
-        server_batches.reserve(1, FIRST, 10)
+        server_batches.reserve(SCOPE, 10)
     assert cluster.time.clock() - began < 75.0
 
 
@@ -106,7 +108,7 @@ def test_opening_a_batch_again_leaves_time_to_renew_the_lease(
     cluster: Cluster, lease_s: float, budget_s: float
 ) -> None:
     client, server_batches = started(cluster, lease_s=lease_s)
-    server_batches.reserve(1, FIRST, 10)
+    server_batches.reserve(SCOPE, 10)
     cluster.server.shard = new_shard(max_pending=5)
     server_batches.reopen()
     assert client.budgets[-1] == budget_s
@@ -118,5 +120,5 @@ def test_a_batch_that_waits_for_room_says_so(cluster: Cluster, caplog: pytest.Lo
     other.open_batch(1, 2 * FIRST, 10)
     _, server_batches = started(cluster, deadline_s=20.0)
     with pytest.raises(SourceError, match=r"had no room .* for 20 s .*--max-pending"):
-        server_batches.reserve(1, FIRST, 10)
+        server_batches.reserve(SCOPE, 10)
     assert "batch 1 is not open yet: open batch 1: the server answered OVERLOADED" in caplog.text

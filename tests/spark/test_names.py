@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from acker_client import Settings
+from acker_client.core.scope import BatchScope
 from acker_client.spark import (
     Refused,
     arrow_operator,
@@ -26,7 +27,7 @@ from acker_client.spark import (
     where,
 )
 from acker_client.spark import functions as AF
-from acker_client.spark.operators.read import BatchScope, frame_of
+from acker_client.spark.operators.read import frame_of
 
 ODD = ["a.b", "a b", "a`b", "größe", 'say "it"', "it's", "", "*", "a.*", "`q`", "(x)", "a;b", "Case", "case"]
 ODD_SCHEMA = StructType([StructField(name, StringType()) for name in ODD])

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from acker_client.core.backoff import Backoff
 from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
 from acker_client.source.core.window import Window
 
@@ -26,9 +27,6 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-
-# 2.0 ** 64 is far beyond any cap and far from overflow.
-_DOUBLINGS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Retry:
 
     def delay_s(self, attempts: int, draw: Draw) -> float:
         """Seconds to wait after the ``attempts``-th attempt went wrong, counted from 1."""
-        return draw() * min(self.cap_s, self.initial_s * 2.0 ** min(max(0, attempts - 1), _DOUBLINGS_MAX))
+        return Backoff(self.initial_s, self.cap_s).wait_s(max(0, attempts - 1), draw)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from acker_client.core.scope import BatchScope
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
 from acker_client.source.run.watcher import Watcher, Watching
@@ -22,12 +23,10 @@ from acker_protocol.ids import BASE_MAX
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """A batch as it is to be read: numbers 0 to k - 1 over ``slices``, number i with root id ``mix64(first + i)``."""
+    """A batch as it is to be read: its numbers 0 to k - 1 over ``slices``. ``name``: of the source."""
 
     name: str
-    session: int
-    number: int
-    first: int
+    scope: BatchScope
     schema: Any
     slices: Sequence[Any]
 
@@ -128,13 +127,19 @@ def _frames() -> Callable[[Any, FramePlan], Frame]:
     def frame(spark: Any, plan: FramePlan) -> Frame:
         from acker_client.spark.driver.session import settings_of
         from acker_client.spark.evidence.batch import Once
-        from acker_client.spark.operators.read import BatchScope, frame_of
+        from acker_client.spark.operators.read import frame_of
 
         nonlocal once
         once = once or Once()
-        scope, settings = BatchScope(plan.session, plan.number, plan.first), settings_of(spark)
+        settings = settings_of(spark)
         return frame_of(
-            spark, name=plan.name, scope=scope, schema=plan.schema, slices=plan.slices, settings=settings, once=once
+            spark,
+            name=plan.name,
+            scope=plan.scope,
+            schema=plan.schema,
+            slices=plan.slices,
+            settings=settings,
+            once=once,
         )
 
     return frame

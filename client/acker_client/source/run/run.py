@@ -15,6 +15,7 @@ import numpy as np
 
 from acker_client.core.gist import gist
 from acker_client.core.registration import WatchResult
+from acker_client.core.scope import BatchScope
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
 from acker_client.source.core.input import Committed, Input
@@ -185,10 +186,11 @@ class Run:
         slices = self._input.slices(self._parts.chosen(records), self._tasks)
         self._number += 1
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
-        generation = self._server_batches.reserve(self._number, first, len(records))
+        scope = BatchScope(self._session, self._number, first)
+        generation = self._server_batches.reserve(scope, len(records))
         emitted = self._in_flight.emit(records, replays=replays)
         try:
-            plan = FramePlan(self.options.name, self._session, self._number, first, self._schema, slices)
+            plan = FramePlan(self.options.name, scope, self._schema, slices)
             frame = self._environment.frame(self._spark, plan)
             self._announce(emitted, replays)
         except BaseException:

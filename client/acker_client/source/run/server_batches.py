@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import NoReturn
 
+from acker_client.core.scope import BatchScope
 from acker_client.errors import RETRYABLE, AckerError, Closed, Overloaded, Rejected, UnknownBatch
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
@@ -38,37 +39,37 @@ class ServerBatches:
         self._environment = environment
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._open: tuple[int, int, int] | None = None
+        self._open: tuple[BatchScope, int] | None = None
 
-    def reserve(self, number: int, first: int, up_to: int) -> int | None:
+    def reserve(self, scope: BatchScope, up_to: int) -> int | None:
         """Open a batch; waits as long as the server has no room (backpressure) or is away, up to the deadline.
 
         Returns the generation in which it is open: one that was opened in two of them is opened again.
         """
         # Before it is asked for: the server may lose it between its answer and our next line.
         with self._lock:
-            self._open = (number, first, up_to)
+            self._open = scope, up_to
         try:
-            return self._opened(number, first, up_to)
+            return self._opened(scope, up_to)
         except BaseException:
             # Nobody will work on it: it is not to be opened again.
             with self._lock:
                 self._open = None
             raise
 
-    def _opened(self, number: int, first: int, up_to: int) -> int | None:
+    def _opened(self, scope: BatchScope, up_to: int) -> int | None:
         deadline_s = self._environment.clock() + self._deadline_s
         while True:
             generation = self._client.generation
             budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._environment.clock()))
             try:
-                self._client.open_batch(number, first, up_to, budget_s=budget_s)
+                self._client.open_batch(scope.number, scope.first, up_to, budget_s=budget_s)
             except Rejected as error:
                 _refused(error, up_to)
             except RETRYABLE as error:
                 if self._environment.clock() >= deadline_s:
                     _given_up(error, up_to, self._deadline_s)
-                log.warning("batch %d is not open yet: %s", number, error)
+                log.warning("batch %d is not open yet: %s", scope.number, error)
                 self._environment.sleep(self._environment.draw() * PAUSE_S)
             else:
                 if self._client.generation == generation:
@@ -80,13 +81,15 @@ class ServerBatches:
         with self._lock:
             if self._open is None:
                 return
+            scope, up_to = self._open
+            # The watcher, whose thread this is, has the lease to renew meanwhile.
+            budget_s = min(REOPEN_S, self._client.lease_s / 3)
             try:
-                # The watcher, whose thread this is, has the lease to renew meanwhile.
-                self._client.open_batch(*self._open, budget_s=min(REOPEN_S, self._client.lease_s / 3))
+                self._client.open_batch(scope.number, scope.first, up_to, budget_s=budget_s)
             except Closed:
                 return
             except AckerError as error:
-                log.warning("batch %d could not be opened again: %s", self._open[0], error)
+                log.warning("batch %d could not be opened again: %s", scope.number, error)
 
     def settle(self, number: int, settlement: Settlement, is_lost: Idle) -> SettleReply | None:
         """Settle a batch, as long as it takes up to the deadline. None: the server does not know it, or is gone.

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from acker_client.core.gist import REASON_LENGTH_MAX
+from acker_client.core.scope import BatchScope
 from acker_client.settings import Settings
 from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
 from acker_client.spark.core.tally import Report, Tally
@@ -30,15 +31,6 @@ from acker_protocol.messages import InitScope
 
 READ = "read"
 UNREADABLE = "unreadable"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchScope:
-    """Which batch rows belong to: number i of it has root id ``mix64(first + i)``. Picklable."""
-
-    session: int
-    number: int
-    first: int
 
 
 @dataclass(slots=True)
