@@ -15,7 +15,7 @@ import numpy.typing as npt
 from acker_protocol.ids import Column, mix64
 from acker_protocol.messages import FAIL, NO_KINDS, Apply, ApplyReply, Entries, InitScope, Status
 from acker_service.core import kernels
-from acker_service.core.batches import BatchState
+from acker_service.core.batches import ALL_SLOTS, BatchState
 from acker_service.core.ledger import Effect, Sections
 from acker_service.core.malformed import malformed_apply
 from acker_service.core.orphans import Orphans
@@ -23,8 +23,6 @@ from acker_service.core.state import State
 
 Array = npt.NDArray[Any]
 
-# A bit a slot.
-ALL_SLOTS = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 # After an answer that there is no room, or that a source is not known yet.
 RETRY_DELAY_MS = 200
 
@@ -49,6 +47,9 @@ class Applying:
         sections = state.ledger.check(_column(entries.root_ids, np.uint64), batch.numbering if batch else None)
         if isinstance(sections, str):
             return self._refuse(Status.INVALID, sections)
+        foreign = batch.foreign_slot(sections.bits) if batch is not None and batch.is_open else None
+        if foreign is not None:
+            return self._refuse(Status.INVALID, f"root_ids: slot {foreign} is none of those that its batch has here")
         known = state.dedupe.look(message.identity, message.digest)
         if isinstance(known, Status):
             if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:

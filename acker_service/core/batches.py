@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import Column, mix64_column
+from acker_protocol.ids import SLOT_SHIFT, Column, mix64_column, root_ids
 from acker_protocol.messages import Limits, OpenBatch
 from acker_service.core import kernels
 from acker_service.core.ledger import Numbering
@@ -21,12 +21,15 @@ from acker_service.core.ledger import Numbering
 # Ticks are modulo 72 h; a day leaves them a wide margin.
 LIMIT_MAX_MS = 24 * 3600 * 1000
 NO_MAP: Column = np.empty(0, np.uint64)
+# A bit a slot.
+ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 
 
 @dataclass(eq=False, slots=True)
 class BatchState:
     """One batch of one source; number 0 is the open stream. ``seen`` and ``covered``: uint64 maps of its numbers, those
-    initialised and those that a read task has covered; one bit each a root. ``idle_at``: when nothing of it was seen
+    initialised and those that a read task has covered; one bit each a root. ``slots``: uint64[16], a map of those that
+    live here, and ``roots``: how many of its numbers have their roots in them. ``idle_at``: when nothing of it was seen
     pending last."""
 
     session: int
@@ -42,9 +45,12 @@ class BatchState:
     seen: Column = field(default_factory=lambda: NO_MAP)
     covered: Column = field(default_factory=lambda: NO_MAP)
     idle_at: float = 0.0
+    slots: Column = field(default_factory=lambda: ALL_SLOTS)
+    roots: int = 0
 
     @classmethod
-    def of(cls, request: OpenBatch, index: int, now: float) -> BatchState:
+    def of(cls, request: OpenBatch, roots: int, index: int, now: float) -> BatchState:
+        """``roots``: of the request, as :func:`roots_of` has them."""
         words = (request.up_to + 63) // 64
         return cls(
             request.session,
@@ -58,6 +64,8 @@ class BatchState:
             seen=np.zeros(words, np.uint64),
             covered=np.zeros(words, np.uint64),
             idle_at=now,
+            slots=_map(request.slots),
+            roots=roots,
         )
 
     @property
@@ -68,12 +76,20 @@ class BatchState:
     @property
     def reserved(self) -> int:
         """Roots for which room is kept."""
-        return self.up_to - self.inits if self.is_open else 0
+        return self.roots - self.inits if self.is_open else 0
 
     def matches(self, request: OpenBatch) -> bool:
         """Is this what a retried request asked for?"""
         asked = (request.number, request.first, request.up_to, request.held, request.limits)
-        return asked == (self.number, self.first, self.up_to, self.held, self.limits)
+        is_alike = asked == (self.number, self.first, self.up_to, self.held, self.limits)
+        return is_alike and np.array_equal(self.slots, _map(request.slots))
+
+    def foreign_slot(self, asked: Column) -> int | None:
+        """One of the slots ``asked`` (uint64[16], a map) that does not live here; None when all of them do."""
+        if self.slots is ALL_SLOTS:  # as nearly always; what is below costs some microseconds a message
+            return None
+        foreign = np.flatnonzero(np.unpackbits((asked & ~self.slots).view(np.uint8), bitorder="little"))
+        return int(foreign[0]) if len(foreign) else None
 
     def cover(self, ranges: Column) -> None:
         """Numbers [start, stop) of ``ranges: uint64[k, 2]`` have been read: all that was emitted of them is
@@ -82,9 +98,14 @@ class BatchState:
             kernels.cover(self.covered, start, stop)
 
     def unread(self) -> Column:
-        """Root ids of the numbers that nobody covered and that were never initialised."""
+        """Root ids, of the slots that live here, of the numbers that nobody covered and that were never initialised."""
         read = np.unpackbits((self.covered | self.seen).view(np.uint8), count=self.up_to, bitorder="little")
-        return mix64_column(np.flatnonzero(read == 0).astype(np.uint64) + np.uint64(self.first))
+        unread = root_ids(self.first, np.flatnonzero(read == 0).astype(np.uint64))
+        if self.roots == self.up_to:
+            return unread
+        is_here = np.unpackbits(self.slots.view(np.uint8), bitorder="little").astype(np.bool_)
+        here: Column = unread[is_here[mix64_column(unread) >> np.uint64(SLOT_SHIFT)]]
+        return here
 
     def close(self) -> None:
         """No more inits: what was kept to judge them may go."""
@@ -112,6 +133,8 @@ class BatchState:
             "busy_s": now - self.idle_at,
             "limits": [self.limits.message_timeout_ms, self.limits.progress_timeout_ms],
             "words": len(self.seen),
+            "slots": "" if self.slots is ALL_SLOTS else self.slots.tobytes().hex(),
+            "roots": self.roots,
         }
 
     @classmethod
@@ -131,6 +154,8 @@ class BatchState:
             seen,
             covered,
             now - content.get("busy_s", content["age_s"]),
+            _map(bytes.fromhex(content.get("slots", ""))),
+            content.get("roots", content["up_to"]),
         )
 
 
@@ -169,6 +194,13 @@ class Indexes:
         self._free.append(batch.index)
 
 
+def roots_of(request: OpenBatch) -> int:
+    """How many roots of a batch fall into the slots that are to live here; looks at each of its numbers."""
+    if not request.slots:
+        return request.up_to
+    return int(kernels.count_within(request.first, request.up_to, _map(request.slots)))
+
+
 def limit_ticks(limits: Limits) -> tuple[int, int]:
     """(Message, progress) timeout in ticks: rounded up, and one more, since a stamp may be almost a tick old."""
     return _ticks(limits.message_timeout_ms), _ticks(limits.progress_timeout_ms)
@@ -176,6 +208,10 @@ def limit_ticks(limits: Limits) -> tuple[int, int]:
 
 def are_too_long(limits: Limits) -> bool:
     return max(limits.message_timeout_ms, limits.progress_timeout_ms) > LIMIT_MAX_MS
+
+
+def _map(slots: bytes) -> Column:
+    return np.frombuffer(slots, np.uint64) if slots else ALL_SLOTS
 
 
 def _ticks(timeout_ms: int) -> int:

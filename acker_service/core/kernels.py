@@ -647,6 +647,17 @@ def copy_in(directory, tick, keys, vals, flags, ages):
     return True
 
 
+@njit(types.int64(types.uint64, types.uint64, _U64S_IN), nogil=True, cache=True)
+def count_within(first, up_to, slots):
+    """How many of the roots of numbers 0 to ``up_to - 1``, counted from ``first``, fall into ``slots`` (a map)."""
+    count = 0
+    for number in range(up_to):
+        slot = _mix(_mix(first + np.uint64(number))) >> _U54
+        if slots[slot >> _U6] >> (slot & _U63) & _ONE:
+            count += 1
+    return count
+
+
 @njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
 def cover(bits, start, stop):
     """Set bits ``start`` to ``stop - 1`` of a uint64 map."""

@@ -26,7 +26,7 @@ from acker_protocol.messages import (
 )
 from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
-from acker_service.core.batches import BatchState, limit_ticks
+from acker_service.core.batches import BatchState, limit_ticks, roots_of
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.parts import StatePart
@@ -106,11 +106,12 @@ class Shard:
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
-        trouble = state.lacks_room(source, request.up_to)
+        roots = roots_of(request)
+        trouble = state.lacks_room(source, roots)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
-        state.open(source, BatchState.of(request, state.indexes.take(), state.now))
-        state.room.reserve(request.up_to)
+        state.open(source, BatchState.of(request, roots, state.indexes.take(), state.now))
+        state.room.reserve(roots)
         return self._answer(Status.APPLIED)
 
     def _answer(self, status: Status, detail: str = "") -> OpenBatchReply:

@@ -83,7 +83,7 @@ METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
 DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
 # What a call may be answered that was not done: our own status, or gRPC's where there is no message.
 REFUSALS = (
-    *(status.name for status in Status if status.name not in DONE and status != Status.NOT_OWNER),
+    *(status.name for status in Status if status.name not in DONE),
     "INVALID_ARGUMENT",
     "FAILED_PRECONDITION",
     "INTERNAL",

@@ -12,7 +12,6 @@ from acker_client.core.registration import WatchResult
 from acker_client.errors import (
     AckerError,
     Closed,
-    DeadlineExceeded,
     Overloaded,
     Rejected,
     Unavailable,
@@ -37,7 +36,6 @@ __all__ = [
     "AckerError",
     "Anchor",
     "Closed",
-    "DeadlineExceeded",
     "Entries",
     "Identity",
     "InitScope",

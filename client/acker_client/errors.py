@@ -14,10 +14,6 @@ class Unavailable(AckerError):
     """No answer came. Nobody knows whether the call was applied; sending the same report again is safe."""
 
 
-class DeadlineExceeded(AckerError):
-    """The budget was spent while the server answered, but with "not yet". Sending the same report again is safe."""
-
-
 class Overloaded(AckerError):
     """The server had no room for more roots during the whole budget. The source should slow down, or get more room."""
 
@@ -40,4 +36,4 @@ class Closed(AckerError):
 
 
 #: Errors after which the same report may be sent again, unchanged.
-RETRYABLE = (Unavailable, DeadlineExceeded, Overloaded, UnknownSource)
+RETRYABLE = (Unavailable, Overloaded, UnknownSource)

@@ -37,7 +37,6 @@ class Status(enum.IntEnum):
     DUPLICATE = 2
     CONFLICT = 3
     STALE = 4
-    NOT_OWNER = 5
     OVERLOADED = 6
     UNKNOWN_SOURCE = 7
     UNKNOWN_BATCH = 8
@@ -151,7 +150,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class OpenBatch:
-    """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to."""
+    """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to.
+
+    ``slots``: a bit each of those that are to live on this server, 128 bytes; empty: all.
+    """
 
     session: int
     number: int
@@ -159,6 +161,7 @@ class OpenBatch:
     up_to: int
     held: bool = True
     limits: Limits = Limits()
+    slots: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from acker_protocol import messages
-from acker_protocol.ids import Column, check_column
+from acker_protocol.ids import SLOTS, Column, check_column
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
@@ -145,12 +145,16 @@ def encode_open_batch(request: OpenBatch) -> pb.OpenBatchRequest:
         up_to=request.up_to,
         held=request.held,
         limits=_encode_limits(request.limits),
+        slots=request.slots,
     )
 
 
 def decode_open_batch(content: pb.OpenBatchRequest | bytes) -> OpenBatch:
     wire = parse(pb.OpenBatchRequest, content)
-    return OpenBatch(wire.session, wire.number, wire.first, wire.up_to, wire.held, _decode_limits(wire.limits))
+    if len(wire.slots) not in (0, SLOTS // 8):
+        raise Malformed(f"slots: {len(wire.slots)} bytes; give {SLOTS // 8}, a bit a slot, or none for all slots")
+    limits = _decode_limits(wire.limits)
+    return OpenBatch(wire.session, wire.number, wire.first, wire.up_to, wire.held, limits, wire.slots)
 
 
 def encode_open_batch_reply(reply: OpenBatchReply) -> pb.OpenBatchReply:

@@ -16,7 +16,7 @@ from acker_protocol.messages import ACK, FAIL, Apply, ApplyReply, Entries, Ident
 from acker_protocol.reports import digest, fold_updates, pack, section_starts
 
 IDENTITY = Identity(1, 2)
-NOT_FINAL = [Status.NOT_OWNER, Status.OVERLOADED, Status.UNKNOWN_SOURCE]
+NOT_FINAL = [Status.OVERLOADED, Status.UNKNOWN_SOURCE]
 FINAL = [Status.APPLIED, Status.DUPLICATE, Status.CONFLICT, Status.STALE]
 
 

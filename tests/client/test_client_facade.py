@@ -231,10 +231,10 @@ def test_a_server_that_stays_full_is_overloaded(time: SimulatedTime) -> None:
 def test_an_unanswered_status_keeps_the_report_and_names_itself(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
-    moving = ApplyReply(1, Status.NOT_OWNER)
-    client = make(connect=lambda address: Answering(server.connect(address), *[moving] * 1000), budget_s=1.0)
+    full = ApplyReply(1, Status.OVERLOADED)
+    client = make(connect=lambda address: Answering(server.connect(address), *[full] * 1000), budget_s=1.0)
     client.ack(ROOT, 5)
-    with pytest.raises(errors.DeadlineExceeded, match="NOT_OWNER"):
+    with pytest.raises(errors.Overloaded, match="OVERLOADED"):
         client.flush()
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from contract_client import Acker, Source, ack, fail, root_of, status
+from typing import Any
+
+import grpc
+import pytest
+from contract_client import Acker, Source, ack, fail, mix64, root_of, status
 from contract_stubs import pb
 
 DONE, ABANDON = "SETTLEMENT_DONE", "SETTLEMENT_ABANDON"
@@ -154,3 +158,40 @@ def test_one_root_id_in_two_batches_is_lost_in_both(acker: Acker) -> None:
     reply = source.watch()
     assert [bytes(reply.verdicts), list(reply.reasons)] == [b"\4\4", ["root_conflict"]]
     assert [source.settle(number, DONE).roots for number in (1, 2)] == [1, 1]
+
+
+def slots_of(roots: list[int]) -> bytes:
+    """The map of the slots that these roots fall into."""
+    bits = bytearray(128)
+    for root in roots:
+        slot = mix64(root) >> 54
+        bits[slot // 8] |= 1 << slot % 8
+    return bytes(bits)
+
+
+def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these_only(acker: Acker) -> None:
+    source = acker.source()
+    roots = [source.root(number) for number in range(SIZE)]
+    here = slots_of(roots[:3])
+    assert status(source.open_batch(1, SIZE, slots=here)) == "STATUS_APPLIED"
+    assert status(source.open_batch(1, SIZE, slots=here)) == "STATUS_APPLIED"
+    assert status(source.open_batch(1, SIZE, slots=slots_of(roots[:2]))) == "STATUS_CONFLICT"
+    elsewhere = source.init(ack(roots[4], 5), batch=1)
+    assert status(elsewhere) == "STATUS_INVALID"
+    assert "slot" in elsewhere.detail
+    # What was read says for all servers which numbers it covers.
+    assert status(source.init(ack(roots[0], 5), batch=1, covered=[0, 2])) == "STATUS_APPLIED"
+    source.report(ack(roots[0], 5))
+    assert source.settle(1, DONE).roots == 2
+    assert source.hear(2) == {roots[0]: ACKED, roots[2]: UNREAD}
+
+
+def test_a_map_of_slots_that_is_no_bit_a_slot_cannot_be_read(acker: Acker) -> None:
+    assert "slots" in refused(acker.source(), slots=b"\xff" * 127)
+
+
+def refused(source: Source, **fields: Any) -> str:
+    with pytest.raises(grpc.RpcError) as caught:
+        source.open_batch(1, SIZE, **fields)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    return str(caught.value.details())

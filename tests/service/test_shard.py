@@ -297,6 +297,43 @@ def test_outcomes_take_room_until_they_are_confirmed() -> None:
     assert send(updates_of(roots_of(1, FIRST + 9)), batch=0) == Status.APPLIED
 
 
+def test_two_servers_with_half_of_the_slots_each_answer_for_each_root_once() -> None:
+    halves = bytes([0b00001111]) * 128, bytes([0b11110000]) * 128
+    roots, told, reserved = roots_of(1000), [], []
+    for slots in halves:
+        shard = new_shard(max_pending=1000)
+        watch(shard)
+        assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000, slots=slots), 0.0).status == Status.APPLIED
+        reserved.append(shard.stats.reserved)
+        bits = np.unpackbits(np.frombuffer(slots, np.uint8), bitorder="little").astype(bool)
+        here = roots[:600][bits[ids.mix64_column(roots[:600]) >> np.uint64(54)]]
+        sender = Sender(shard)
+        assert sender.send(updates_of(here, 5), batch=1, covered=[(0, 600)]) == Status.APPLIED
+        assert sender.send(updates_of(here, 5)) == Status.APPLIED
+        assert sender.send(updates_of(roots[:600], 5), batch=1) == Status.INVALID
+        [reply] = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+        assert (reply.roots, shard.stats.reserved) == (reserved[-1], 0)
+        told.append(watch(shard))
+    assert sum(reserved) == 1000
+    assert min(reserved) > 400
+    assert not set(told[0]) & set(told[1])
+    acked, unread = (Verdict.ACKED, ""), (Verdict.LOST, "unread")
+    assert told[0] | told[1] == {int(root): acked if n < 600 else unread for n, root in enumerate(roots)}
+
+
+def test_the_slots_of_a_batch_outlast_a_restart() -> None:
+    slots = bytes([0b00001111]) * 128
+    shard = new_shard()
+    watch(shard)
+    request = OpenBatch(SESSION, 1, FIRST, 1000, slots=slots)
+    shard.open_batch(request, 0.0)
+    reserved = shard.stats.reserved
+    restored = Shard.restore(shard.dump(1.0), incarnation=2, now=1.0)
+    assert restored.open_batch(request, 1.0).status == Status.APPLIED
+    assert restored.open_batch(OpenBatch(SESSION, 1, FIRST, 1000), 1.0).status == Status.CONFLICT
+    assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == reserved
+
+
 # -- time
 
 

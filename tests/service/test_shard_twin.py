@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from twin import Twin
+from twin import Twin, is_here
 
 from acker_protocol import ids, reports
 from acker_protocol.ids import Column
@@ -33,6 +33,9 @@ from acker_service.core.shard import Shard
 SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.
 LIMITS = (Limits(), Limits(1000), Limits(0, 500), Limits(2000, 1000))
+# Of a batch: all of them, or the even ones, as the rest live on another server.
+EVEN = bytes([0b01010101]) * 128
+SLOTS_HERE = (b"", b"", EVEN)
 MAX_PENDING = 90
 UNCOMPARED = {"identity_bytes", "ledger_bytes", "max_pending"}
 
@@ -112,6 +115,7 @@ class Comparison:
             self.chance.randrange(45),
             self.chance.random() < 0.6,
             self.chance.choice(LIMITS),
+            self.chance.choice(SLOTS_HERE),
         )
         ours = self.shard.open_batch(request, self.now + self.moved)
         theirs = self.twin.open_batch(request, self.now)
@@ -135,7 +139,11 @@ class Comparison:
 
     def init(self) -> None:
         session, number = self.session(), self.chance.randrange(5)
-        entries = reports.fold(*self.columns(self.first_of(session, number)))
+        roots, vals = self.columns(self.first_of(session, number))
+        if self.chance.random() < 0.5:
+            here = np.array([is_here(root, EVEN) for root in roots.tolist()])
+            roots, vals = roots[here], vals[here]
+        entries = reports.fold(roots, vals)
         if not self.chance.randrange(4):
             number = self.chance.randrange(3)  # roots of one batch said to be another's
         drawn = [self.chance.randrange(30) for _ in range(self.chance.randrange(3) if number else 0)]

@@ -61,8 +61,12 @@ class _Batch:
     pending: int = 0
 
     @property
+    def roots(self) -> list[int]:
+        return roots_here(self.request)
+
+    @property
     def reserved(self) -> int:
-        return self.request.up_to - len(self.inits) if self.is_open and self.number else 0
+        return len(self.roots) - len(self.inits) if self.is_open and self.number else 0
 
 
 @dataclass(eq=False)
@@ -76,6 +80,16 @@ class _Source:
     last_settled: int = 0
     freed: int = 0
     outbox: list[tuple[int, Verdict, str]] = field(default_factory=list)
+
+
+def is_here(root: int, slots: bytes) -> bool:
+    slot = mix64(root) >> 54
+    return not slots or bool(slots[slot // 8] & 1 << slot % 8)
+
+
+def roots_here(request: OpenBatch) -> list[int]:
+    roots = [mix64(request.first + number) for number in range(request.up_to)]
+    return [root for root in roots if is_here(root, request.slots)]
 
 
 class Twin:
@@ -198,6 +212,8 @@ class Twin:
         numbers = unmix64_column(message.entries.root_ids) - np.uint64(batch.request.first)
         if np.any(numbers >= batch.request.up_to) or (len(scope.covered) and scope.covered.max() > batch.request.up_to):
             return f"a number is not below up_to {batch.request.up_to} of its batch"
+        if not all(is_here(root, batch.request.slots) for root in message.entries.root_ids.tolist()):
+            return "a root is of a slot that lives elsewhere"
         return ""
 
     def _used(self, sources: Sequence[_Source]) -> int:
@@ -317,7 +333,7 @@ class Twin:
             return reply(Status.UNKNOWN_BATCH, f"batch {request.number} is not above {source.last_settled}, settled")
         if request.up_to > min(self.max_pending, self._per_source):
             return reply(Status.INVALID, "up_to is more than the server ever holds: use smaller batches")
-        if not self._has_room(source, request.up_to):
+        if not self._has_room(source, len(roots_here(request))):
             return reply(Status.OVERLOADED, "no room for more roots")
         source.batches[request.number] = _Batch(source, request.number, request, now, request.limits, request.held)
         return reply(Status.APPLIED)
@@ -363,7 +379,7 @@ class Twin:
         for start, stop in batch.covered:
             read[start:stop] = True
         roots = [mix64(batch.request.first + int(number)) for number in np.flatnonzero(~read)]
-        return [root for root in roots if root not in batch.inits]
+        return [root for root in roots if root not in batch.inits and is_here(root, batch.request.slots)]
 
     # -- sources
 

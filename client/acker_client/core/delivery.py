@@ -64,7 +64,7 @@ class Delivery:
     def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> None:
         self.identity = identity
         self.inits = inits
-        self._counts = np.zeros(len(Status) + 1, np.int64)
+        self._counts = np.zeros(max(Status) + 1, np.int64)
         self._inits_known = self._inits_conflicting = 0
         self._message_bytes = MESSAGE_BYTES
         self._messages = _numbered(pack(identity, entries, inits, report_digest=digest(entries)))

@@ -9,19 +9,17 @@ from collections.abc import Callable
 
 from acker_client.core.backoff import Patience
 from acker_client.core.delivery import ErrorReply
-from acker_client.errors import AckerError, DeadlineExceeded, Overloaded, Rejected, UnknownBatch, UnknownSource
+from acker_client.errors import AckerError, Overloaded, Rejected, UnknownBatch, UnknownSource
 from acker_protocol.messages import Status
 
 # Called with what is left of the budget when the server does not know the source.
 Renew = Callable[[Patience], None]
 
 _WAITED_OUT = {
-    Status.NOT_OWNER: DeadlineExceeded,
     Status.OVERLOADED: Overloaded,
     Status.UNKNOWN_SOURCE: UnknownSource,
 }
 _HINTS = {
-    Status.NOT_OWNER: "The server is handing its slots over; a longer budget_s waits that out",
     Status.OVERLOADED: "Emit less at a time, let outcomes be confirmed, or start the server with more --max-pending",
     Status.UNKNOWN_SOURCE: "The source has to be open, and watched more often than its lease lasts",
     Status.UNKNOWN_BATCH: "It was settled, never opened, or lost with the server's state; replay its roots",

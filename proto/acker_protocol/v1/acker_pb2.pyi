@@ -13,7 +13,6 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATUS_DUPLICATE: _ClassVar[Status]
     STATUS_CONFLICT: _ClassVar[Status]
     STATUS_STALE: _ClassVar[Status]
-    STATUS_NOT_OWNER: _ClassVar[Status]
     STATUS_OVERLOADED: _ClassVar[Status]
     STATUS_UNKNOWN_SOURCE: _ClassVar[Status]
     STATUS_UNKNOWN_BATCH: _ClassVar[Status]
@@ -37,7 +36,6 @@ STATUS_APPLIED: Status
 STATUS_DUPLICATE: Status
 STATUS_CONFLICT: Status
 STATUS_STALE: Status
-STATUS_NOT_OWNER: Status
 STATUS_OVERLOADED: Status
 STATUS_UNKNOWN_SOURCE: Status
 STATUS_UNKNOWN_BATCH: Status
@@ -140,20 +138,22 @@ class Limits(_message.Message):
     def __init__(self, message_timeout_ms: _Optional[int] = ..., progress_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class OpenBatchRequest(_message.Message):
-    __slots__ = ("session", "number", "first", "up_to", "held", "limits")
+    __slots__ = ("session", "number", "first", "up_to", "held", "limits", "slots")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     UP_TO_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     session: int
     number: int
     first: int
     up_to: int
     held: bool
     limits: Limits
-    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., first: _Optional[int] = ..., up_to: _Optional[int] = ..., held: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
+    slots: bytes
+    def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., first: _Optional[int] = ..., up_to: _Optional[int] = ..., held: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
 class OpenBatchReply(_message.Message):
     __slots__ = ("incarnation", "status", "retry_delay_ms", "detail")
