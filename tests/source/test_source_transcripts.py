@@ -1,6 +1,6 @@
 """What becomes of records, as conversations that can be read: ``tests/source/transcripts``.
 
-After a change that is meant to be seen, write them anew (``python -m tests.source.test_transcripts``) and read the
+After a change that is meant to be seen, write them anew (``python -m tests.source.test_source_transcripts``) and read the
 difference.
 """
 
