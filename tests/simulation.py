@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from faulty import FAULTS, FaultyTransport
-from trees import Forest, Update
 
 from acker_client import AckerClient, Settings, Settlement, Verdict, WatchResult
 from acker_client.errors import RETRYABLE
 from acker_protocol import ids
 from acker_protocol.messages import Identity, InitScope, SettleReply, Transport
 from acker_protocol.reports import fold
+from tests.faulty import FAULTS, FaultyTransport
+from tests.trees import Forest, Update
 
 
 class Simulation:

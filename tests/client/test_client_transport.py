@@ -175,7 +175,7 @@ def test_a_grpc_server_that_is_no_acker_is_rejected_at_once() -> None:
 def test_the_token_travels_with_every_call() -> None:
     seen: list[str] = []
 
-    class Door(grpc.GenericRpcHandler):  # type: ignore[misc]
+    class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs alone
         def service(self, details: Any) -> None:
             seen.append(dict(details.invocation_metadata)["authorization"])
 
@@ -222,10 +222,15 @@ def test_keepalive_is_on_and_grpc_s_own_retries_are_off() -> None:
     assert options["grpc.keepalive_time_ms"] == 30_000
 
 
-class Status(grpc.RpcError):  # type: ignore[misc]
+class Status(grpc.RpcError):
     def __init__(self, code: grpc.StatusCode, details: str = "") -> None:
-        self.code = lambda: code
-        self.details = lambda: details
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
 
 
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code != grpc.StatusCode.OK])

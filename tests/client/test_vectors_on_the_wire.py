@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from vectors import apply_of, protocol, report
 
 from acker_client import AckerClient
 from acker_protocol import reports, wire
-from acker_protocol.messages import Apply, Limits, OpenBatch, Status, Watch
+from acker_protocol.messages import Apply, ApplyReply, Limits, OpenBatch, Status, Watch
 from acker_testing import LocalServer, LocalTransport
+from tests.vectors import apply_of, protocol, report
 
 
 class Recorder(LocalTransport):
@@ -18,7 +20,7 @@ class Recorder(LocalTransport):
         super().__init__(server, address)
         self.sent: list[str] = []
 
-    def apply(self, message: Apply, timeout_s: float):
+    def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
         self.sent.append(wire.encode_apply(message).SerializeToString(deterministic=True).hex())
         return super().apply(message, timeout_s)
 
@@ -35,7 +37,7 @@ def recorder() -> Recorder:
 
 
 @pytest.mark.parametrize("vector", protocol()["reports"], ids=lambda vector: vector["name"])
-def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder, vector):
+def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder: Recorder, vector: dict[str, Any]) -> None:
     message = apply_of(vector)
     client = AckerClient(connect=lambda address: recorder)
     client.report(message.identity, message.entries, message.inits)
@@ -43,7 +45,7 @@ def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder, vector):
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["in order", "backwards"])
-def test_what_is_folded_from_single_updates_is_the_report_of_the_vectors(recorder, order):
+def test_what_is_folded_from_single_updates_is_the_report_of_the_vectors(recorder: Recorder, order: slice) -> None:
     message = apply_of(report("acks"))
     entries = reports.fold(message.entries.root_ids[order], message.entries.ack_vals[order])
     client = AckerClient(connect=lambda address: recorder)

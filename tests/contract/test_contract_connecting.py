@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ def refusal(call: Callable[[], Any]) -> tuple[str, str]:
     """The name of gRPC's status, and its text."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code().name, caught.value.details()
+    return caught.value.code().name, caught.value.details() or ""
 
 
 def test_hello_says_what_the_server_takes(acker: Acker) -> None:
@@ -58,7 +59,8 @@ def test_a_message_above_the_servers_most_is_resource_exhausted(acker: Acker) ->
 
 def test_another_service_is_unimplemented(lasting_server: Any) -> None:
     with grpc.insecure_channel(lasting_server.address) as channel:
-        code, _ = refusal(lambda: channel.unary_unary("/acker.v2.Acker/Hello")(b"", timeout=30))
+        stub: Any = channel.unary_unary("/acker.v2.Acker/Hello", None, None)
+        code, _ = refusal(partial(stub, b"", timeout=30))
     assert code == "UNIMPLEMENTED"
 
 

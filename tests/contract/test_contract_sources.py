@@ -61,7 +61,8 @@ def test_outcomes_come_in_portions_in_their_order(acker: Acker) -> None:
     source = acker.source()
     for number in range(5):
         trees(source, number, number + 1)
-    heard, cursors = [], []
+    heard: list[int] = []
+    cursors: list[int] = []
     while len(heard) < 5:
         reply = source.watch(max_outcomes=2)
         source.cursor = reply.cursor

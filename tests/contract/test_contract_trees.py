@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from functools import partial
 
 import pytest
 from contract_client import ACK, FAIL, RESET, Acker, Entry, ack, edge0, fail, outcomes, reset, status, unmix64
@@ -18,11 +19,11 @@ def test_a_tree_is_acked_when_each_of_its_edges_is_done_in_any_order(acker: Acke
         root = source.root(number)
         left, right = secrets.randbits(64), secrets.randbits(64)
         steps = [
-            lambda root=root: source.init(ack(root, edge0(root))),
+            partial(source.init, ack(root, edge0(root))),
             # The record is done and has become two: one entry.
-            lambda root=root, left=left, right=right: workers[0].report(ack(root, edge0(root), left, right)),
-            lambda root=root, left=left: workers[1].report(ack(root, left)),
-            lambda root=root, right=right: workers[2].report(ack(root, right)),
+            partial(workers[0].report, ack(root, edge0(root), left, right)),
+            partial(workers[1].report, ack(root, left)),
+            partial(workers[2].report, ack(root, right)),
         ]
         for step in order:
             assert status(steps[step]()) == "STATUS_APPLIED"

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +35,9 @@ def written(path: Path, lines: list[str]) -> str:
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40), max_size=8))
-def test_every_line_gives_the_words_that_a_reader_with_a_pencil_would_count(tmp_path_factory, lines: list[str]) -> None:
+def test_every_line_gives_the_words_that_a_reader_with_a_pencil_would_count(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
     path = written(tmp_path_factory.mktemp("text") / "a.txt", lines)
     found = expected.derive([path], lambda text: False)
     assert len(found) == len(lines)

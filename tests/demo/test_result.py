@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -44,12 +45,17 @@ def test_a_run_in_which_everything_held_has_passed() -> None:
     assert as_json(result())["broken"] == []
 
 
+def with_one(name: str) -> Conclusion:
+    count: Any = {name: 1}
+    return replace(CLEAN, **count)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         pytest.param({"counts": RunCounts(records=10, acked=8, dead_lettered=1)}, id="a record has neither answer"),
         *(
-            pytest.param({"conclusion": replace(CLEAN, **{name: 1})}, id=name)
+            pytest.param({"conclusion": with_one(name)}, id=name)
             for name in ("unanswered", "answered_twice", "false_acks", "wrong_counts", "dead_without_cause", "spared")
         ),
         pytest.param({"checkpoint_at_end": False}, id="the checkpoint is behind"),

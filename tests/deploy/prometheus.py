@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from caller import eventually
+from tests.service.caller import eventually
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "deploy/prometheus"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from caller import SESSION, Caller, ack_a_tree, eventually, inits, roots_of
-from prometheus import ROOT, SHIPPED, Prometheus, tool
 
 from acker_protocol.messages import Limits, OpenBatch, Status
 from acker_service.server import Server
+from tests.deploy.prometheus import ROOT, SHIPPED, Prometheus, tool
+from tests.service.caller import SESSION, Caller, ack_a_tree, eventually, inits, roots_of
 
 CASES = ROOT / "tests/deploy/alerts.yaml"
 # It looks for new targets every 5 s only.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus import ROOT
 
 from acker_protocol.version import VERSION
 from acker_service.config import OPTIONS, Config, flag, variable
+from tests.deploy.prometheus import ROOT
 
 CLUSTER = {"app": "acker"}
 CLIENT = {"acker-client": "true"}

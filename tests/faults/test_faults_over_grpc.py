@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from simulation import Simulation
 
 from acker_client import Settlement, Verdict
 from acker_client.members.transport import GrpcTransport
+from tests.simulation import Simulation
 
 
 def simulated(server: Any, seed: int, rate: float, **options: Any) -> Simulation:

@@ -7,34 +7,32 @@ import functools
 import re
 from pathlib import Path
 
-import metrics_table
-import options
-import programs
 import pytest
 
 from acker_service.config import OPTIONS, flag
+from tests.packaging import metrics_table, options, programs
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ["Dockerfile", "deploy/compose.yaml", "deploy/k8s/acker.yaml", "deploy/k8s/sidecar.yaml"]
 
 
-def test_the_readme_lists_the_options_of_the_server():
+def test_the_readme_lists_the_options_of_the_server() -> None:
     text = options.README.read_text()
     assert options.written(text) == text
 
 
-def test_the_readme_of_the_deployment_lists_the_metrics_of_the_server():
+def test_the_readme_of_the_deployment_lists_the_metrics_of_the_server() -> None:
     text = metrics_table.README.read_text()
     assert metrics_table.written(text) == text
 
 
-def test_the_readme_lists_the_options_of_files_and_says_what_each_means():
+def test_the_readme_lists_the_options_of_files_and_says_what_each_means() -> None:
     texts = options.texts_of_files(options.README.read_text())
     assert list(texts) == [name for name, _ in options.options_of_files()]
     assert all(texts.values())
 
 
-def test_every_program_of_the_readme_is_python():
+def test_every_program_of_the_readme_is_python() -> None:
     texts = programs.programs()
     assert len(texts) >= 3
     for text in texts:
@@ -42,12 +40,12 @@ def test_every_program_of_the_readme_is_python():
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
-def test_manifests_name_options_that_exist(manifest):
+def test_manifests_name_options_that_exist(manifest: str) -> None:
     flags = set(re.findall(r'"(--[a-z-]+)"', (ROOT / manifest).read_text()))
     assert flags <= {flag(option.name) for option in OPTIONS}
 
 
-def test_the_changelog_has_this_version():
+def test_the_changelog_has_this_version() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
     assert f"## [{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
@@ -55,7 +53,8 @@ def test_the_changelog_has_this_version():
 
 def rooms() -> dict[str, str]:
     """What the map of rooms says of each folder (or module) of ARCHITECTURE's tables, by its path."""
-    found, base = {}, ""
+    found: dict[str, str] = {}
+    base = ""
     for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
         if table := re.match(r"\| `(acker_\w+/[\w/]*)` \| decides \|", line):
             base = table[1]
@@ -68,7 +67,7 @@ def rooms() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("package", ["acker_service", "client/acker_client"])
-def test_the_map_of_rooms_names_every_module_in_its_folder(package):
+def test_the_map_of_rooms_names_every_module_in_its_folder(package: str) -> None:
     known = rooms()
     for path in (ROOT / package).rglob("*.py"):
         place = path.relative_to((ROOT / package).parent).with_suffix("")
@@ -77,7 +76,7 @@ def test_the_map_of_rooms_names_every_module_in_its_folder(package):
             assert str(place) in known or f"`{name}`" in known[folder], f"{place} is not on the map in ARCHITECTURE.md"
 
 
-def test_every_place_that_is_named_for_a_question_exists():
+def test_every_place_that_is_named_for_a_question_exists() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where is ...?")[2].partition("\n## ")[0]
     paths = re.findall(r"`([\w/]+\.py)`", text)
     assert len(paths) > 20
@@ -107,14 +106,14 @@ def table(head: str) -> list[str]:
 
 
 @pytest.mark.parametrize("word", table("word | meaning"))
-def test_each_word_of_the_table_is_used(word):
+def test_each_word_of_the_table_is_used(word: str) -> None:
     pattern = re.compile(rf"\b{word}(s|es)?\b".replace(" ", "[ _]"), re.IGNORECASE)
     users = [path for path, text in sources_of_packages().items() if pattern.search(text.replace("_", " "))]
     assert users, f"{word!r} is in ARCHITECTURE's table of words, and nowhere in the code"
 
 
 @pytest.mark.parametrize("word", [word for words in table("not | but") for word in words.split(", ")])
-def test_words_that_are_not_said_are_not_said(word):
+def test_words_that_are_not_said_are_not_said(word: str) -> None:
     pattern = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
     for path, text in sources_of_packages().items():
         if path.name in EXCEPTIONS.get(word, ()):
@@ -123,7 +122,7 @@ def test_words_that_are_not_said_are_not_said(word):
         assert not found, f"{path.relative_to(ROOT)} says {found and found[0]!r}; see the words in ARCHITECTURE.md"
 
 
-def test_no_two_classes_have_one_name():
+def test_no_two_classes_have_one_name() -> None:
     names: dict[str, list[str]] = {}
     for path, text in sources_of_packages().items():
         for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):

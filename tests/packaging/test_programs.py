@@ -6,10 +6,13 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import programs
 import pytest
+
+from tests.packaging import programs
 
 ORDERS = """\
 {"items": [{"sku": "apple", "qty": 2}, {"sku": "pear", "qty": 1}]}
@@ -27,7 +30,9 @@ def program(word: str, folder: Path, address: str = "localhost:7070") -> Path:
 
 
 @pytest.mark.spark
-def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(tmp_path, start_server):
+def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
     import pyarrow.parquet
 
     (tmp_path / "orders").mkdir()
@@ -42,20 +47,22 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(tmp_path, s
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
 
 
-def test_the_program_without_spark_runs_as_it_stands(tmp_path, start_server, capsys):
+def test_the_program_without_spark_runs_as_it_stands(
+    tmp_path: Path, start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     runpy.run_path(str(program('open_source("sentences")', tmp_path, start_server().address)))
     told = capsys.readouterr().out.splitlines()
     assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
 @pytest.mark.spark
-def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path):
+def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path: Path) -> None:
     path = program("Pipeline()", tmp_path).rename(tmp_path / "test_orders.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", path]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
 
-def test_the_program_of_unit_tests_runs_as_it_stands(tmp_path):
+def test_the_program_of_unit_tests_runs_as_it_stands(tmp_path: Path) -> None:
     runpy.run_path(str(program("LocalServer(", tmp_path)))

@@ -101,7 +101,8 @@ def names_in(node: ast.AST) -> list[str]:
         return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
     if isinstance(node, ast.Attribute) and node.attr == "__version__" and ast.unparse(node.value) == "pyspark":
         return ["pyspark.version"]
-    is_call = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("metadata.version")
-    if is_call and any(isinstance(one, ast.Constant) and one.value == "pyspark" for one in node.args):
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith("metadata.version"):
+        return []
+    if any(isinstance(one, ast.Constant) and one.value == "pyspark" for one in node.args):
         return ["pyspark.version"]
     return []

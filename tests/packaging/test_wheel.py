@@ -8,10 +8,13 @@ import sys
 import tarfile
 import venv
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import programs
 import pytest
+
+from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("acker_protocol", "acker_client", "acker_service", "acker_testing", "acker_command")
@@ -60,7 +63,7 @@ def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel):
+def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     contract = {"acker.proto", "vectors.json", "acker_pb2.pyi"}
@@ -68,35 +71,37 @@ def test_the_wheel_holds_the_packages_their_types_and_the_contract(wheel):
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in names)
 
 
-def test_the_sdist_holds_the_contract_and_its_vectors(tmp_path):
+def test_the_sdist_holds_the_contract_and_its_vectors(tmp_path: Path) -> None:
     with tarfile.open(built("sdist", tmp_path)) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"proto/acker/v1/acker.proto", "proto/acker/v1/vectors.json"} <= names
 
 
-def test_the_wheel_holds_nothing_else(wheel):
+def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(PACKAGES)
     assert not [name for name in names if "__pycache__" in name or "test_" in name]
 
 
-def test_a_base_install_brings_three_dependencies(base):
+def test_a_base_install_brings_three_dependencies(base: Path) -> None:
     script = "import importlib.metadata as m; print(*(d.metadata['Name'] for d in m.distributions()))"
     installed = {name.lower().replace("-", "_") for name in succeed(base / "python", "-c", script).split()}
     assert installed <= BASE
 
 
-def test_a_base_install_knows_nothing_of_the_extras(base):
+def test_a_base_install_knows_nothing_of_the_extras(base: Path) -> None:
     script = f"from importlib.util import find_spec; print([name for name in {OUTSIDE!r} if find_spec(name)])"
     assert succeed(base / "python", "-c", script).strip() == "[]"
 
 
-def test_importing_the_client_loads_no_grpc(base):
+def test_importing_the_client_loads_no_grpc(base: Path) -> None:
     script = "import sys, acker_client; print('grpc' in sys.modules)"
     assert succeed(base / "python", "-c", script).strip() == "False"
 
 
-def test_a_base_install_tracks_trees_against_a_server(base, start_server, tmp_path):
+def test_a_base_install_tracks_trees_against_a_server(
+    base: Path, start_server: Callable[..., Any], tmp_path: Path
+) -> None:
     text = next(text for text in programs.programs() if "open_source" in text)
     program = tmp_path / "sentences.py"
     program.write_text(text.replace("localhost:7070", start_server().address))
@@ -104,7 +109,7 @@ def test_a_base_install_tracks_trees_against_a_server(base, start_server, tmp_pa
     assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
-def test_the_command_names_the_missing_extra_in_one_line(base):
+def test_the_command_names_the_missing_extra_in_one_line(base: Path) -> None:
     done = run(base / "acker", "--help")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -112,7 +117,7 @@ def test_the_command_names_the_missing_extra_in_one_line(base):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_server_names_the_missing_extra_in_one_line(base):
+def test_the_server_names_the_missing_extra_in_one_line(base: Path) -> None:
     done = run(base / "python", "-m", "acker_service", "serve")
     assert done.returncode == 2
     assert "acker[service]" in done.stderr

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.pipelines.bench import ROOT, Bench
+from tests.pipelines.bench import Bench
 from tests.spark import conftest as shared
 
 
@@ -15,15 +15,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """As for the other Spark tests: Spark starts before any other test opens a gRPC channel."""
     here = os.path.dirname(__file__)
     if any(str(item.path).startswith(here) for item in session.items) and not session.config.option.collectonly:
-        _session()
-
-
-def _session() -> object:
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return shared._session()
+        shared._session()
 
 
 @pytest.fixture(scope="session")
 def bench() -> Iterator[Bench]:
-    with Bench(spark=_session()) as made:
+    with Bench(spark=shared._session()) as made:
         yield made

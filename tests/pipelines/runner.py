@@ -545,7 +545,7 @@ class _Runner:
                 given.createOrReplaceTempView(f"view_{table}")
                 self.views.append(f"view_{table}")
                 self.spark.sql(f"insert into {table} select * from view_{table}")
-        folder = Path(self.spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"), table)
+        folder = Path(str(self.spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"), table)
         return lambda: _stored(folder, "parquet", only=name)
 
     def _fail(self, rows: DataFrame, how: str, path: str) -> Callable[[], Tokens]:
@@ -770,7 +770,8 @@ def _brought(rows: DataFrame, how: str) -> list[str]:
     if how == "collect":
         return [row.t for row in rows.collect()]
     if how == "toPandas":
-        return list(rows.toPandas().t)
+        frame: Any = rows.toPandas()
+        return list(frame.t)
     if how == "toArrow":
         return list(rows.toArrow().column("t").to_pylist())
     if how == "rdd collect":

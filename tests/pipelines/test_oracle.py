@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 from tests.pipelines import oracle
 from tests.pipelines.oracle import Execution, Judge
@@ -20,8 +21,9 @@ def judge(*executions: tuple[str, bool, list[str]]) -> Judge:
     """Of a program that makes ``3.0`` and ``3.1`` of record 3, after these actions: (what, went through, output)."""
     made = Judge(program(Step("operator", ("f0",), ("f1",), 6)))
     for what, went_through, output in executions:
-        read = lambda output=output: Counter(output)  # noqa: E731
-        made.executions.append(Execution(1, made.program.ends[0], what, "parquet", went_through, read))
+        made.executions.append(
+            Execution(1, made.program.ends[0], what, "parquet", went_through, partial(Counter, output))
+        )
     return made
 
 

@@ -185,14 +185,13 @@ class WriteRows:
     folder: str
     raises: bool = False
 
-    def partition(self, rows: Iterable[Any]) -> Iterator[Any]:
+    def partition(self, rows: Iterable[Any]) -> None:
         name = f"{self.folder}/{uuid.uuid4().hex}"
         with open(name + ".part", "w") as file:
             for row in rows:
                 file.write(row.t + "\n")
         os.rename(name + ".part", name)
         self.end()
-        return iter(())
 
     def row(self, row: Any) -> None:
         with open(f"{self.folder}/{os.getpid()}.{uuid.uuid4().hex}", "w") as file:
@@ -229,7 +228,7 @@ class LateHarm:
             raise OSError("the disk is full")
 
 
-def first_batch_only(batches: Iterator[Any]) -> Iterator[Any]:
+def first_batch_only(batches: Iterable[Any]) -> Iterator[Any]:
     """The user's own step that takes one batch and leaves the others."""
     for batch in batches:
         yield batch

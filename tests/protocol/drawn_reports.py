@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 from acker_protocol.ids import SLOT_SHIFT, Column, unmix64
 from acker_protocol.messages import Kinds
 
+# Root, val; root, val, kind, reason.
+Ack = tuple[int, int]
+Update = tuple[int, int, int, str]
+
 uint64 = st.integers(0, 2**64 - 1)
 
 # Few slots and few numbers in each, so that roots repeat and sections have several entries.

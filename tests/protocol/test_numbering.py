@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import pytest
 
 from acker_protocol import messages
@@ -28,25 +30,25 @@ METHODS = "Hello Apply OpenBatch Settle Watch Stats"
 
 
 @pytest.mark.parametrize("message", FIELDS)
-def test_a_field_keeps_its_number(message):
+def test_a_field_keeps_its_number(message: str) -> None:
     held = {field.number: field.name for field in pb.DESCRIPTOR.message_types_by_name[message].fields}
     promised = dict(enumerate(FIELDS[message].split(), 1))
     assert held | promised == held
 
 
-def test_every_message_has_its_promise():
+def test_every_message_has_its_promise() -> None:
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(FIELDS)
 
 
 @pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement])
-def test_words_and_wire_agree_on_the_numbers(enum):
+def test_words_and_wire_agree_on_the_numbers(enum: type[Enum]) -> None:
     wired = pb.DESCRIPTOR.enum_types_by_name[enum.__name__].values_by_name
     prefix = enum.__name__.upper()
     promised = {f"{prefix}_{word.name}": word.value for word in enum} | {f"{prefix}_UNSPECIFIED": 0}
     assert {name: value.number for name, value in wired.items()} == promised
 
 
-def test_the_service_keeps_its_name_and_methods():
+def test_the_service_keeps_its_name_and_methods() -> None:
     service = pb.DESCRIPTOR.services_by_name["Acker"]
     assert service.full_name == "acker.v1.Acker"
     assert [method.name for method in service.methods][: len(METHODS.split())] == METHODS.split()

@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import numpy as np
-from vectors import apply_of, protocol
 
 from acker_protocol import ids, reports, wire
 from acker_protocol.v1 import acker_pb2 as pb
+from tests.vectors import apply_of, protocol
 
 VECTORS = protocol()
 
 
-def test_mix64_and_its_inverse_follow_the_vectors():
+def test_mix64_and_its_inverse_follow_the_vectors() -> None:
     for vector in VECTORS["mix64"]:
         assert ids.mix64(vector["value"]) == vector["mixed"]
         assert ids.unmix64(vector["mixed"]) == vector["value"]
 
 
-def test_mix64_is_the_finaliser_of_splitmix64():
+def test_mix64_is_the_finaliser_of_splitmix64() -> None:
     # The first output of SplitMix64 seeded with 0, as published with it.
     assert ids.mix64(0x9E3779B97F4A7C15) == 0xE220A8397B1DCDAF
 
 
-def test_columns_follow_the_vectors():
+def test_columns_follow_the_vectors() -> None:
     values = np.array([vector["value"] for vector in VECTORS["mix64"]], np.uint64)
     mixed = np.array([vector["mixed"] for vector in VECTORS["mix64"]], np.uint64)
     np.testing.assert_array_equal(ids.mix64_column(values), mixed)
     np.testing.assert_array_equal(ids.unmix64_column(mixed), values)
 
 
-def test_names_hash_as_in_the_vectors():
+def test_names_hash_as_in_the_vectors() -> None:
     for vector in VECTORS["hash64"]:
         assert ids.hash64(vector["name"]) == vector["hash"]
 
 
-def test_roots_their_first_edges_and_slots_follow_the_vectors():
+def test_roots_their_first_edges_and_slots_follow_the_vectors() -> None:
     for vector in VECTORS["roots"]:
         root = ids.root_id(vector["base"], vector["number"])
         assert (root, ids.edge0(root), ids.slot(root)) == (vector["root"], vector["edge0"], vector["slot"])
@@ -44,27 +44,27 @@ def test_roots_their_first_edges_and_slots_follow_the_vectors():
         assert ids.numbers_of(vector["base"], column).tolist() == [vector["number"]]
 
 
-def test_edges_of_children_follow_the_vectors():
+def test_edges_of_children_follow_the_vectors() -> None:
     for vector in VECTORS["edges"]:
         operator_hash = ids.hash64(vector["operator"])
         child = ids.child_edge(vector["edge"], operator_hash, vector["ordinal"], vector["digest"])
         assert child == vector["child"]
 
 
-def test_identities_follow_the_vectors():
+def test_identities_follow_the_vectors() -> None:
     for vector in VECTORS["identities"]:
         consumed = sum(ids.identity_term(root, edge) for root, edge in vector["consumed"])
         assert ids.identity_of(vector["operator"], consumed) == (vector["high"], vector["low"])
 
 
-def test_digests_and_slots_of_reports_follow_the_vectors():
+def test_digests_and_slots_of_reports_follow_the_vectors() -> None:
     for vector in VECTORS["reports"]:
         message = apply_of(vector)
         assert reports.digest(message.entries) == vector["digest"]
         assert [ids.slot(root) for root in message.entries.root_ids.tolist()] == vector["slots"]
 
 
-def test_reports_travel_as_the_bytes_of_the_vectors():
+def test_reports_travel_as_the_bytes_of_the_vectors() -> None:
     for vector in VECTORS["reports"]:
         content = bytes.fromhex(vector["message"])
         assert wire.encode_apply(apply_of(vector)).SerializeToString(deterministic=True) == content
@@ -72,7 +72,7 @@ def test_reports_travel_as_the_bytes_of_the_vectors():
         assert wire.encode_apply(decoded).SerializeToString(deterministic=True) == content
 
 
-def test_reports_of_the_vectors_are_in_wire_order():
+def test_reports_of_the_vectors_are_in_wire_order() -> None:
     for vector in VECTORS["reports"]:
         mixed = ids.mix64_column(apply_of(vector).entries.root_ids)
         assert np.all(mixed[1:] > mixed[:-1])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from drawn_reports import acks, updates
-from drawn_reports import ids as column
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
-from test_reports import as_twin, folded
 
 from acker_protocol import messages, reports, wire
 from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
 from acker_protocol.v1 import acker_pb2 as pb
+from tests.protocol.drawn_reports import Ack, Update, acks, updates
+from tests.protocol.drawn_reports import ids as column
+from tests.protocol.test_reports import as_twin, folded
 
 pytestmark = pytest.mark.matrix
 
@@ -26,8 +29,10 @@ limits = st.builds(Limits, uint32, uint32)
 statuses = st.sampled_from(Status)
 some_bytes = st.binary(max_size=40)
 
+_Sent = TypeVar("_Sent", bound=Message)
+
 # encode, decode, protobuf class, messages: those whose fields compare by value.
-PLAIN = {
+PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[Message], st.SearchStrategy[Any]]] = {
     "hello": (wire.encode_hello, wire.decode_hello, pb.HelloRequest, st.builds(messages.Hello, uint32, sentences)),
     "hello_reply": (
         wire.encode_hello_reply,
@@ -74,20 +79,20 @@ PLAIN = {
         ),
     ),
 }
-DECODERS = {kind: decode for _, decode, kind, _ in PLAIN.values()} | {
+DECODERS: dict[type[Any], Callable[[Any], object]] = {kind: decode for _, decode, kind, _ in PLAIN.values()} | {
     pb.ApplyRequest: wire.decode_apply,
     pb.ApplyReply: wire.decode_apply_reply,
     pb.WatchReply: wire.decode_watch_reply,
 }
 
 
-def travelled(encoded):
+def travelled(encoded: _Sent) -> _Sent:
     return type(encoded).FromString(encoded.SerializeToString())
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @given(st.data())
-def test_a_plain_message_arrives_as_it_was_sent(name, data):
+def test_a_plain_message_arrives_as_it_was_sent(name: str, data: st.DataObject) -> None:
     encode, decode, kind, strategy = PLAIN[name]
     sent = data.draw(strategy)
     encoded = encode(sent)
@@ -96,7 +101,9 @@ def test_a_plain_message_arrives_as_it_was_sent(name, data):
 
 
 @given(identities, updates, uint64)
-def test_a_report_of_updates_arrives_as_it_was_sent(identity, given_updates, digest):
+def test_a_report_of_updates_arrives_as_it_was_sent(
+    identity: Identity, given_updates: list[Update], digest: int
+) -> None:
     entries = folded(given_updates)
     arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(identity, digest, entries))))
     assert (arrived.identity, arrived.digest, arrived.inits) == (identity, digest, None)
@@ -104,7 +111,9 @@ def test_a_report_of_updates_arrives_as_it_was_sent(identity, given_updates, dig
 
 
 @given(acks, uint64, uint64, st.lists(st.tuples(uint64, uint64).map(sorted), max_size=4))
-def test_a_report_of_inits_arrives_as_it_was_sent(given_acks, session, batch, covered):
+def test_a_report_of_inits_arrives_as_it_was_sent(
+    given_acks: list[Ack], session: int, batch: int, covered: list[list[int]]
+) -> None:
     entries = reports.fold(column([root for root, _ in given_acks]), column([val for _, val in given_acks]))
     scope = InitScope(session, batch, np.array(covered, np.uint64).reshape(-1, 2))
     arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(Identity(1, 2), 3, entries, scope))))
@@ -116,8 +125,8 @@ def test_a_report_of_inits_arrives_as_it_was_sent(given_acks, session, batch, co
 
 @given(uint64, statuses, st.lists(st.sampled_from([1, 2, 3, 4]), max_size=9), uint32, sentences, uint64, uint64)
 def test_an_answer_to_a_report_arrives_as_it_was_sent(
-    incarnation, status, sections, delay_ms, detail, known, conflicting
-):
+    incarnation: int, status: Status, sections: list[int], delay_ms: int, detail: str, known: int, conflicting: int
+) -> None:
     sent = messages.ApplyReply(incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known, conflicting)
     arrived = wire.decode_apply_reply(travelled(wire.encode_apply_reply(sent)))
     assert arrived.section_statuses.tolist() == sections
@@ -128,7 +137,7 @@ def test_an_answer_to_a_report_arrives_as_it_was_sent(
 @given(
     st.lists(st.tuples(uint64, st.sampled_from(Verdict), st.sampled_from(["", "unread", "unfinished"])), max_size=20)
 )
-def test_outcomes_arrive_as_they_were_reported(reported):
+def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict, str]]) -> None:
     reasons = ("unread", "unfinished")
     reason_ids = [reasons.index(reason) + 1 if reason else 0 for _, _, reason in reported]
     outcomes = Outcomes(
@@ -150,9 +159,10 @@ def test_outcomes_arrive_as_they_were_reported(reported):
     assert heard == reported
 
 
-def report(**fields) -> pb.ApplyRequest:
+def report(**fields: Any) -> pb.ApplyRequest:
     two = column([1, 2]).tobytes()
-    return pb.ApplyRequest(**{"identity": pb.Identity(high=1), "root_ids": two, "ack_vals": two} | fields)
+    defaults: dict[str, Any] = {"identity": pb.Identity(high=1), "root_ids": two, "ack_vals": two}
+    return pb.ApplyRequest(**defaults | fields)
 
 
 INITS = pb.Inits(session=1, batch=1)
@@ -177,13 +187,14 @@ MALFORMED_REPORTS = {
 
 
 @pytest.mark.parametrize("sentence", MALFORMED_REPORTS)
-def test_a_malformed_report_is_refused_by_name(sentence):
+def test_a_malformed_report_is_refused_by_name(sentence: str) -> None:
     with pytest.raises(wire.Malformed, match=sentence):
         wire.decode_apply(MALFORMED_REPORTS[sentence])
 
 
-def outcomes(**fields) -> pb.WatchReply:
-    return pb.WatchReply(**{"status": 1, "root_ids": b"x" * 16, "verdicts": b"\1\2"} | fields)
+def outcomes(**fields: Any) -> pb.WatchReply:
+    defaults: dict[str, Any] = {"status": 1, "root_ids": b"x" * 16, "verdicts": b"\1\2"}
+    return pb.WatchReply(**defaults | fields)
 
 
 MALFORMED_OUTCOMES = {
@@ -198,19 +209,19 @@ MALFORMED_OUTCOMES = {
 
 
 @pytest.mark.parametrize("sentence", MALFORMED_OUTCOMES)
-def test_malformed_outcomes_are_refused_by_name(sentence):
+def test_malformed_outcomes_are_refused_by_name(sentence: str) -> None:
     with pytest.raises(wire.Malformed, match=sentence):
         wire.decode_watch_reply(MALFORMED_OUTCOMES[sentence])
 
 
-def test_a_settlement_that_is_none_is_refused_by_name():
+def test_a_settlement_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(wire.Malformed, match="settlement: 0 is neither SETTLEMENT_DONE"):
         wire.decode_settle(pb.SettleRequest())
 
 
 @pytest.mark.parametrize("kind", DECODERS)
 @given(some_bytes)
-def test_bytes_of_any_kind_are_read_or_malformed(kind, content):
+def test_bytes_of_any_kind_are_read_or_malformed(kind: type[Any], content: bytes) -> None:
     with contextlib.suppress(wire.Malformed):
         DECODERS[kind](wire.parse(kind, content))
 
@@ -221,7 +232,9 @@ def test_bytes_of_any_kind_are_read_or_malformed(kind, content):
     columns=st.lists(some_bytes | st.sampled_from([b"", b"x" * 8, b"x" * 16, bytes([ACK, FAIL]), ONE]), min_size=4),
     reasons=st.lists(sentences, max_size=2),
 )
-def test_columns_of_any_length_are_read_or_malformed(identity, inits, columns, reasons):
+def test_columns_of_any_length_are_read_or_malformed(
+    identity: pb.Identity | None, inits: pb.Inits | None, columns: list[bytes], reasons: list[str]
+) -> None:
     root_ids, ack_vals, kinds, reason_ids = columns[:4]
     wired = pb.ApplyRequest(
         identity=identity,
@@ -242,7 +255,9 @@ def test_columns_of_any_length_are_read_or_malformed(identity, inits, columns, r
 
 @pytest.mark.parametrize("name", ["root_ids", "ack_vals"])
 def test_a_report_of_another_dtype_is_not_sent(name: str) -> None:
-    columns = {"root_ids": np.ones(2, np.uint64), "ack_vals": np.ones(2, np.uint64)} | {name: np.ones(2, np.int32)}
+    columns: dict[str, Any] = {"root_ids": np.ones(2, np.uint64), "ack_vals": np.ones(2, np.uint64)} | {
+        name: np.ones(2, np.int32)
+    }
     with pytest.raises(TypeError, match=f"{name} is int32: give an array of np.uint64"):
         wire.encode_apply(messages.Apply(Identity(1, 2), 0, messages.Entries(**columns)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import numpy as np
@@ -48,7 +49,7 @@ class Caller:
                 ("grpc.max_reconnect_backoff_ms", 300),
             ],
         )
-        self._stub = AckerStub(self.channel)
+        self._stub: Any = AckerStub(self.channel)  # type: ignore[no-untyped-call]  # generated
 
     def __enter__(self) -> Caller:
         return self
@@ -57,7 +58,7 @@ class Caller:
         self.channel.close()
 
     def raw(self, method: str, content: bytes) -> bytes:
-        call = self.channel.unary_unary(f"/acker.v1.Acker/{method}", _registered_method=False)
+        call: Any = self.channel.unary_unary(f"/acker.v1.Acker/{method}", None, None)
         return bytes(call(content, timeout=TIMEOUT_S))
 
     def hello(self, version: int = PROTOCOL_VERSION) -> HelloReply:
@@ -69,7 +70,7 @@ class Caller:
     def open_batch(self, request: OpenBatch) -> OpenBatchReply:
         return wire.decode_open_batch_reply(self._stub.OpenBatch(wire.encode_open_batch(request), timeout=TIMEOUT_S))
 
-    def opening(self, request: OpenBatch) -> grpc.Future:
+    def opening(self, request: OpenBatch) -> Any:
         """An OpenBatch that is under way."""
         return self._stub.OpenBatch.future(wire.encode_open_batch(request), timeout=TIMEOUT_S)
 
@@ -91,7 +92,7 @@ class Caller:
         request = Watch(source, session, lease_ms, limits, confirmed, wait_ms, close=close)
         return wire.decode_watch_reply(self._stub.Watch(wire.encode_watch(request), timeout=TIMEOUT_S))
 
-    def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> grpc.Future:
+    def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> Any:
         """A watch that is under way; ``.result()`` is its answer as protobuf."""
         request = wire.encode_watch(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
         return self._stub.Watch.future(request, timeout=TIMEOUT_S)

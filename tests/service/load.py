@@ -7,13 +7,14 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
-from caller import Caller, acks, inits, roots_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from acker_protocol.messages import Status, Verdict, WatchReply
+from tests.service.caller import Caller, acks, inits, roots_of
 
 ROOTS_A_REPORT = 50
 # A server that is away is not asked without a pause: it needs the processor to come back.
@@ -66,7 +67,7 @@ class Load:
                 roots = roots_of(range(number * ROOTS_A_REPORT, (number + 1) * ROOTS_A_REPORT))
                 self._sent |= set(roots.tolist())
                 for message in (inits(roots, 2 * number), acks(roots, 2 * number + 1)):
-                    status = self._until_answered(lambda message=message: caller.apply(message).status)
+                    status = self._until_answered(partial(caller.apply, message)).status
                     assert status in (Status.APPLIED, Status.DUPLICATE)
                 number += 1
                 self.reports += 2

@@ -6,14 +6,15 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from caller import Caller, ack_a_tree, acks, inits, roots_of
 
 from acker_protocol import ids, wire
+from acker_protocol.ids import Column
 from acker_protocol.messages import (
     FAIL,
     Apply,
@@ -33,6 +34,7 @@ from acker_service.doors.servicer import CallRefused, Servicer
 from acker_service.server import Server
 from acker_service.shared import SharedShard
 from acker_service.system.workers import Workers
+from tests.service.caller import Caller, ack_a_tree, acks, inits, roots_of
 
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
 REQUESTS = {
@@ -59,7 +61,7 @@ def caller(server: Server) -> Iterator[Caller]:
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code(), caught.value.details()
+    return caught.value.code(), caught.value.details() or ""
 
 
 # -- malformed on the wire
@@ -89,7 +91,9 @@ MALFORMED = {
         identity=IDENTITY, inits=pb.Inits(session=1, covered=b"\1" + bytes(15))
     ),
     "settlement: 9 is neither SETTLEMENT_DONE (1) nor SETTLEMENT_ABANDON (2)": pb.SettleRequest(
-        session=1, number=1, settlement=9
+        session=1,
+        number=1,
+        settlement=9,  # type: ignore[arg-type]
     ),
 }
 
@@ -105,7 +109,7 @@ def test_malformed_columns_are_told_which_field_and_why(caller: Caller, sentence
 
 def test_bytes_that_are_no_message_are_told_so(caller: Caller) -> None:
     for method in METHODS:
-        code, said = refusal(lambda method=method: caller.raw(method, b"\xff\xff\xff"))
+        code, said = refusal(partial(caller.raw, method, b"\xff\xff\xff"))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert said == f"{method}: {method}Request: 3 bytes that are not such a message"
 
@@ -151,7 +155,9 @@ def in_wire_order(roots: np.ndarray) -> np.ndarray:
     ],
     ids=["descending", "twice", "root 0", "a slot that comes back"],
 )
-def test_entries_out_of_order_are_invalid_and_leave_no_trace(caller: Caller, disorder: Callable) -> None:
+def test_entries_out_of_order_are_invalid_and_leave_no_trace(
+    caller: Caller, disorder: Callable[[Column], Column]
+) -> None:
     caller.begin()
     good = in_wire_order(roots_of(range(50)))
     bad = np.ascontiguousarray(disorder(good))
@@ -328,7 +334,7 @@ def answer(caller: Caller, method: str, content: bytes) -> tuple[grpc.StatusCode
     try:
         caller.raw(method, content)
     except grpc.RpcError as error:
-        return error.code(), error.details()
+        return error.code(), error.details() or ""
     return grpc.StatusCode.OK, ""
 
 

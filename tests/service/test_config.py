@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def test_off_switches_off() -> None:
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_an_error_names_the_option_as_flag_and_as_variable(option: dataclasses.Field) -> None:
+def test_an_error_names_the_option_as_flag_and_as_variable(option: dataclasses.Field[Any]) -> None:
     if option.metadata["shape"] in ("a directory", "a path"):
         assert config.flag(option.name) in complaint([config.flag(option.name), "a", config.flag(option.name), "b"])
         return
@@ -61,7 +62,7 @@ def test_an_error_names_the_option_as_flag_and_as_variable(option: dataclasses.F
 @pytest.mark.parametrize(
     "option", [option for option in OPTIONS if option.metadata["low"] is not None], ids=lambda option: option.name
 )
-def test_a_value_out_of_its_range_is_told_the_range(option: dataclasses.Field) -> None:
+def test_a_value_out_of_its_range_is_told_the_range(option: dataclasses.Field[Any]) -> None:
     for value in (option.metadata["low"] - 1, option.metadata["high"] + 1):
         said = complaint([f"{config.flag(option.name)}={value}"])
         assert config.label(option.name) in said

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from caller import SESSION, acks, inits, roots_of
 
 from acker_protocol.messages import Limits, OpenBatch, Settle, Settlement, Watch
 from acker_service.core.shard import Shard
 from acker_service.core.stats import SourceStats
+from tests.service.caller import SESSION, acks, inits, roots_of
 
 
 @pytest.fixture
@@ -83,7 +85,8 @@ def test_ages_travel_with_the_state_to_another_clock(shard: Shard) -> None:
     shard.apply(inits(roots_of(range(5)), 0, batch=1), 4.0)
     again = Shard.restore(shard.dump(10.0), incarnation=3, now=5000.0)
     assert again.oldest_pending_age_s(5001.0) == pytest.approx(7.0)
-    assert again.source_stats(5001.0) == [SourceStats("orders", 5, pytest.approx(11.0))]
+    age_s: Any = pytest.approx(11.0)
+    assert again.source_stats(5001.0) == [SourceStats("orders", 5, age_s)]
 
 
 def test_a_source_has_its_pending_roots_and_the_time_since_it_watched(shard: Shard) -> None:

@@ -9,21 +9,21 @@ from typing import Any
 
 import grpc
 import pytest
-from caller import Caller, ack_a_tree, eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from half_sent import HalfSender
-from pages import page
 
 from acker_service.server import Server
 from acker_service.system.workers import STALLED_MAX, Workers
+from tests.service.caller import Caller, ack_a_tree, eventually
+from tests.service.half_sent import HalfSender
+from tests.service.pages import page
 
 StartServer = Callable[..., Server]
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def health(caller: Caller) -> int:
-    stub = health_pb2_grpc.HealthStub(caller.channel)
-    return stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status
+    stub: Any = health_pb2_grpc.HealthStub(caller.channel)
+    return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status)
 
 
 @pytest.mark.parametrize("method", ["Apply", "Watch"])
@@ -85,11 +85,11 @@ def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(star
 
 def test_a_call_without_a_request_is_told_that_it_takes_one(start_server: StartServer) -> None:
     with Caller(start_server().address) as caller:
-        call = caller.channel.stream_unary("/acker.v1.Acker/Apply", _registered_method=False)
+        call: Any = caller.channel.stream_unary("/acker.v1.Acker/Apply", None, None)
         with pytest.raises(grpc.RpcError) as caught:
             call(iter(()), timeout=20)
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert "without a request" in caught.value.details()
+    assert "without a request" in str(caught.value.details())
 
 
 # -- the threads alone
@@ -107,9 +107,12 @@ class Stall:
     def until_crowded(self, clock: list[float]) -> None:
         """Until all threads that there may be receive."""
         while self.begun < 2 + STALLED_MAX:
-            begun = self.begun
             clock[0] += 0.06
-            eventually(lambda begun=begun: (self.workers.relieve(), self.begun > begun)[1])
+            self.await_begun(self.begun + 1)
+
+    def await_begun(self, number: int) -> None:
+        """Until so many have begun to receive."""
+        eventually(lambda: (self.workers.relieve(), self.begun >= number)[1])
 
     def submit_busy(self, busy: threading.Event) -> Any:
         """A task whose request arrives with ``arrive``; then it works until ``busy`` is set."""
@@ -177,7 +180,8 @@ def test_at_the_bound_the_request_that_has_been_arriving_for_longest_makes_room(
     for number in range(most):
         stall.submit(number)
         clock[0] += 0.1
-        eventually(lambda number=number: (workers.relieve(), stall.begun == number + 1)[1])
+        stall.await_begun(number + 1)
+        assert stall.begun == number + 1
     done = workers.submit(lambda: "done")
     workers.relieve()
     assert stall.cancelled == []

@@ -13,14 +13,14 @@ from typing import Any
 
 import grpc
 import pytest
-from caller import Caller, eventually
-from pages import page
 
 from acker_client import AckerClient
 from acker_client.errors import AckerError
 from acker_service.doors import http
 from acker_service.doors.http import HttpDoor, text
 from acker_service.server import Server
+from tests.service.caller import Caller, eventually
+from tests.service.pages import page
 
 
 class Door:
@@ -133,7 +133,8 @@ def test_a_door_stops_whose_thread_has_not_run_yet(monkeypatch: pytest.MonkeyPat
     door = Door(fine=fine).door
     stopping = threading.Thread(target=door.stop, daemon=True)
     stopping.start()
-    eventually(lambda: bool(door._loop._ready))
+    loop: Any = door._loop
+    eventually(lambda: bool(loop._ready))
     may_run.set()
     stopping.join(20)
     assert not stopping.is_alive()
@@ -174,12 +175,13 @@ def test_what_is_no_request_for_a_page_is_told_so(door: Door, request_bytes: byt
 
 def test_a_call_to_the_http_port_is_told_where_calls_go(start_server: Callable[..., Server]) -> None:
     server = start_server(http_port=0)
+    assert server.http_address
     with Caller(server.http_address) as caller:
         for _ in range(3):
             with pytest.raises(grpc.RpcError) as caught:
                 caller.hello()
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-            assert f"calls are taken at {server.address}" in caught.value.details()
+            assert f"calls are taken at {server.address}" in str(caught.value.details())
 
 
 def test_a_client_of_the_http_port_fails_at_once_and_says_which_port_it_is(

@@ -11,8 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from caller import SESSION, Caller, eventually, inits, roots_of
-from half_sent import HalfSender
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, Status, Watch
 from acker_service.core.shard import Shard
@@ -21,6 +19,8 @@ from acker_service.server import Server
 from acker_service.shared import SharedShard
 from acker_service.system import logs
 from acker_service.system.logs import Log, RateLimit
+from tests.service.caller import SESSION, Caller, eventually, inits, roots_of
+from tests.service.half_sent import HalfSender
 
 Lines = Callable[[str], list[dict[str, Any]]]
 SOURCE = {"source": "orders", "session": SESSION}

@@ -12,7 +12,6 @@ from typing import Any
 
 import grpc
 import pytest
-from caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_of
 
 from acker_protocol.messages import OpenBatch, Settlement, Status
 from acker_service.core.shard import Shard
@@ -20,6 +19,7 @@ from acker_service.doors.metrics import OTHER, SOURCES_MAX
 from acker_service.server import Server
 from acker_service.shared import SharedShard
 from acker_service.system.workers import Workers
+from tests.service.caller import SESSION, Caller, ack_a_tree, acks, eventually, inits, roots_of
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import itertools
 import random
 
 import pytest
-from caller import acks, inits, roots_of
 
-from acker_protocol.messages import Limits, Verdict, Watch
+from acker_protocol.messages import Limits, Verdict, Watch, WatchReply
 from acker_service.core.running_time import PAUSE_S, RESUME_S, RunningTime
 from acker_service.core.shard import Shard
 from acker_service.shared import SharedShard
+from tests.service.caller import acks, inits, roots_of
 
 TICK_S = 0.05
 
@@ -29,7 +29,7 @@ class Paused:
             self.now += TICK_S
             self.shared.tick()
 
-    def watch(self, lease_ms: int = 5_000, limits: Limits = Limits()) -> object:
+    def watch(self, lease_ms: int = 5_000, limits: Limits = Limits()) -> WatchReply:
         return self.shared.watch(Watch("test", 7, lease_ms, limits))
 
 

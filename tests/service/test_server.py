@@ -15,15 +15,15 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from caller import Caller, ack_a_tree, acks, eventually, inits, roots_of
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from pages import page
 
 from acker_protocol.messages import Identity, InitScope, Limits, OpenBatch, Settlement, Status, Verdict
 from acker_protocol.reports import fold, pack
 from acker_service.doors.state_file import StateDir
 from acker_service.server import Server, StartError
+from tests.service.caller import Caller, ack_a_tree, acks, eventually, inits, roots_of
+from tests.service.pages import page
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -39,7 +39,7 @@ def caller(server: Server) -> Any:
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    return caught.value.code(), caught.value.details()
+    return caught.value.code(), caught.value.details() or ""
 
 
 # -- calls

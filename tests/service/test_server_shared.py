@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
-from caller import acks, eventually, inits, roots_of
 
 from acker_protocol.messages import OpenBatch, Settle, Settlement, SettleReply, Status, Watch
 from acker_service.core.shard import Shard
 from acker_service.shared import SharedShard
+from tests.service.caller import acks, eventually, inits, roots_of
 
 BATCHES = range(1, 6)
 
@@ -20,8 +21,10 @@ BATCHES = range(1, 6)
 class SlowToSettle(Shard):
     """A shard that notes its sweeps, and does not begin one before it may."""
 
-    sweeps: list[int]
-    may_sweep: threading.Event
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.sweeps: list[int] = []
+        self.may_sweep = threading.Event()
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
         self.sweeps.append(len(requests))
@@ -32,34 +35,39 @@ class SlowToSettle(Shard):
 
 
 @pytest.fixture
-def shared() -> SharedShard:
-    shard = SlowToSettle(incarnation=1, generation=2)
-    shard.sweeps, shard.may_sweep = [], threading.Event()
-    shared = SharedShard(shard, clock=time.monotonic, max_watches=4, linger_s=0.001)
+def slow() -> SlowToSettle:
+    return SlowToSettle(incarnation=1, generation=2)
+
+
+@pytest.fixture
+def shared(slow: SlowToSettle) -> SharedShard:
+    shared = SharedShard(slow, clock=time.monotonic, max_watches=4, linger_s=0.001)
     shared.watch(Watch("test", 7, 600_000))
     for number in BATCHES:
         shared.open_batch(OpenBatch(7, number, number * 100, 5))
     return shared
 
 
-def test_settlements_that_arrive_together_share_a_sweep(shared: SharedShard) -> None:
+def test_settlements_that_arrive_together_share_a_sweep(shared: SharedShard, slow: SlowToSettle) -> None:
     with ThreadPoolExecutor(5) as pool:
         replies = [pool.submit(shared.settle, Settle(7, 1, Settlement.DONE))]
-        eventually(lambda: shared.shard.sweeps == [1])
+        eventually(lambda: slow.sweeps == [1])
         replies += [pool.submit(shared.settle, Settle(7, number, Settlement.DONE)) for number in BATCHES[1:]]
         eventually(lambda: shared.settlements == 4)
-        shared.shard.may_sweep.set()
+        slow.may_sweep.set()
         assert {(reply.result().status, reply.result().roots) for reply in replies} == {(Status.APPLIED, 5)}
-    assert shared.shard.sweeps == [1, 4]
+    assert slow.sweeps == [1, 4]
 
 
-def test_a_sweep_that_breaks_is_reported_to_all_who_shared_it_and_the_next_one_works(shared: SharedShard) -> None:
+def test_a_sweep_that_breaks_is_reported_to_all_who_shared_it_and_the_next_one_works(
+    shared: SharedShard, slow: SlowToSettle
+) -> None:
     with ThreadPoolExecutor(5) as pool:
         first = pool.submit(shared.settle, Settle(7, 1, Settlement.DONE))
-        eventually(lambda: shared.shard.sweeps == [1])
+        eventually(lambda: slow.sweeps == [1])
         broken = [pool.submit(shared.settle, Settle(7, number, Settlement.DONE)) for number in (2, 99)]
         eventually(lambda: shared.settlements == 2)
-        shared.shard.may_sweep.set()
+        slow.may_sweep.set()
         assert first.result().status == Status.APPLIED
         assert {type(reply.exception()) for reply in broken} == {ZeroDivisionError}
     assert shared.settle(Settle(7, 3, Settlement.DONE)).status == Status.APPLIED

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from twin import Twin, is_here
 
 from acker_protocol import ids, reports
 from acker_protocol.ids import Column
@@ -29,6 +28,7 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_service.core.shard import Shard
+from tests.service.twin import Twin, is_here
 
 SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.

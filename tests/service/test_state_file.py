@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from hypothesis.extra import numpy as hnp
 
 from acker_service.doors.state_file import StateDir, StateError
 
-ARRAYS = {
+Arrays = dict[str, np.ndarray]
+
+ARRAYS: Arrays = {
     "keys": np.arange(5, dtype=np.uint64),
     "flags": np.array([[1, 2], [3, 4]], np.uint8),
     "now": np.array(1.5),
@@ -29,16 +32,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, *parts: dict[str, np.ndarray]) -> None:
+def write(folder: Path, *parts: Arrays) -> None:
     state_dir = StateDir(str(folder))
     state_dir.write([(f"part {n}", part) for n, part in enumerate(parts)])
     state_dir.close()
 
 
-def read(folder: Path) -> list[dict[str, np.ndarray]]:
+def read(folder: Path) -> list[Arrays]:
     state_dir = StateDir(str(folder))
     try:
-        parts = list(state_dir.read())
+        stored = state_dir.read()
+        assert stored is not None
+        parts = list(stored)
         assert [name for name, _ in parts] == [f"part {n}" for n in range(len(parts))]
         return [arrays for _, arrays in parts]
     finally:
@@ -55,7 +60,7 @@ def complaint(folder: Path) -> str:
         state_dir.close()
 
 
-def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> None:
+def assert_same(left: Arrays, right: Arrays) -> None:
     assert list(left) == list(right)
     for name, array in left.items():
         assert (array.dtype, array.shape) == (right[name].dtype, right[name].shape)
@@ -74,7 +79,7 @@ def assert_same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> No
         max_size=3,
     )
 )
-def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, parts: list[dict]) -> None:
+def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, parts: list[Arrays]) -> None:
     folder = tmp_path_factory.mktemp("state")
     write(folder, *parts)
     for left, right in zip(read(folder), parts, strict=True):
@@ -82,12 +87,12 @@ def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_state_is_written_and_read_part_by_part(tmp_path: Path) -> None:
-    made: list[weakref.ref] = []
+    made: list[weakref.ref[Any]] = []
 
     class Counted(np.ndarray):
         """An array that can be counted."""
 
-    def parts() -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    def parts() -> Iterator[tuple[str, Arrays]]:
         for n in range(20):
             array = np.full(1000, n, np.uint64).view(Counted)
             made.append(weakref.ref(array))

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from caller import Caller, eventually, inits, roots_of
-from load import Load
-from pages import page
 
 from acker_protocol.messages import OpenBatch
 from acker_service import server as server_module
 from acker_service.doors.state_file import StateDir
 from acker_service.server import Server
+from tests.service.caller import Caller, eventually, inits, roots_of
+from tests.service.load import Load
+from tests.service.pages import page
 
 SYS_TGKILL = {"x86_64": 234, "aarch64": 131}[os.uname().machine]
 
@@ -122,6 +122,11 @@ def test_a_hurried_stop_waits_for_no_call_and_writes_the_state(
         assert calling.exception() is not None
 
 
+def await_progress(load: Load) -> None:
+    reports, probes = load.reports, load.probes
+    eventually(lambda: load.reports > reports + 20 and load.probes > probes + 20, 60)
+
+
 @pytest.mark.parametrize("stops", [5, pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(1500)])])
 def test_every_sigterm_under_load_is_a_clean_stop_that_costs_no_replay(
     server_process: Callable[..., Any], tmp_path: Path, stops: int
@@ -130,8 +135,7 @@ def test_every_sigterm_under_load_is_a_clean_stop_that_costs_no_replay(
     load = Load(process.address, lambda: process.http_address)
     statuses = []
     for _ in range(stops):
-        reports, probes = load.reports, load.probes
-        eventually(lambda reports=reports, probes=probes: load.reports > reports + 20 and load.probes > probes + 20, 60)
+        await_progress(load)
         statuses.append(process.terminate())
         process.start()
     load.stop()

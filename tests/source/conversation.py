@@ -32,7 +32,7 @@ from acker_client.source import Batch, Emissions, Listener, Retry
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.run.run import Run
 from acker_protocol.messages import Verdict
-from tests.source.executors import Cluster
+from tests.source.executors import NO_SPARK, Cluster, frame_of
 from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
 
 # What a drawn schedule has: records that always fail, by the end of their number.
@@ -131,11 +131,14 @@ class Conversation:
             max_uncommitted=given.get("open", 1000),
             retry=Retry(given.get("retries", 1), given.get("interruptions", 10)),
         )
-        self._run = self._exits.enter_context(source._begin(None))
+        self._run = self._exits.enter_context(source._begin(NO_SPARK))
 
     def say_batch(self, _: str) -> Iterator[str]:
-        if self._run is None or self._batch is not None:
-            yield "no run" if self._run is None else f"batch {self._batch.number} is open"
+        if self._run is None:
+            yield "no run"
+            return
+        if self._batch is not None:
+            yield f"batch {self._batch.number} is open"
             return
         self._batch = self._run.next_batch()
         yield "no more" if self._batch is None else f"batch {self._batch.number}"
@@ -145,13 +148,13 @@ class Conversation:
             yield "no batch"
             return
         how, *names = rest.split() or [""]
-        rows = self._batch.df.rows()
+        rows = frame_of(self._batch).rows()
         failing = tuple(name.removeprefix("*") for name in names if name.startswith("*"))
         is_bad = {row.root: row.value in names or row.value.endswith(failing or ("-",)) for row in rows}
         bad = {row.root: f"ValueError: {row.value}" for row in rows if how == "but" and is_bad[row.root]}
         last = next((k for k, row in enumerate(rows) if how == "until" and row.value in names), len(rows))
-        self._batch.df.fail(bad)
-        self._batch.df.ack(row for row in rows[: last + 1] if row.root not in bad)
+        frame_of(self._batch).fail(bad)
+        frame_of(self._batch).ack(row for row in rows[: last + 1] if row.root not in bad)
 
     def say_settle(self, error: str) -> Iterator[str]:
         if self._run is None or self._batch is None:

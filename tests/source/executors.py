@@ -21,6 +21,9 @@ from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 from acker_protocol.reports import fold, fold_updates
 from acker_testing import LocalServer, SimulatedTime
 
+# A source hands the session on to its environment and asks nothing of it itself; this environment needs none.
+NO_SPARK: Any = None
+
 
 @dataclass
 class Record:
@@ -124,6 +127,13 @@ class Log(Listener):
         self.dead += dead.records.tolist()
 
 
+def frame_of(batch: Batch) -> Frame:
+    """A batch's rows with what happens to them here: to mypy they are Spark's."""
+    frame: Any = batch.df
+    assert isinstance(frame, Frame)
+    return frame
+
+
 class Polling:
     """Watches only when it is asked, in the caller's thread: as time is simulated."""
 
@@ -203,16 +213,16 @@ class Cluster:
 
 def save_all(batch: Batch) -> None:
     """A job that processes every row."""
-    batch.df.ack(batch.df.rows())
+    frame_of(batch).ack(frame_of(batch).rows())
 
 
 def failing(bad: Callable[[Row], bool], reason: str = "ValueError: bad") -> Callable[[Batch], None]:
     """A job whose operator raises for some rows."""
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
-        batch.df.fail({row.root: reason for row in rows if bad(row)})
-        batch.df.ack(row for row in rows if not bad(row))
+        rows = frame_of(batch).rows()
+        frame_of(batch).fail({row.root: reason for row in rows if bad(row)})
+        frame_of(batch).ack(row for row in rows if not bad(row))
 
     return process
 
@@ -221,9 +231,9 @@ def breaking(bad: Callable[[Row], bool]) -> Callable[[Batch], None]:
     """A job that Spark cannot finish when some rows are in it."""
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         if any(bad(row) for row in rows):
             raise ArithmeticError("division by zero in a where")
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
     return process

@@ -107,7 +107,8 @@ class LogInput:
 
 class LogSource(Source):
     def __init__(self, log: Log, **options: Any) -> None:
-        super().__init__(Options.of({"name": "log", **options}))
+        given: Any = {"name": "log", **options}
+        super().__init__(Options.of(given))
         self.log = log
 
     def input(self) -> tuple[Input[Any], Any]:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def test_a_checkpoint_of_the_version_before_is_still_read(checkpoint: Checkpoint
 
 
 def test_a_checkpoint_that_does_not_say_what_is_done_is_refused(checkpoint: CheckpointFile) -> None:
-    for partitions in ([{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"):
+    wrong: list[Any] = [[{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"]
+    for partitions in wrong:
         saved = {"format": "acker-checkpoint", "version": 2, "source": "orders", "input": "files"}
         saved |= {"partitions": partitions, "digest": digest_of(partitions)}
         checkpoint.path.write_text(json.dumps(saved))

@@ -21,7 +21,7 @@ from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, S
 from acker_client.source.inputs.parquet import ParquetInput, find_parquet_files, schema_of
 from acker_client.source.run.environment import arrow_schema, spark_schema
 from tests.source.driven import Driven
-from tests.source.executors import Cluster, failing, save_all
+from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.logs import MemoryCheckpoint
 
 NUMBERS = pa.schema([("value", pa.string())])
@@ -244,9 +244,9 @@ def test_a_poison_row_ends_in_the_dead_letters_with_its_columns_and_a_restart_fi
     write(tmp_path / "a.parquet", [str(k) for k in range(30)])
     options: dict[str, Any] = {"name": "rows", "checkpoint": checkpoint, "dead_letters": tmp_path / "dead.jsonl"}
     options |= {"environment": cluster.environment(), "retry": Retry(max_retries=1, initial_s=0.0)}
-    summary = Parquet(tmp_path, batch_records=7, **options).run(None, failing(lambda row: row.value == "13"))
+    summary = Parquet(tmp_path, batch_records=7, **options).run(NO_SPARK, failing(lambda row: row.value == "13"))
     assert (summary.acked, summary.dead_lettered) == (29, 1)
     assert summary.checkpoint == "end of the input (1 file)"
     (letter,) = [json.loads(line) for line in (tmp_path / "dead.jsonl").open()]
     assert (letter["path"], letter["row"], letter["value"]) == (f"{tmp_path}/a.parquet", 13, {"value": "13"})
-    assert Parquet(tmp_path, **options).run(None, save_all).records == 0
+    assert Parquet(tmp_path, **options).run(NO_SPARK, save_all).records == 0

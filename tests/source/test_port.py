@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from acker_client.source import Batch, Emissions, Retry, SourceError
 from acker_client.source.run import run as run_module
-from tests.source.executors import Cluster, Log, breaking, failing, save_all
+from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of, save_all
 from tests.source.logs import Log as InMemory
 from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
 
@@ -52,7 +52,7 @@ def test_a_record_that_was_planned_and_does_not_exist_is_absent_and_done_at_once
     log.append("a", 10)
     log.compact("a", 3, 4)
     options: dict[str, Any] = {"listener": noted, "checkpoint": checkpoint, "dead_letters": letters}
-    summary = source(cluster, log, **options).run(None, save_all)
+    summary = source(cluster, log, **options).run(NO_SPARK, save_all)
     assert (summary.acked, summary.absent, summary.open, summary.replayed, summary.lost) == (8, 2, 0, 0, 0)
     assert (noted.absent, noted.failed, letters.letters) == (["a3", "a4"], [], [])
     assert checkpoint.saved["a"].done.to_runs() == [10]
@@ -68,7 +68,7 @@ def test_a_record_that_is_compacted_away_between_two_tries_is_absent(cluster: Cl
         if not batch.replays:
             log.compact("a", 5)
 
-    summary = source(cluster, log, listener=noted).run(None, process)
+    summary = source(cluster, log, listener=noted).run(NO_SPARK, process)
     assert (summary.acked, summary.absent, summary.failed, noted.absent) == (9, 1, 1, ["a5"])
 
 
@@ -78,12 +78,12 @@ def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) ->
     log.compact("a", 3)
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         if not batch.replays:
             cluster.server.start(with_state=False)
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
-    summary = source(cluster, log).run(None, process)
+    summary = source(cluster, log).run(NO_SPARK, process)
     assert (summary.acked, summary.absent, summary.lost) == (9, 1, 10)
 
 
@@ -96,7 +96,7 @@ def test_what_was_not_read_is_replayed_and_not_absent(cluster: Cluster) -> None:
         if batch.replays:
             save_all(batch)
 
-    summary = source(cluster, log).run(None, process)
+    summary = source(cluster, log).run(NO_SPARK, process)
     assert (summary.acked, summary.absent, summary.lost) == (9, 1, 10)
 
 
@@ -123,7 +123,7 @@ def test_every_record_that_exists_is_acked_or_dead_and_every_other_one_is_absent
             failing(lambda row: fault == "fails" and int(row.value[1:]) % 3 == 0)(batch)
 
     options: dict[str, Any] = {"listener": noted, "checkpoint": checkpoint, "dead_letters": letters}
-    summary = source(cluster, log, batch_records=batch_records, **options).run(None, process)
+    summary = source(cluster, log, batch_records=batch_records, **options).run(NO_SPARK, process)
     absent = {f"{partition}{k}" for partition in "ab" for k in missing if k not in (0, 39)}
     assert set(noted.absent) == absent
     assert (summary.acked + summary.dead_lettered + summary.absent, summary.open) == (80, 0)
@@ -137,8 +137,8 @@ def test_nothing_just_now_is_not_the_end(cluster: Cluster) -> None:
     values: list[str] = []
     began_s = cluster.time.clock()
     environment = replace(cluster.environment(), sleep=arriving(cluster, log, values))
-    for batch in source(cluster, log, environment=environment).batches(None):
-        values += [row.value for row in batch.df.rows()]
+    for batch in source(cluster, log, environment=environment).batches(NO_SPARK):
+        values += [row.value for row in frame_of(batch).rows()]
         save_all(batch)
     assert values == ["a0", "a1", "a2", "b0", "b1"]
     assert log.asked >= 3
@@ -162,7 +162,7 @@ def test_one_stuck_record_holds_up_its_own_partition_only_and_a_restart_reads_it
     log.append("a", 20)
     log.append("b", 20)
     stuck = Retry(initial_s=1000, cap_s=1000)
-    for batch in source(cluster, log, checkpoint=checkpoint, retry=stuck, batch_records=20).batches(None):
+    for batch in source(cluster, log, checkpoint=checkpoint, retry=stuck, batch_records=20).batches(NO_SPARK):
         failing(lambda row: row.value == "a7")(batch)
         if batch.number == 2:
             batch.done()
@@ -171,11 +171,11 @@ def test_one_stuck_record_holds_up_its_own_partition_only_and_a_restart_reads_it
     values: list[str] = []
 
     def process(batch: Batch) -> None:
-        values.extend(row.value for row in batch.df.rows())
+        values.extend(row.value for row in frame_of(batch).rows())
         save_all(batch)
 
     again = source(cluster, log, checkpoint=checkpoint)
-    summary = again.run(None, process)
+    summary = again.run(NO_SPARK, process)
     assert (values, summary.records, summary.holes, summary.checkpoint) == (["a7"], 1, 0, "a to 20, b to 20")
 
 
@@ -190,7 +190,7 @@ def test_a_partition_that_is_revoked_is_written_down_dropped_and_not_replayed(cl
         failing(lambda row: row.value in ("a2", "a3", "b5") and not batch.replays)(batch)
         log.revoked, log.is_ended = (["a"], False) if batch.number == 1 else ([], True)
 
-    summary = seen.run(None, process)
+    summary = seen.run(NO_SPARK, process)
     assert noted.revoked == [("a", [2, 3])]
     assert (summary.acked, summary.revoked, summary.replayed, summary.open) == (18, 2, 1, 0)
     assert {name: each.done.to_runs() for name, each in checkpoint.saved.items()} == {"a": [2, 2, 6], "b": [10]}
@@ -209,7 +209,7 @@ def test_reading_waits_before_more_holes_arise_than_a_checkpoint_holds(
         holes.append(sum(each.done.holes for each in checkpoint.saved.values()))
         failing(lambda row: int(row.value[1:]) % 2 == 1 and not batch.replays)(batch)
 
-    summary = source(cluster, log, retry=Retry(initial_s=50, cap_s=50), **options).run(None, process)
+    summary = source(cluster, log, retry=Retry(initial_s=50, cap_s=50), **options).run(NO_SPARK, process)
     assert (summary.acked, summary.open) == (60, 0)
     assert max(holes) == 4
     first_replay = next(k for k, (_, records) in enumerate(noted.emitted) if 1 in records and k)
@@ -223,24 +223,24 @@ def test_holes_of_an_earlier_run_do_not_hold_up_the_reading_that_closes_them(
 ) -> None:
     log, checkpoint = InMemory(), MemoryCheckpoint()
     log.append("a", 40)
-    for batch in source(cluster, log, checkpoint=checkpoint, retry=Retry(initial_s=50, cap_s=50)).batches(None):
+    for batch in source(cluster, log, checkpoint=checkpoint, retry=Retry(initial_s=50, cap_s=50)).batches(NO_SPARK):
         failing(lambda row: int(row.value[1:]) % 2 == 1)(batch)
         batch.done()
         break
     assert checkpoint.saved["a"].done.holes == 19
     monkeypatch.setattr(run_module, "HOLES_MAX", 4)
-    summary = source(cluster, log, checkpoint=checkpoint, batch_records=5).run(None, save_all)
+    summary = source(cluster, log, checkpoint=checkpoint, batch_records=5).run(NO_SPARK, save_all)
     assert (summary.acked, checkpoint.saved["a"].done.to_runs()) == (20, [40])
 
 
 def test_dead_letters_and_errors_call_a_record_by_the_columns_of_its_input(cluster: Cluster) -> None:
     log, letters = InMemory(), MemoryLetters()
     log.append("a", 5)
-    source(cluster, log, dead_letters=letters).run(None, failing(lambda row: row.value == "a3"))
+    source(cluster, log, dead_letters=letters).run(NO_SPARK, failing(lambda row: row.value == "a3"))
     (letter,) = letters.letters
     assert (dict(letter.origin), letter.value) == ({"partition": "a", "offset": 3}, b"a3")
     with pytest.raises(SourceError, match="1 for 'ValueError: bad': a:3\n"):
-        source(cluster, log, dead_letters=None).run(None, failing(lambda row: row.value == "a3"))
+        source(cluster, log, dead_letters=None).run(NO_SPARK, failing(lambda row: row.value == "a3"))
 
 
 def test_an_option_that_no_source_has_is_refused_by_name(cluster: Cluster) -> None:

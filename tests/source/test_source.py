@@ -16,7 +16,7 @@ from acker_client.core.registration import WatchResult
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.run.environment import Blame
 from tests.source.disks import full
-from tests.source.executors import Cluster, Log, Polling, breaking, failing, save_all
+from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
 QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
@@ -35,7 +35,7 @@ def test_every_record_is_acked_once_and_the_summary_says_so(cluster: Cluster) ->
     cluster.write("a.txt", *(f"line {k}" for k in range(25)))
     log = Log()
     source = cluster.source(batch_records=10, listener=log)
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         save_all(batch)
     summary = source.summary()
     assert (summary.records, summary.acked, summary.open, summary.batches) == (25, 25, 0, 3)
@@ -56,7 +56,7 @@ def test_a_record_that_fails_is_replayed_alone_and_then_acked(cluster: Cluster) 
         failing(lambda row: row.value in ("3", "7") and row.value not in once)(batch)
         once.update(("3", "7"))
 
-    source.run(None, process)
+    source.run(NO_SPARK, process)
     assert [records for _, records in log.emitted] == [list(range(10)), [3, 7]]
     assert log.failed == [(3, "ValueError: bad"), (7, "ValueError: bad")]
     assert sorted(log.acked) == list(range(10))
@@ -75,7 +75,7 @@ def test_replays_wait_for_their_backoff_and_new_records_do_not_wait_for_them(clu
 
     log = Clocked()
     retry = Retry(max_retries=2, initial_s=100, cap_s=1000)
-    cluster.source(retry=retry, listener=log, batch_records=10).run(None, failing(lambda row: row.value == "5"))
+    cluster.source(retry=retry, listener=log, batch_records=10).run(NO_SPARK, failing(lambda row: row.value == "5"))
     sizes = [len(records) for _, records in log.emitted]
     assert sizes == [10, 10, 10, 1, 1]
     assert emitted_at[3] - emitted_at[0] >= 50  # 0.5 x 100 s
@@ -92,9 +92,9 @@ def test_due_replays_and_new_records_share_a_batch_and_the_listener_is_told_of_e
 
     source = cluster.source(retry=Retry(max_retries=1, initial_s=0.0), listener=Told(), batch_records=10)
     replays = []
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         replays.append((batch.records, batch.replays))
-        failing(lambda row, number=batch.number: row.value in "37" and number == 1)(batch)
+        failing((lambda row: row.value in "37") if batch.number == 1 else (lambda row: False))(batch)
     assert told == [(1, list(range(10)), False), (2, [3, 7], True), (2, list(range(10, 18)), False)]
     assert replays == [(10, 0), (10, 2)]
     assert (source.summary().records, source.summary().acked, source.summary().replayed) == (18, 18, 2)
@@ -104,7 +104,7 @@ def test_a_batch_that_broke_is_replayed_without_new_records(cluster: Cluster) ->
     cluster.write("a.txt", *(str(k) for k in range(18)))
     log = Log()
     source = cluster.source(retry=Retry(initial_s=0.0), listener=log, batch_records=10)
-    source.run(None, breaking(lambda row: row.value == "3" and len(log.emitted) == 1))
+    source.run(NO_SPARK, breaking(lambda row: row.value == "3" and len(log.emitted) == 1))
     assert [len(records) for _, records in log.emitted] == [10, 10, 8]
 
 
@@ -112,7 +112,7 @@ def test_a_record_that_spent_its_retries_is_in_the_dead_letters_with_everything_
     cluster.write("a.txt", "good", "bad", "good")
     log = Log()
     source = cluster.source(retry=QUICK, listener=log)
-    source.run(None, failing(lambda row: row.value == "bad", "ValueError: bad" + TRACEBACK))
+    source.run(NO_SPARK, failing(lambda row: row.value == "bad", "ValueError: bad" + TRACEBACK))
     (letter,) = letters(cluster)
     assert letter["reason"] == "ValueError: bad" + TRACEBACK
     assert letter["attempts"] == {"failed": 4, "interrupted": 0}
@@ -129,7 +129,7 @@ def test_only_the_first_letter_of_an_operator_has_the_traceback(
 ) -> None:
     cluster.write("a.txt", "bad", "bad")
     reason = "items: ValueError: bad\nin two lines" + TRACEBACK
-    cluster.source(retry=Retry(max_retries=0)).run(None, failing(lambda row: True, reason))
+    cluster.source(retry=Retry(max_retries=0)).run(NO_SPARK, failing(lambda row: True, reason))
     assert [letter["reason"].count("Traceback") for letter in letters(cluster)] == [1, 0]
     assert caplog.text.count("somewhere") == 1
 
@@ -137,7 +137,7 @@ def test_only_the_first_letter_of_an_operator_has_the_traceback(
 def test_a_line_that_is_not_utf8_ends_in_the_dead_letters_with_its_position(cluster: Cluster) -> None:
     (cluster.folder / "a.txt").write_bytes(b"fine\nnot \xff fine\n")
     source = cluster.source(retry=QUICK)
-    source.run(None, save_all)
+    source.run(NO_SPARK, save_all)
     (letter,) = letters(cluster)
     assert letter["reason"].startswith(f"{cluster.folder}/a.txt:2 (byte 5): not valid UTF-8 at byte 9")
     assert letter["value_base64"] == "bm90IP8gZmluZQ=="
@@ -153,21 +153,21 @@ def test_too_many_dead_letters_stop_the_run_and_lose_nothing(cluster: Cluster) -
         "checkpoint": cluster.folder / "lines.ckpt",
     }
     with pytest.raises(TooManyDeadLetters, match=r"max_dead_share=0\.01") as stopped:
-        cluster.source(**options).run(None, failing(lambda row: True, "TypeError: first day"))
+        cluster.source(**options).run(NO_SPARK, failing(lambda row: True, "TypeError: first day"))
     assert "\n  100 for 'TypeError: first day': " in str(stopped.value)
     assert f"{cluster.folder}/a.txt:1, {cluster.folder}/a.txt:2, {cluster.folder}/a.txt:3, ..." in str(stopped.value)
     assert f"are not in {cluster.folder / 'dead.jsonl'}" in str(stopped.value)
     assert "earlier" not in str(stopped.value)
     assert letters(cluster) == []
     source = cluster.source(**options)
-    source.run(None, save_all)
+    source.run(NO_SPARK, save_all)
     assert source.summary().acked == 1000
 
 
 def test_a_few_dead_letters_in_a_small_input_do_not_stop_the_run(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(20)))
     source = cluster.source(retry=Retry(max_retries=0), max_dead_share=0.01)
-    source.run(None, failing(lambda row: int(row.value) < 10))
+    source.run(NO_SPARK, failing(lambda row: int(row.value) < 10))
     assert source.summary().dead_lettered == 10
 
 
@@ -178,17 +178,17 @@ def test_the_dead_that_stopped_the_run_are_named_by_reason_and_origin_and_said_t
     cluster.write("b.txt", *(str(k) for k in range(20)))
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         early = {
             row.root: "TypeError: early" + TRACEBACK for row in rows if row.path.endswith("a.txt") and row.line <= 5
         }
         reasons = {row.root: f"ValueError: {row.line % 2}" for row in rows if row.path.endswith("b.txt")}
-        batch.df.fail(early | reasons)
-        batch.df.ack(row for row in rows if row.root not in early | reasons)
+        frame_of(batch).fail(early | reasons)
+        frame_of(batch).ack(row for row in rows if row.root not in early | reasons)
 
     source = cluster.source(retry=Retry(max_retries=0), max_dead_share=0.3, batch_records=20)
     with pytest.raises(TooManyDeadLetters) as stopped:
-        source.run(None, process)
+        source.run(NO_SPARK, process)
     a, b = f"{cluster.folder}/a.txt", f"{cluster.folder}/b.txt"
     assert str(stopped.value) == (
         "25 of 40 records have spent all retries, more than max_dead_share=0.3 allows: mend what fails and start again,"
@@ -205,11 +205,11 @@ def test_of_many_reasons_the_most_frequent_are_named(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
-        batch.df.fail({row.root: "often" if row.line % 2 else f"reason {row.line}" for row in rows})
+        rows = frame_of(batch).rows()
+        frame_of(batch).fail({row.root: "often" if row.line % 2 else f"reason {row.line}" for row in rows})
 
     with pytest.raises(TooManyDeadLetters) as stopped:
-        cluster.source(retry=Retry(max_retries=0), max_dead_share=0.0).run(None, process)
+        cluster.source(retry=Retry(max_retries=0), max_dead_share=0.0).run(NO_SPARK, process)
     told = str(stopped.value).splitlines()[1:-1]
     assert told[0].startswith("  15 for 'often': ")
     assert len(told) == 6
@@ -221,13 +221,13 @@ def test_a_full_disk_ends_the_run_by_a_sentence_with_the_file_and_the_next_start
     options: dict[str, Any] = {"checkpoint": cluster.folder / "c", "batch_records": 10, "retry": Retry(max_retries=0)}
     dead = full(cluster.folder / "dead.jsonl")
     with pytest.raises(SourceError, match=rf"dead letters cannot be written to {dead} \(No space left"):
-        cluster.source(**options).run(None, failing(lambda row: row.value == "13"))
+        cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value == "13"))
     dead.unlink()
     draft = full(cluster.folder / "c.new")
     with pytest.raises(SourceError, match=rf"checkpoint {cluster.folder / 'c'} cannot be written \(No space left"):
-        cluster.source(**options).run(None, save_all)
+        cluster.source(**options).run(NO_SPARK, save_all)
     draft.unlink()
-    summary = cluster.source(**options).run(None, failing(lambda row: row.value == "13"))
+    summary = cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value == "13"))
     assert (summary.acked, summary.dead_lettered) == (9, 1)
     assert [letter["value"] for letter in letters(cluster)] == ["13"]
 
@@ -235,7 +235,7 @@ def test_a_full_disk_ends_the_run_by_a_sentence_with_the_file_and_the_next_start
 def test_without_a_place_for_dead_letters_the_run_ends_with_the_option_to_give(cluster: Cluster) -> None:
     cluster.write("a.txt", "bad")
     with pytest.raises(SourceError, match=r"1 record has .*dead_letters='dead\.jsonl'") as stopped:
-        cluster.source(dead_letters=None, retry=Retry(max_retries=0)).run(None, failing(lambda row: True))
+        cluster.source(dead_letters=None, retry=Retry(max_retries=0)).run(NO_SPARK, failing(lambda row: True))
     assert f"  1 for 'ValueError: bad': {cluster.folder}/a.txt:1\nnothing is lost" in str(stopped.value)
 
 
@@ -243,7 +243,7 @@ def test_a_row_that_breaks_the_whole_job_ends_alone_in_the_dead_letters(cluster:
     cluster.write("a.txt", *(str(k) for k in range(300)))
     log = Log()
     source = cluster.source(retry=Retry(max_retries=2, initial_s=1, cap_s=4), listener=log)
-    source.run(None, breaking(lambda row: row.value == "137"))
+    source.run(NO_SPARK, breaking(lambda row: row.value == "137"))
     (letter,) = letters(cluster)
     assert (letter["value"], letter["attempts"]) == ("137", {"failed": 3, "interrupted": 0})
     assert letter["reason"] == "the batch failed: ArithmeticError: division by zero in a where"
@@ -260,12 +260,12 @@ def test_a_job_that_fails_once_is_replayed_as_it_was(cluster: Cluster) -> None:
 
     def process(batch: Batch) -> None:
         tried.append(batch.number)
-        batch.df.rows()
+        frame_of(batch).rows()
         if len(tried) == 1:
             raise OSError("disk full for a moment")
         save_all(batch)
 
-    source.run(None, process)
+    source.run(NO_SPARK, process)
     assert [len(records) for _, records in log.emitted] == [100, 100]
     assert source.summary().acked == 100
     assert {reason for _, reason in log.failed} != {""}
@@ -274,10 +274,10 @@ def test_a_job_that_fails_once_is_replayed_as_it_was(cluster: Cluster) -> None:
 def test_a_sink_whose_exception_was_swallowed_abandons_the_batch(cluster: Cluster) -> None:
     cluster.write("a.txt", "one", "two")
     source = cluster.source(retry=QUICK)
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         save_all(batch)
         if not batch.replays:
-            batch.df.evidence.error = OSError("the write failed at its commit")
+            frame_of(batch).evidence.error = OSError("the write failed at its commit")
     summary = source.summary()
     assert (summary.lost, summary.replayed, summary.acked) == (2, 2, 2)
 
@@ -288,10 +288,10 @@ def test_a_write_that_never_works_stops_the_run_instead_of_making_dead_letters_o
     cluster.write("a.txt", *(str(k) for k in range(5000)))
     source = cluster.source(retry=QUICK, checkpoint=cluster.folder / "c")
     with pytest.raises(Broken, match="64 batches in a row failed as a whole, the last with 'ArithmeticError"):
-        source.run(None, breaking(lambda row: True))
+        source.run(NO_SPARK, breaking(lambda row: True))
     assert letters(cluster) == []
     again = cluster.source(checkpoint=cluster.folder / "c")
-    assert again.run(None, save_all).acked == 5000
+    assert again.run(NO_SPARK, save_all).acked == 5000
 
 
 def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluster: Cluster) -> None:
@@ -300,9 +300,9 @@ def test_rows_that_were_not_read_are_replayed_and_not_counted_as_failures(cluste
     source = cluster.source(retry=QUICK, listener=log, partitions=4, batch_records=40)
 
     def process(batch: Batch) -> None:
-        batch.df.ack(batch.df.rows(slice(0, 4 if batch.replays else 1)))
+        frame_of(batch).ack(frame_of(batch).rows(slice(0, 4 if batch.replays else 1)))
 
-    summary = source.run(None, process)
+    summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.lost, summary.failed) == (40, 30, 0)
     assert {reason for _, reason in log.failed} == {"unread"}
 
@@ -312,9 +312,9 @@ def test_rows_dropped_behind_the_librarys_back_fail_as_unfinished(cluster: Clust
     source = cluster.source(retry=Retry(max_retries=0))
 
     def process(batch: Batch) -> None:
-        batch.df.ack(row for row in batch.df.rows() if row.value == "keep")
+        frame_of(batch).ack(row for row in frame_of(batch).rows() if row.value == "keep")
 
-    source.run(None, process)
+    source.run(NO_SPARK, process)
     assert [(letter["value"], letter["reason"]) for letter in letters(cluster)] == [("drop", "unfinished")]
 
 
@@ -323,12 +323,12 @@ def test_a_restart_goes_on_where_everything_before_was_done(cluster: Cluster) ->
     seen: list[str] = []
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         seen.extend(row.value for row in rows)
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
     source = cluster.source(checkpoint=cluster.folder / "c", batch_records=30)
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         process(batch)
         if batch.number == 2:
             batch.done()
@@ -337,9 +337,9 @@ def test_a_restart_goes_on_where_everything_before_was_done(cluster: Cluster) ->
     assert source.summary().acked == 60
     cluster.write("b.txt", "new")
     source = cluster.source(checkpoint=cluster.folder / "c")
-    source.run(None, process)
+    source.run(NO_SPARK, process)
     assert seen == [*(str(k) for k in range(100)), "new"]
-    assert cluster.source(checkpoint=cluster.folder / "c").run(None, process).records == 0
+    assert cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, process).records == 0
 
 
 def test_an_exception_in_the_loop_leaves_it_and_loses_nothing(cluster: Cluster) -> None:
@@ -347,8 +347,8 @@ def test_an_exception_in_the_loop_leaves_it_and_loses_nothing(cluster: Cluster) 
     source = cluster.source(checkpoint=cluster.folder / "c", batch_records=5)
 
     def loop() -> None:
-        for batch in source.batches(None):
-            batch.df.rows()
+        for batch in source.batches(NO_SPARK):
+            frame_of(batch).rows()
             if batch.number == 2:
                 raise KeyError("user code")
             save_all(batch)
@@ -358,7 +358,7 @@ def test_an_exception_in_the_loop_leaves_it_and_loses_nothing(cluster: Cluster) 
     summary = source.summary()
     assert (summary.records, summary.acked, summary.lost, summary.open) == (10, 5, 5, 5)
     again = cluster.source(checkpoint=cluster.folder / "c")
-    assert again.run(None, save_all).acked == 5
+    assert again.run(NO_SPARK, save_all).acked == 5
 
 
 class UserError(Exception):
@@ -416,7 +416,7 @@ def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
     source = cluster.source(checkpoint=cluster.folder / "c")
 
     def loop() -> None:
-        for batch in source.batches(None):
+        for batch in source.batches(NO_SPARK):
             save_all(batch)
             leaving(batch)
             break
@@ -424,13 +424,13 @@ def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
     with suppress(UserError):
         loop()
     assert (source.summary().acked, source.summary().lost) == (acked, 10 - acked)
-    assert cluster.source(checkpoint=cluster.folder / "c").run(None, save_all).acked == 10 - acked
+    assert cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, save_all).acked == 10 - acked
 
 
 def test_an_error_that_left_a_with_block_abandons_the_batch_though_the_loop_goes_on(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(10)))
     source = cluster.source()
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         save_all(batch)
         if batch.number == 1:
             _swallow_around_with(batch)
@@ -446,7 +446,7 @@ def test_an_error_of_the_program_ends_the_run_at_once_and_costs_no_record_anythi
         f"{cluster.folder}/a.txt", name="lines", dead_letters=cluster.folder / "dead.jsonl", environment=environment
     )
     with pytest.raises(UserError):
-        source.run(None, _raise)
+        source.run(NO_SPARK, _raise)
     assert (source.summary().batches, source.summary().dead_lettered, source.summary().open) == (1, 0, 8)
 
 
@@ -457,13 +457,13 @@ def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
     def process(failures: int) -> Callable[[Batch], None]:
         def body(batch: Batch) -> None:
             save_all(batch)
-            batch.frame.evidence.error = UserError() if batch.number <= failures else None
+            frame_of(batch).evidence.error = UserError() if batch.number <= failures else None
 
         return body
 
-    assert Files(f"{cluster.folder}/a.txt", name="lines", environment=environment).run(None, process(1)).acked == 8
+    assert Files(f"{cluster.folder}/a.txt", name="lines", environment=environment).run(NO_SPARK, process(1)).acked == 8
     with pytest.raises(UserError):
-        Files(f"{cluster.folder}/a.txt", name="lines", environment=environment).run(None, process(2))
+        Files(f"{cluster.folder}/a.txt", name="lines", environment=environment).run(NO_SPARK, process(2))
 
 
 def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_not_fail(cluster: Cluster) -> None:
@@ -472,12 +472,14 @@ def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_no
     source = cluster.source(listener=log, retry=Retry(max_retries=0, initial_s=0, cap_s=0))
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
-        batch.df.fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
-        batch.frame.evidence.unfinished_because = "its rows were evaluated more than once" if batch.number == 1 else ""
-        batch.df.ack(rows[4:] if batch.number == 1 else rows)
+        rows = frame_of(batch).rows()
+        frame_of(batch).fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
+        frame_of(batch).evidence.unfinished_because = (
+            "its rows were evaluated more than once" if batch.number == 1 else ""
+        )
+        frame_of(batch).ack(rows[4:] if batch.number == 1 else rows)
 
-    summary = source.run(None, process)
+    summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.dead_lettered, summary.lost, summary.failed) == (7, 1, 3, 1)
     assert {reason.partition(":")[0] for _, reason in log.failed} == {"ValueError", "unfinished"}
     assert any("evaluated more than once" in reason for _, reason in log.failed)
@@ -487,7 +489,7 @@ def test_a_source_and_a_batch_say_what_they_are(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(8)))
     source = cluster.source()
     assert repr(source) == "<Files 'lines', not started: 0 records, 0 acked, 0 dead letters, 0 open>"
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         assert repr(batch) == "<Batch 1: 8 records, 0 of them replays, open>"
         assert repr(source) == "<Files 'lines', running: 8 records, 0 acked, 0 dead letters, 8 open>"
         save_all(batch)
@@ -497,7 +499,7 @@ def test_a_source_and_a_batch_say_what_they_are(cluster: Cluster) -> None:
 def test_done_records_behind_an_open_one_are_in_the_checkpoint_and_not_read_again(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     source = cluster.source(checkpoint=cluster.folder / "c", batch_records=10, retry=Retry(initial_s=1000, cap_s=1000))
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         failing(lambda row: row.value == "12")(batch)
         if batch.number == 3:
             batch.done()
@@ -505,11 +507,11 @@ def test_done_records_behind_an_open_one_are_in_the_checkpoint_and_not_read_agai
     seen: list[str] = []
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         seen.extend(row.value for row in rows)
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
-    cluster.source(checkpoint=cluster.folder / "c").run(None, process)
+    cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, process)
     assert seen == ["12"]
 
 
@@ -522,13 +524,13 @@ def test_a_server_that_restarts_in_the_middle_of_a_batch_costs_replays_only_with
     source = cluster.source(retry=QUICK, listener=log)
 
     def process(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         if not batch.replays:
             cluster.server.stop()
             cluster.server.start(with_state=with_state)
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
-    for batch in source.batches(None):
+    for batch in source.batches(NO_SPARK):
         process(batch)
     summary = source.summary()
     assert (summary.acked, summary.lost, summary.replayed) == (20, *((0, 0) if with_state else (20, 20)))
@@ -555,7 +557,7 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
     cluster.write("a.txt", *(str(k) for k in range(20)))
     environment = replace(cluster.environment(), connect=lambda spark: cluster.client(losing(cluster)))
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, environment=environment)
-    assert source.run(None, save_all).replayed == 0
+    assert source.run(NO_SPARK, save_all).replayed == 0
     assert (source.summary().acked, source.summary().lost) == (20, 0)
 
 
@@ -569,16 +571,16 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
             if self.held is not None:
                 brought, self.held = self.held, None
                 return brought
-            brought = super().take(timeout_s)
-            if brought is None or not brought.generation_changed:
-                return brought
-            self.held = brought
+            heard = super().take(timeout_s)
+            if heard is None or not heard.generation_changed:
+                return heard
+            self.held = heard
             return None
 
     cluster.write("a.txt", *(str(k) for k in range(20)))
     environment = replace(cluster.environment(), connect=lambda spark: cluster.client(losing(cluster)), watch=Slow)
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, environment=environment)
-    assert source.run(None, save_all).replayed == 0
+    assert source.run(NO_SPARK, save_all).replayed == 0
     assert (source.summary().acked, source.summary().lost) == (20, 0)
 
 
@@ -602,10 +604,10 @@ def test_a_source_that_cannot_open_leaves_nothing_behind(cluster: Cluster) -> No
     environment = replace(cluster.environment(), connect=connect, watch=Stopping, parallelism=parallelism)
     with pytest.raises(RuntimeError, match="no executors"):
         Files(f"{cluster.folder}/a.txt", name="lines", checkpoint=checkpoint, environment=environment).run(
-            None, save_all
+            NO_SPARK, save_all
         )
     assert (stopped, clients[0].is_closed, cluster.server.shard.stats.sources) == ([True], True, 0)
-    assert cluster.source(checkpoint=checkpoint).run(None, save_all).acked == 1
+    assert cluster.source(checkpoint=checkpoint).run(NO_SPARK, save_all).acked == 1
 
 
 def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(cluster: Cluster) -> None:
@@ -619,7 +621,7 @@ def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(
             raise RuntimeError("UNKNOWN_BATCH in a task")
         save_all(batch)
 
-    summary = source.run(None, process)
+    summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.lost, summary.dead_lettered) == (2, 2, 0)
 
 
@@ -632,7 +634,7 @@ def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_
         if batch.replays:
             save_all(batch)
             return
-        batch.df.rows()
+        frame_of(batch).rows()
         cluster.server.stop()
 
     class Waking(Log):
@@ -642,7 +644,7 @@ def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_
 
     log = Waking()
     source = cluster.source(retry=QUICK, deadline_s=60.0, lease_s=1000.0, listener=log)
-    summary = source.run(None, process)
+    summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.lost) == (2, 2)
     assert {reason for _, reason in log.failed} == {"the server lost the batch"}
 
@@ -656,9 +658,9 @@ def test_no_server_at_all_ends_the_run_with_a_clear_error(cluster: Cluster) -> N
 
     source = cluster.source(batch_records=10, deadline_s=30.0, checkpoint=cluster.folder / "c", listener=Stopping())
     with pytest.raises(SourceError, match="no batch could be opened for 30 s"):
-        source.run(None, save_all)
+        source.run(NO_SPARK, save_all)
     cluster.server.start()
-    assert cluster.source(checkpoint=cluster.folder / "c").run(None, save_all).acked == 10
+    assert cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, save_all).acked == 10
 
 
 def test_a_batch_larger_than_the_server_ends_with_the_option_to_lower(cluster: Cluster) -> None:
@@ -667,8 +669,8 @@ def test_a_batch_larger_than_the_server_ends_with_the_option_to_lower(cluster: C
     cluster.server.shard = new_shard(max_pending=5)
     cluster.write("a.txt", *(str(k) for k in range(20)))
     with pytest.raises(SourceError, match="lower batch_records"):
-        cluster.source(deadline_s=20.0).run(None, save_all)
-    assert cluster.source(batch_records=5).run(None, save_all).acked == 20
+        cluster.source(deadline_s=20.0).run(NO_SPARK, save_all)
+    assert cluster.source(batch_records=5).run(NO_SPARK, save_all).acked == 20
 
 
 def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
@@ -680,7 +682,7 @@ def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
     def process(batch: Batch) -> None:
         failing(lambda row: not batch.replays)(batch)
 
-    source.run(None, process)
+    source.run(NO_SPARK, process)
     first_replay = next(k for k, (_, records) in enumerate(log.emitted) if k and records[0] == 0)
     assert first_replay == 2
     assert sorted(log.acked) == list(range(100))
@@ -692,7 +694,7 @@ def test_a_source_that_waits_for_its_server_says_so_at_its_start_and_before_a_ba
     cluster.write("a.txt", *(str(k) for k in range(20)))
     cluster.budget_s = 60.0
     cluster.stop_for(20.0)
-    batches = cluster.source(batch_records=10, lease_s=1000.0).batches(None)
+    batches = cluster.source(batch_records=10, lease_s=1000.0).batches(NO_SPARK)
     save_all(next(batches))
     assert [line[:21] for line in _warnings(caplog)] == ["waiting for the acker", "the acker at in-memor"]
     caplog.clear()
@@ -711,25 +713,25 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> None:
     cluster.write("a.txt", "one")
     source = cluster.source()
-    batches = source.batches(None)
+    batches = source.batches(NO_SPARK)
     save_all(next(batches))
     with pytest.raises(SourceError, match="is running already"):
-        next(source.batches(None))
+        next(source.batches(NO_SPARK))
     batches.close()
-    assert source.run(None, save_all).acked == 1
+    assert source.run(NO_SPARK, save_all).acked == 1
 
 
 def test_a_source_that_cannot_start_lets_go_of_its_checkpoint(cluster: Cluster) -> None:
     source = cluster.source(checkpoint=cluster.folder / "c")
     for _ in range(2):
         with pytest.raises(SourceError, match="nothing matches"):
-            next(source.batches(None))
+            next(source.batches(NO_SPARK))
     cluster.write("a.txt", "one")
     cluster.server.stop()
     with pytest.raises(Exception, match="stopped"):
-        next(source.batches(None))
+        next(source.batches(NO_SPARK))
     cluster.server.start()
-    assert source.run(None, save_all).acked == 1
+    assert source.run(NO_SPARK, save_all).acked == 1
 
 
 def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> None:
@@ -739,7 +741,7 @@ def test_the_files_that_a_source_writes_are_no_input_of_it(cluster: Cluster) -> 
         source = cluster.source(**options)
         (cluster.folder / "own.txt").touch()
         with pytest.raises(SourceError, match="is written by this source" if option == "dead_letters" else "own.txt"):
-            next(source.batches(None))
+            next(source.batches(NO_SPARK))
 
 
 @pytest.mark.parametrize(
@@ -774,7 +776,7 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts
 def test_what_is_done_is_in_the_checkpoint_before_the_next_batch_is_handed_out(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     lines: list[int] = []
-    for batch in cluster.source(checkpoint=cluster.folder / "c", batch_records=10).batches(None):
+    for batch in cluster.source(checkpoint=cluster.folder / "c", batch_records=10).batches(NO_SPARK):
         if batch.number > 1:
             partitions = json.loads((cluster.folder / "c").read_text())["partitions"]
             lines += [file["done"][0] for file in partitions]

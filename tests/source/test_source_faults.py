@@ -16,7 +16,7 @@ from acker_client import AckerClient, Settings
 from acker_client.source import Batch, Emissions, Retry, SourceError
 from acker_client.source.run.watcher import Watcher
 from acker_testing import LocalServer
-from tests.source.executors import Cluster, Frame, Log, Row
+from tests.source.executors import NO_SPARK, Cluster, Frame, Log, Row, frame_of
 
 FAULTS = [
     "fine",
@@ -54,7 +54,7 @@ class Job:
 
     def process(self, batch: Batch) -> None:
         fault = self.faults[batch.number - 1] if batch.number <= len(self.faults) else "fine"
-        frame: Frame = batch.df
+        frame = frame_of(batch)
         rows = frame.rows(slice(0, 1 if fault == "reads half" else None))
         victims, others = rows[::3], [row for index, row in enumerate(rows) if index % 3]
         if fault == "fails":
@@ -104,7 +104,7 @@ def test_every_record_is_acked_once_or_dead_lettered_once_and_never_acked_withou
         listener=judge, retry=retry, batch_records=batch_records, checkpoint=cluster.folder / "c", deadline_s=60.0
     )
     job = Job(cluster, faults)
-    summary = source.run(None, job.process)
+    summary = source.run(NO_SPARK, job.process)
     assert sorted(judge.acked + judge.dead) == list(range(lines))
     assert set(judge.acked_roots) <= job.committed
     assert (summary.acked, summary.dead_lettered, summary.open) == (len(judge.acked), len(judge.dead), 0)
@@ -139,7 +139,7 @@ def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(
             checkpoint=cluster.folder / "c",
         )
         with contextlib.suppress(KeyboardInterrupt):
-            source.run(None, process)
+            source.run(NO_SPARK, process)
         done.update(str(record) for record in judge.acked)
 
     run(faults, dies_at)
@@ -147,11 +147,11 @@ def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(
     seen: list[Row] = []
 
     def finish(batch: Batch) -> None:
-        rows = batch.df.rows()
+        rows = frame_of(batch).rows()
         seen.extend(rows)
-        batch.df.ack(rows)
+        frame_of(batch).ack(rows)
 
-    summary = cluster.source(checkpoint=cluster.folder / "c").run(None, finish)
+    summary = cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, finish)
     assert [int(row.value) for row in seen] == [k for k in range(30) if str(k) not in first]
     assert summary.acked == len(seen) == 30 - len(first)
 

@@ -1,7 +1,7 @@
 """What becomes of records, as conversations that can be read: ``tests/source/transcripts``.
 
-After a change that is meant to be seen, write them anew (``python -m tests.source.test_source_transcripts``) and read the
-difference.
+After a change that is meant to be seen, write them anew (``python -m tests.source.test_source_transcripts``) and read
+the difference.
 """
 
 from __future__ import annotations

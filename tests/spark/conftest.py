@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from acker_client.spark.driver.session import local_session
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 
 # Not named by this process: another one that was killed may have had its number, and left its tables there.
 LOCAL_DIR = Path(tempfile.mkdtemp(prefix="acker-spark-"))
@@ -37,8 +38,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _session() -> SparkSession:
-    # Workers unpickle `live_batch` and `faults` by name.
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Workers unpickle by name: `tests.spark.faults`, and a test module's own by the bare name that pytest gives it.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     spark = local_session("acker-tests", conf=CONF)
     spark.sparkContext.setLogLevel("OFF")
@@ -78,7 +79,7 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 @pytest.fixture
 def live(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
     """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live_batch.LiveBatch``."""
-    from live_batch import LiveBatch
+    from tests.spark.live_batch import LiveBatch
 
     trials: list[LiveBatch] = []
     conf("spark.acker.servers", server.address)

@@ -84,7 +84,7 @@ if __name__ == "__main__":
     session: Any = SparkSession.builder.remote("sc://127.0.0.1:1").getOrCreate()
     session.client.set_retry_policies([])
     # Else PySpark asks the server, before the first column, whether it shall note where columns are made.
-    errors._enable_debugging_cache = False  # type: ignore[attr-defined]
+    errors._enable_debugging_cache = False  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as made:
         json.dump({name: said(call) for name, call in calls(session, Path(made)).items()}, sys.stdout)
     sys.stdout.flush()

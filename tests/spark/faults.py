@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from pyspark import TaskContext
+
 PATIENCE_S = 60.0
 
 
@@ -34,6 +36,13 @@ def await_file(path: Path) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} never came")
         time.sleep(0.005)
+
+
+def task() -> TaskContext:
+    """The task that calls this."""
+    context = TaskContext.get()
+    assert context is not None
+    return context
 
 
 def kill_this_worker() -> None:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import faults
-from cluster import start_cluster
-from live_batch import LiveBatch, texts, words_of
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row
 
 from acker_client.spark import operator, sink
 from acker_client.spark.driver.session import local_session, prepare
+from tests.spark import faults
+from tests.spark.cluster import start_cluster
+from tests.spark.live_batch import LiveBatch, texts, words_of
 
 EAGER = {
     "spark.executor.memory": "512m",
@@ -43,9 +42,9 @@ def both_at_the_end(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
     def hand_on(batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
-        if TaskContext.get().partitionId() == 1 and not faults.first_time(folder, "original"):
+        if faults.task().partitionId() == 1 and not faults.first_time(folder, "original"):
             faults.first_time(folder, "copy")
-        elif TaskContext.get().partitionId() == 1:
+        elif faults.task().partitionId() == 1:
             faults.await_file(folder / "copy")
 
     return hand_on

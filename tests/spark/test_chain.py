@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from chains import SCOPE, SETTINGS, Texts, arriving, failed, ledger, over_arrow, reading, run, sink, words
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
@@ -19,6 +18,7 @@ from acker_client.spark.task.chain import Arriving, Chain
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest
+from tests.spark.chains import SCOPE, SETTINGS, Texts, arriving, failed, ledger, over_arrow, reading, run, sink, words
 
 TEXT = st.text("ab ", max_size=8)
 TEXTS = st.lists(TEXT, min_size=1, max_size=25)
@@ -177,7 +177,7 @@ def test_a_record_that_cannot_be_read_is_emitted_failed_and_not_handed_on() -> N
 def test_a_task_that_is_closed_early_has_said_nothing() -> None:
     sent: list[Report] = []
     batches = iter([pa.RecordBatch.from_pydict({"id": [0]})])
-    task = Chain(SETTINGS, reading(["a b"] * 50, at_once=10), (words(), sink())).run(batches, sent.append)
+    task: Any = Chain(SETTINGS, reading(["a b"] * 50, at_once=10), (words(), sink())).run(batches, sent.append)
     next(task)
     task.close()
     assert sent == []
@@ -208,7 +208,8 @@ def test_copies_of_a_row_are_refused_before_anything_is_said() -> None:
 def test_large_output_is_handed_on_in_bounded_batches() -> None:
     batches = iter([pa.RecordBatch.from_pydict({"id": [0]})])
     chain = Chain(SETTINGS, reading(["w " * 200_000]), (words(), sink()))
-    sizes = [batch.num_rows for batch in chain.run(batches, [].append)]
+    sent: list[Report] = []
+    sizes = [batch.num_rows for batch in chain.run(batches, sent.append)]
     assert sum(sizes) == 200_000
     assert max(sizes) <= 1 << 17
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,7 +18,9 @@ SETTINGS = Settings(servers=("acker.example:7070",))
 
 
 @pytest.mark.matrix
-def test_every_executor_of_a_local_session_reaches_the_server(spark: SparkSession, server, capsys) -> None:
+def test_every_executor_of_a_local_session_reaches_the_server(
+    spark: SparkSession, server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     report = check(spark, Settings(servers=(server.address,)))
 
     assert report.ok, report.problems
@@ -26,7 +29,7 @@ def test_every_executor_of_a_local_session_reaches_the_server(spark: SparkSessio
     assert "everything is in place" in capsys.readouterr().out
 
 
-def test_a_server_that_is_not_there_is_told_with_what_to_do(spark: SparkSession, server) -> None:
+def test_a_server_that_is_not_there_is_told_with_what_to_do(spark: SparkSession, server: Any) -> None:
     address = server.address
     server.stop()
     report = check(spark, Settings(servers=(address,), budget_s=0.5))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 from pyspark.sql import Row, SparkSession
 
 from acker_client.spark import Collector, CollectorError, collector_settings
@@ -15,6 +14,7 @@ from acker_client.spark.core.tally import Report
 from acker_client.spark.driver.session import SessionError
 from acker_protocol.ids import MASK, edge0, identity_of, identity_term
 from acker_protocol.messages import ACK, FAIL, RESET
+from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 
 ROOT = 13 << 60
 EDGE = edge0(ROOT)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, FAILED, LiveBatch, texts
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import compat
 from acker_client.spark import functions as AF
+from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
 

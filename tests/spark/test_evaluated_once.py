@@ -89,7 +89,7 @@ def acks_counted_before(rows: DataFrame) -> None:
 
 def acks_looked_at_after(rows: DataFrame) -> None:
     acked = rows.select("number", AF.ack())
-    acked.foreachPartition(list)
+    acked.foreachPartition(list)  # type: ignore[arg-type]
     acked.first()
 
 

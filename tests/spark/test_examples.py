@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_batch import ACKED
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.spark import sink
+from tests.spark.live_batch import ACKED
 
 README = Path(__file__).parents[2] / "README.md"
 NOTES = ["apple pear apple", "pear", "plum"]

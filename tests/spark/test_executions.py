@@ -231,8 +231,9 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "RDD count": (lambda rows, _: rows.rdd.count(), "counted them"),
     "RDD iterator that is left": (lambda rows, _: next(rows.rdd.toLocalIterator()), "it "),
     "foreachPartition behind a limit": (lambda rows, _: rows.limit(5).foreachPartition(read), "it "),
+    # What is ignored from here on is what PySpark runs and its annotations refuse.
     "foreachPartition that reads one row": (
-        lambda rows, _: rows.foreachPartition(lambda part: next(part, None) and None),
+        lambda rows, _: rows.foreachPartition(lambda part: next(part, None) and None),  # type: ignore[arg-type]
         "read a part",
     ),
     "foreachPartition that reads nothing": (
@@ -260,7 +261,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "wrote 5",
     ),
     "an RDD in other partitions that are not read": (
-        lambda rows, _: rows.rdd.repartition(4).foreachPartition(lambda part: next(part, None) and None),
+        lambda rows, _: rows.rdd.repartition(4).foreachPartition(lambda part: next(part, None) and None),  # type: ignore[call-overload]
         "read a part",
     ),
     "an RDD, coalesced and not read": (lambda rows, _: rows.rdd.coalesce(2).foreachPartition(nothing), "read a part"),
@@ -276,7 +277,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: next(rows.rdd.repartition(4).toLocalIterator()),
         "it ",
     ),
-    "an RDD of parts, collected": (lambda rows, _: rows.rdd.mapPartitions(one_batch).collect(), "read a part"),
+    "an RDD of parts, collected": (lambda rows, _: rows.rdd.mapPartitions(one_batch).collect(), "read a part"),  # type: ignore[arg-type]
     "toDF of an RDD that is not read": (lambda rows, _: rows.rdd.toDF().foreachPartition(nothing), "read a part"),
     "a frame from an RDD behind a function that reads a part": (
         lambda rows, _: noop(

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import faults
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, LiveBatch, texts, words_of
-from pyspark import TaskContext
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.spark import arrow_operator, branch, operator, sink
+from tests.spark import faults
+from tests.spark.live_batch import ACKED, LiveBatch, texts, words_of
 
 Options = Callable[[str, str], None]
 Start = Callable[..., LiveBatch]
@@ -275,7 +274,7 @@ def test_arrow_operators_are_run_again_as_rows_are(live: Start, tmp_path: Path) 
             )
             for word in text.split()
         ]
-        if TaskContext.get().partitionId() == 0 and faults.first_time(tmp_path):
+        if faults.task().partitionId() == 0 and faults.first_time(tmp_path):
             faults.kill_this_worker()
         numbers, kept, parents = zip(*found, strict=True)
         return pa.RecordBatch.from_pydict({"number": numbers, "word": kept}), list(parents)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import faults
 import pytest
-from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
-from pyspark import TaskContext
-from test_faults_replay import assert_no_false_ack, complete, made
 
 from acker_client.spark import Collector
+from tests.spark import faults
+from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts, words_of
+from tests.spark.test_faults_replay import assert_no_false_ack, complete, made
 
 Start = Callable[..., LiveBatch]
-Rows = Iterator[Any]
+Rows = Iterable[Any]
 
 
 def splitting(batch: LiveBatch) -> Callable[[Rows], Rows]:
@@ -37,7 +36,7 @@ def writing(batch: LiveBatch, folder: Path) -> Callable[[Rows], None]:
     folder.mkdir()
 
     def write(rows: Rows) -> None:
-        partition = TaskContext.get().partitionId()
+        partition = faults.task().partitionId()
         with Collector("write", settings) as out:
             lines = []
             for row in rows:
@@ -108,7 +107,7 @@ def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path,
     settings, write = batch.settings, writing(batch, tmp_path / "out")
 
     def fickle(rows: Rows) -> Rows:
-        attempt = faults.attempt_of(tmp_path, f"map.{TaskContext.get().partitionId()}")
+        attempt = faults.attempt_of(tmp_path, f"map.{faults.task().partitionId()}")
         with Collector("fickle", settings) as out:
             for row in rows:
                 for shown, ordinal, count, word in made(how, row.text, attempt):

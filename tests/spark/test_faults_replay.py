@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import faults
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, FAILED, LOST, LiveBatch, texts, words_of
 from py4j.protocol import Py4JJavaError
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
-from test_faults_no_replay import WORDS, shout, sink_to, words, written
 
 from acker_client import Settings
 from acker_client.spark import MovingBoundaries, arrow_operator, operator, sink
+from tests.spark import faults
+from tests.spark.live_batch import ACKED, FAILED, LOST, LiveBatch, texts, words_of
+from tests.spark.test_faults_no_replay import WORDS, shout, sink_to, words, written
 
 Options = Callable[[str, str], None]
 Start = Callable[..., LiveBatch]
@@ -63,7 +62,7 @@ def assert_no_false_ack(live: LiveBatch, whole: set[int]) -> None:
     assert acked <= whole, f"acked without their rows: {sorted(acked - whole)}"
 
 
-def len_of(rows: Iterator[Any]) -> Iterator[int]:
+def len_of(rows: Iterable[Any]) -> Iterator[int]:
     yield sum(1 for _ in rows)
 
 
@@ -84,7 +83,7 @@ def fickle_rows(how: str, folder: Path) -> Any:
 
     @operator(MADE)
     def fickle(row: Row) -> Iterator[Any]:
-        context = TaskContext.get()
+        context = faults.task()
         task = context.taskAttemptId()
         if task not in attempts:
             attempts[task] = faults.attempt_of(folder, f"map.{context.partitionId()}")
@@ -97,7 +96,7 @@ def fickle_rows(how: str, folder: Path) -> Any:
 def fickle_arrow(how: str, folder: Path) -> Any:
     @arrow_operator(MADE)
     def fickle(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
-        attempt = faults.attempt_of(folder, f"map.{TaskContext.get().partitionId()}")
+        attempt = faults.attempt_of(folder, f"map.{faults.task().partitionId()}")
         columns: dict[str, list[Any]] = {name: [] for name in ("number", "attempt", "ordinal", "count", "word")}
         parents: list[int] = []
         pairs = zip(rows.column("number").to_pylist(), rows.column("text").to_pylist(), strict=True)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 PROGRAM_S = 240.0
 
 
 @pytest.mark.long
 def test_a_speculative_copy_reports_what_its_original_has_reported(server: Any, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, str(HERE / "speculation.py"), server.address, str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, env=environment, check=False)
     assert run.returncode == 0, run.stderr[-4000:]

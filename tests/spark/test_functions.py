@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, FAILED, LiveBatch, texts
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import functions as AF
 from acker_client.spark import group
+from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
 

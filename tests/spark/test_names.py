@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from live_batch import ACKED, texts
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
@@ -28,6 +27,7 @@ from acker_client.spark import (
 )
 from acker_client.spark import functions as AF
 from acker_client.spark.operators.read import frame_of
+from tests.spark.live_batch import ACKED, texts
 
 ODD = ["a.b", "a b", "a`b", "größe", 'say "it"', "it's", "", "*", "a.*", "`q`", "(x)", "a;b", "Case", "case"]
 ODD_SCHEMA = StructType([StructField(name, StringType()) for name in ODD])
@@ -121,7 +121,7 @@ def test_group_takes_a_field_of_a_struct_and_names_in_any_case(live: Callable[..
         return pa.table({"n": [rows.num_rows]}), "all"
 
     batch = live(texts(4))
-    assert collect(batch.df.withColumn("s", F.expr("struct(number % 2 AS part)")).transform(count)) == [Row(1)] * 4
+    assert collect(batch.df.withColumn("s", F.expr("struct(number % 2 AS part)")).transform(count)) == [(1,)] * 4
     assert batch.settle() == ALL
 
 
@@ -207,6 +207,11 @@ def texts_of(batch: pa.RecordBatch) -> Any:
     }))  # fmt: skip
 
 
+@operator("x string", keep="*")
+def after_text(row: Row) -> Any:
+    return (row.text,)
+
+
 LARGE: dict[str, Callable[[SparkSession, DataFrame], DataFrame]] = {
     "row": lambda spark, df: df.select("*").transform(after_text),
     "pandas": lambda spark, df: df.select("*").transform(pandas_operator("x string", keep="*")(with_x)),
@@ -232,11 +237,6 @@ def both(df: DataFrame) -> DataFrame:
 
 def with_x(frame: Any) -> Any:
     return frame.assign(x="x")
-
-
-@operator("x string", keep="*")
-def after_text(row: Row) -> Any:
-    return (row.text,)
 
 
 @pytest.mark.matrix
@@ -287,7 +287,7 @@ def test_columns_of_char_and_varchar_are_strings(
         rows = collect(batch.df.transform(declared).select("number", "short", "l", "_root", "_edge").transform(
             join(spark.table("sizes"), "number")
         ).select("*").transform(operator("n long", keep=["short", "l", "c", "v"])(lambda row: row.number)))  # fmt: skip
-        assert rows == [Row(0, "long one", ["x"], "a  ", "b"), Row(1, "long one", ["x"], "c  ", "d")]
+        assert rows == [(0, "long one", ["x"], "a  ", "b"), (1, "long one", ["x"], "c  ", "d")]
         assert batch.settle() == ALL
     finally:
         spark.sql("DROP TABLE sizes")

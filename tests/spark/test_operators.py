@@ -9,9 +9,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from chains import SCOPE, WORD, failed, ledger, over_arrow, reading, run
-from chains import sink as sink_step
-from live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import (
     ArrayType,
@@ -36,6 +33,9 @@ from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.task.returns import over_pandas
 from acker_client.spark.task.rows import Mismatch
 from acker_protocol.ids import root_id
+from tests.spark.chains import SCOPE, WORD, failed, ledger, over_arrow, reading, run
+from tests.spark.chains import sink as sink_step
+from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts, words_of
 
 
 def word_batch(*words: Any) -> pa.RecordBatch:
@@ -249,22 +249,23 @@ def test_declarations_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize(
     ("declare", "says"),
     [
-        (lambda: operator(len), r"@operator needs the schema .*: write @operator\('word string, count int'\) above"),
-        (lambda: pandas_operator(len), r"@pandas_operator needs the schema .*: write @pandas_operator\('word"),
-        (lambda: arrow_operator(len), r"@arrow_operator needs the schema .*: write @arrow_operator\('word"),
-        (lambda: operator(None), "@operator: the schema is a NoneType; give a StructType, or write it like"),
-        (lambda: operator(LongType()), "@operator: the schema is a LongType; give a StructType"),
+        # What is ignored here is what mypy refuses as well.
+        (lambda: operator(len), r"@operator needs the schema .*: write @operator\('word string, count int'\) above"),  # type: ignore[call-overload]
+        (lambda: pandas_operator(len), r"@pandas_operator needs the schema .*: write @pandas_operator\('word"),  # type: ignore[arg-type]
+        (lambda: arrow_operator(len), r"@arrow_operator needs the schema .*: write @arrow_operator\('word"),  # type: ignore[arg-type]
+        (lambda: operator(None), "@operator: the schema is a NoneType; give a StructType, or write it like"),  # type: ignore[call-overload]
+        (lambda: operator(LongType()), "@operator: the schema is a LongType; give a StructType"),  # type: ignore[call-overload]
         (lambda: operator("word strin"), "@operator: the schema 'word strin' cannot be read: .*write it like"),
         (lambda: operator("word string count int"), "@operator: the schema 'word string count int' cannot be read"),
         (lambda: pandas_operator("a array<int"), "@pandas_operator: the schema 'a array<int' cannot be read"),
         (lambda: operator("a int, _ROOT long"), "are the acker's own; rename '_ROOT'"),
         (lambda: operator("a int, a long"), "names .'a'. more than once"),
-        (lambda: operator("a int", 5), "@operator is for a function, got an int"),
+        (lambda: operator("a int", 5), "@operator is for a function, got an int"),  # type: ignore[call-overload]
         (lambda: operator("a int", name="")(len), "@operator: name=''; give a name"),
         (lambda: operator("a int", functools.partial(max, 1)), "has no name of its own; give it one with name="),
-        (lambda: operator("a int", lambda: 1), "is called with one argument, a Row, and takes \\(\\); write a plain"),
+        (lambda: operator("a int", lambda: 1), "is called with one argument, a Row, and takes \\(\\); write a plain"),  # type: ignore[arg-type, misc]
         (
-            lambda: arrow_operator("a int")(lambda a, b: 1),
+            lambda: arrow_operator("a int")(lambda a, b: 1),  # type: ignore[arg-type, misc]
             "is called with one argument, a pyarrow RecordBatch, and takes",
         ),
         (lambda: operator("a int", waiting), "'waiting' is async, and is called as a plain function"),

@@ -64,7 +64,11 @@ def test_a_pipeline_says_which_records_were_acked_and_which_died_of_what(pipelin
 
 def test_a_pipeline_takes_dictionaries_with_a_schema_and_malformed_lines_beside_them(pipeline: Pipeline) -> None:
     written: list[Row] = []
-    records = [{"price": 3, "qty": 2}, "no object", {"price": 5, "qty": 1, "note": "ignored"}]
+    records: list[Any] = [
+        {"price": 3, "qty": 2},
+        "no object",
+        {"price": 5, "qty": 1, "note": "ignored"},
+    ]
     result = pipeline.run(records, saving(total, written), schema="price int, qty int")
     assert sorted(row.total for row in written) == [5, 6]
     assert result.acked == [records[0], records[2]]
@@ -77,7 +81,7 @@ def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
     servers = spark.conf.get("spark.acker.servers", None)
     with Pipeline() as pipeline:
         assert pipeline.spark is not None
-        assert spark.conf.get("spark.acker.servers", "").startswith("127.0.0.1:")
+        assert str(spark.conf.get("spark.acker.servers", "")).startswith("127.0.0.1:")
     assert spark.conf.get("spark.acker.servers", None) == servers
     assert spark.sparkContext.environment == environment
     with pytest.raises(RuntimeError, match=r"is not open: with Pipeline\(\) as pipeline"):

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import pytest
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from tracked import FakeBatch, packed, tracked
+from pyspark.sql.window import WindowSpec
 
 from acker_client.spark import compat
 from acker_client.spark.driver import lineage
 from acker_client.spark.guard import plan
 from acker_client.spark.guard.plan import MovingBoundaries, Refused
+from tests.spark.tracked import FakeBatch, packed, tracked
 
 pytestmark = pytest.mark.matrix
 
@@ -31,7 +32,7 @@ def sql(text: str) -> Step:
     return run
 
 
-def by_id() -> Window:
+def by_id() -> WindowSpec:
     return Window.partitionBy("id").orderBy("word")
 
 

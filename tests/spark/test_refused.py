@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from test_plan import Step, sql
-from tracked import FakeBatch, tracked
 
 from acker_client import Verdict
 from acker_client.spark import branch, explode, join, operator, sink, where
 from acker_client.spark.guard import plan
 from acker_client.spark.guard.plan import Refused
+from tests.spark.test_plan import Step, sql
+from tests.spark.tracked import FakeBatch, tracked
 
 pytestmark = pytest.mark.matrix
 

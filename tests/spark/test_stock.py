@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from live_batch import ACKED, LOST, LiveBatch, texts
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import OperatorError, branch, explode, group, join, operator, sink, where
+from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
 
@@ -75,8 +75,8 @@ def test_explode_of_maps_and_outer(spark: SparkSession, server: Any) -> None:
         assert rows[:4] == [
             Row(number=0, k="a", v=0),
             Row(number=0, k="b", v=2),
-            Row(1, None, None),
-            Row(2, None, None),
+            (1, None, None),
+            (2, None, None),
         ]
         assert live.settle() == ALL
 
@@ -108,7 +108,7 @@ def test_inner_join_multiplies_and_drops(spark: SparkSession, server: Any) -> No
     small = spark.createDataFrame([(0, "x", 1), (0, "y", 2), (3, "z", 3)], "number long, tag string, weight long")
     with LiveBatch(spark, server.address, texts(20)) as live:
         rows = collect(live.df.transform(join(small, "number")).select("number", "tag", "weight", "_root", "_edge"))
-        assert rows == [Row(0, "x", 1), Row(0, "y", 2), Row(3, "z", 3)]
+        assert rows == [(0, "x", 1), (0, "y", 2), (3, "z", 3)]
         assert live.settle() == ALL
 
 
@@ -142,14 +142,14 @@ def evens(rows: pa.Table) -> Any:
 def test_a_group_is_done_when_its_row_is(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         rows = collect(live.df.withColumn("first", F.col("number") % 3).transform(totals))
-        assert rows == [Row(0, 63), Row(1, 70), Row(2, 57)]
+        assert rows == [(0, 63), (1, 70), (2, 57)]
         assert live.settle() == ALL
 
 
 def test_a_group_over_children_merges_their_edges(spark: SparkSession, server: Any) -> None:
     with LiveBatch(spark, server.address, texts(20)) as live:
         many = live.df.transform(words).withColumn("first", F.lit(1).cast("long")).transform(totals)
-        assert collect(many.transform(where("total > 0")).transform(explode_twice)) == [Row(570)] * 2
+        assert collect(many.transform(where("total > 0")).transform(explode_twice)) == [(570,)] * 2
         assert live.settle() == ALL
 
 
@@ -222,38 +222,39 @@ def test_what_a_group_returns_wrong_fails_the_task_and_no_record(spark: SparkSes
 @pytest.mark.parametrize(
     ("write", "says"),
     [
+        # What is ignored here is what mypy refuses as well.
         (
-            lambda df: where(lambda row: True),
+            lambda df: where(lambda row: True),  # type: ignore[arg-type]
             "where: the condition is a function; give SQL, .*use an @operator that yields",
         ),
-        (lambda df: where(True), "where: the condition is a bool"),
+        (lambda df: where(True), "where: the condition is a bool"),  # type: ignore[arg-type]
         (lambda df: where(" "), "where: the condition is empty"),
         (lambda df: where("x > 1", name=""), "where: name=''; give a name"),
         (
-            lambda df: explode(F.col("words")),
+            lambda df: explode(F.col("words")),  # type: ignore[arg-type]
             "explode: column is a Column; give the name of a column of arrays or maps",
         ),
-        (lambda df: explode("words", 3), "explode: into=3; give the name of the elements' column"),
-        (lambda df: explode("words", ("k", 1)), "explode: into=.*; give the name of the elements' column"),
-        (lambda df: join("prices", "sku"), r"join: the table is a str; give a DataFrame, as join\(spark.table"),
-        (lambda df: join(df, F.col("id")), "join: on=Column.*; give the name of a column, or a list of names"),
-        (lambda df: join(df, [F.col("id")]), "join: on=.*; give the name of a column, or a list of names"),
+        (lambda df: explode("words", 3), "explode: into=3; give the name of the elements' column"),  # type: ignore[arg-type]
+        (lambda df: explode("words", ("k", 1)), "explode: into=.*; give the name of the elements' column"),  # type: ignore[arg-type]
+        (lambda df: join("prices", "sku"), r"join: the table is a str; give a DataFrame, as join\(spark.table"),  # type: ignore[arg-type]
+        (lambda df: join(df, F.col("id")), "join: on=Column.*; give the name of a column, or a list of names"),  # type: ignore[arg-type]
+        (lambda df: join(df, [F.col("id")]), "join: on=.*; give the name of a column, or a list of names"),  # type: ignore[list-item]
         (lambda df: join(df, []), "join: on=..; give the name of a column"),
         (lambda df: join(df, "sku"), r"join: on='sku'; name columns of both sides: the table has \['id'\]"),
-        (lambda df: join(df, "id", "outer"), "join: how='outer'; give 'inner' or 'left'"),
-        (lambda df: group(F.col("id"), "n int"), "group: keys=.*; give the name of a column, or a list of names"),
+        (lambda df: join(df, "id", "outer"), "join: how='outer'; give 'inner' or 'left'"),  # type: ignore[arg-type]
+        (lambda df: group(F.col("id"), "n int"), "group: keys=.*; give the name of a column, or a list of names"),  # type: ignore[arg-type]
         (lambda df: group([], "n int"), "group: keys=..; give the name of a column"),
-        (lambda df: group("id", len), r"@group needs the schema of what it makes: write @group\('sku', "),
+        (lambda df: group("id", len), r"@group needs the schema of what it makes: write @group\('sku', "),  # type: ignore[arg-type]
         (lambda df: group("id", "n in"), "@group: the schema 'n in' cannot be read"),
         (lambda df: group("id", "n int", parents_max=0), "group: parents_max=0"),
-        (lambda df: group("id", "n int", on_error="skip"), "on_error='skip': give 'fail'"),
-        (lambda df: group("id", "n int")(lambda key, rows: rows), "is called with one argument, a pyarrow Table"),
-        (lambda df: branch(df, "2"), r"branch: copies='2'; give how many frames you need, as branch\(df, 2\)"),
+        (lambda df: group("id", "n int", on_error="skip"), "on_error='skip': give 'fail'"),  # type: ignore[arg-type]
+        (lambda df: group("id", "n int")(lambda key, rows: rows), "is called with one argument, a pyarrow Table"),  # type: ignore[arg-type, misc]
+        (lambda df: branch(df, "2"), r"branch: copies='2'; give how many frames you need, as branch\(df, 2\)"),  # type: ignore[arg-type]
         (lambda df: branch(df, True), "branch: copies=True"),
-        (lambda df: branch(2, df), "branch is applied to a tracked DataFrame, got an int; start from batch.df"),
-        (lambda df: where("id > 1")(None), "where is applied to a tracked DataFrame, got None"),
+        (lambda df: branch(2, df), "branch is applied to a tracked DataFrame, got an int; start from batch.df"),  # type: ignore[arg-type]
+        (lambda df: where("id > 1")(None), "where is applied to a tracked DataFrame, got None"),  # type: ignore[arg-type]
         (lambda df: explode("words")(df.columns), "explode is applied to a tracked DataFrame, got a list"),
-        (lambda df: join(df, "id")(1), "join is applied to a tracked DataFrame, got an int"),
+        (lambda df: join(df, "id")(1), "join is applied to a tracked DataFrame, got an int"),  # type: ignore[arg-type]
         (
             lambda df: totals(TABLE),
             r"<group 'totals'> is applied to a DataFrame, got a Table; .*use totals.test\(table\)",

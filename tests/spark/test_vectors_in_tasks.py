@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from vectors import apply_of, protocol, report
 
 from acker_client.spark.core import kernels
 from acker_client.spark.core.anchors import Anchors
 from acker_client.spark.core.tally import Tally
 from acker_protocol import ids
+from tests.vectors import apply_of, protocol, report
 
 VECTORS = protocol()
 
@@ -19,7 +21,7 @@ def column(*values: int) -> ids.Column:
 
 
 @pytest.mark.parametrize("vector", VECTORS["edges"], ids=lambda vector: f"{vector['operator']!r} {vector['ordinal']}")
-def test_edges_of_children_follow_the_vectors(vector):
+def test_edges_of_children_follow_the_vectors(vector: dict[str, Any]) -> None:
     children, produced, ordinals = column(0), column(0), np.array([vector["ordinal"]], np.int64)
     kernels.thin_children(
         column(vector["edge"]),
@@ -35,7 +37,7 @@ def test_edges_of_children_follow_the_vectors(vector):
 
 
 @pytest.mark.parametrize("vector", VECTORS["identities"], ids=lambda vector: f"{vector['operator']!r}")
-def test_identities_of_tasks_follow_the_vectors(vector):
+def test_identities_of_tasks_follow_the_vectors(vector: dict[str, Any]) -> None:
     tally = Tally(vector["operator"])
     for root, edge in vector["consumed"]:
         tally.take(Anchors(column(root), column(edge)), column(0))
@@ -44,7 +46,7 @@ def test_identities_of_tasks_follow_the_vectors(vector):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_entries_of_a_report_are_put_in_the_order_of_the_vectors(seed):
+def test_entries_of_a_report_are_put_in_the_order_of_the_vectors(seed: int) -> None:
     entries = apply_of(report("acks")).entries
     order = np.random.default_rng(seed).permutation(len(entries))
     roots, vals = entries.root_ids[order], entries.ack_vals[order]

@@ -18,7 +18,8 @@ PATH = Path(__file__).parents[2] / "proto/acker/v1/vectors.json"
 
 def protocol() -> dict[str, Any]:
     """The vectors as read, hexadecimal strings made numbers again (columns and messages stay bytes in hex)."""
-    return _numbers(json.loads(PATH.read_text()))
+    vectors: dict[str, Any] = _numbers(json.loads(PATH.read_text()))
+    return vectors
 
 
 def report(name: str) -> dict[str, Any]:
