@@ -154,6 +154,13 @@ def show(rows: DataFrame) -> None:
     rows.foreach(print)
 
 
+class Store:
+    @sink
+    def put(self, rows: DataFrame, path: str) -> int:
+        rows.write.parquet(path)
+        return 1
+
+
 def save_each(batch: Batch) -> None:
     save(batch.df.transform(items), "out")
 
@@ -174,6 +181,8 @@ def spark_api(df: DataFrame, spark: SparkSession) -> None:
     save(df)  # type: ignore[call-arg]
     save(df, 5)  # type: ignore[arg-type]
     show(df)
+    assert_type(Store().put(df, "out"), int)
+    Store().put("out")  # type: ignore[call-arg, arg-type]
     assert_type(AF.ack(), Column)
     assert_type(AF.fail(df.reason), Column)
     assert_type(collector_settings(spark), Settings)

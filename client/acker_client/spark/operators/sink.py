@@ -24,6 +24,7 @@ from acker_client.spark.guard import fusing, plan
 from acker_client.spark.task.chain import TakeRows
 
 Args = ParamSpec("Args")
+Owner = TypeVar("Owner")
 Value = TypeVar("Value")
 
 
@@ -45,7 +46,7 @@ class Sink(Generic[Args, Value]):
         # A method is another sink for each object that it is a method of.
         self._is = (getattr(function, "__func__", function), owner)
 
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Sink[Args, Value]:
         """A method is a sink as well: ``self`` comes before the rows."""
         if instance is None:
             return self
@@ -121,6 +122,16 @@ def _is_alike(ours: object, theirs: object) -> bool:
 @overload
 def sink(
     function: Callable[Concatenate[DataFrame, Args], Value], /, *, name: str | None = None, cache: bool | None = None
+) -> Sink[Args, Value]: ...
+
+
+@overload
+def sink(
+    function: Callable[Concatenate[Owner, DataFrame, Args], Value],
+    /,
+    *,
+    name: str | None = None,
+    cache: bool | None = None,
 ) -> Sink[Args, Value]: ...
 
 
