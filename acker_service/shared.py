@@ -204,7 +204,7 @@ class SharedShard:
         together = [self._settling.popleft() for _ in range(len(self._settling))]
         try:
             replies = self.shard.settle([request for request, _ in together], self._now())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # goes to every caller that waits
             for _, future in together:
                 future.set_exception(error)
             return

@@ -33,7 +33,7 @@ class Log:
 
     def exception(self, event: str, **fields: object) -> None:
         """As :meth:`error`, with the traceback of the exception that is being handled."""
-        self._logger.exception(event, extra={_FIELDS: fields})
+        self._logger.exception(event, extra={_FIELDS: fields})  # noqa: LOG004  # its callers are handling one
 
 
 class RateLimit:

@@ -139,7 +139,7 @@ class Workers(ThreadPoolExecutor):
             future, run = task
             try:
                 future.set_result(run())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # goes to whoever asks for the result
                 future.set_exception(error)
             # What was done must not be kept alive by a thread that waits for the next one.
             del future, run, task

@@ -49,7 +49,7 @@ def build() -> None:
     if shutil.which("mvn") is None:
         sys.exit("benchmarks.storm needs Maven to fetch and build against Apache Storm: install maven (and a JDK)")
     command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "package"]
-    if subprocess.run(command, stdout=sys.stderr).returncode:
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
         sys.exit("benchmarks.storm: Maven failed, see above")
 
 
@@ -64,7 +64,12 @@ def run(program: str, *arguments: str) -> list[dict[str, Any]]:
     path = os.pathsep.join(map(str, [BUILD / "classes", *classpath()]))
     with open(BUILD / "log", "ab") as log:
         done = subprocess.run(
-            [java, "-Xmx8g", "-cp", path, program, *arguments], stdout=subprocess.PIPE, stderr=log, cwd=BUILD, text=True
+            [java, "-Xmx8g", "-cp", path, program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            cwd=BUILD,
+            text=True,
+            check=False,
         )
     if done.returncode:
         sys.exit(f"benchmarks.storm: {program} failed, see {BUILD / 'log'}")

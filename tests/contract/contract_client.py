@@ -9,7 +9,7 @@ import hashlib
 import secrets
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import grpc
 from contract_stubs import NAMES, NUMBERS, Stub, pb
@@ -159,7 +159,7 @@ class Acker:
         self._stub = Stub(self._channel)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
-    def __enter__(self) -> Acker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

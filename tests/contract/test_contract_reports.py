@@ -130,7 +130,7 @@ def test_two_attempts_at_the_same_work_count_once(acker: Acker, source: Source) 
     assert all_acked(source)
 
 
-def test_an_identity_of_one_kind_is_not_one_of_the_other(acker: Acker, source: Source) -> None:
+def test_an_identity_of_one_kind_is_not_one_of_the_other(source: Source) -> None:
     for sequenced, number in ((True, 0), (False, 1)):
         root = source.root(number)
         identity = pb.Identity(high=source.high, low=1000, sequenced=sequenced)

@@ -54,7 +54,7 @@ def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_pat
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_a_sink_that_drops_rows_is_found_out(tmp_path: Path) -> None:
+def test_a_sink_that_drops_rows_is_found_out() -> None:
     ran = run(["-c", SABOTAGED], "--records", "300", "--batch-records", "300", "--no-faults", "--json")
     assert ran.returncode == 1, ran.stderr
     told = json.loads(ran.stdout)

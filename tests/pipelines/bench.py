@@ -171,7 +171,7 @@ class Bench:
 def told(result: Result) -> str:
     """A result in a few lines."""
     counts = Counter(kind for kind, _ in result.findings)
-    firsts = {kind: text for kind, text in reversed(result.findings)}
+    firsts = dict(reversed(result.findings))
     lines = [f"{result.batches} batches, {result.emissions} emissions"]
     lines += [f"{count} x {kind}, the first: {firsts[kind]}" for kind, count in counts.items()]
     lines += [f"{count} x needless: {reason}" for reason, count in result.needless.items()]

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.orc as orc
 import pyarrow.parquet as pq
+from pyarrow import orc
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -189,7 +189,7 @@ class _Runner:
                     return
             except (BodyRaised, KeyboardInterrupt):
                 continue
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # what is raised is a finding
                 if self.program.form == "run" or self.ordinal == reached or not self.troubled.get(self.ordinal):
                     self._find("raised", _gist(error))
                     if sum(kind == "raised" for kind, _ in self.result.findings) > 2:

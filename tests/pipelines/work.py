@@ -188,8 +188,7 @@ class WriteRows:
     def partition(self, rows: Iterable[Any]) -> None:
         name = f"{self.folder}/{uuid.uuid4().hex}"
         with open(name + ".part", "w") as file:
-            for row in rows:
-                file.write(row.t + "\n")
+            file.writelines(row.t + "\n" for row in rows)
         os.rename(name + ".part", name)
         self.end()
 

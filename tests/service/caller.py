@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -51,7 +51,7 @@ class Caller:
         )
         self._stub: Any = AckerStub(self.channel)  # type: ignore[no-untyped-call]  # generated
 
-    def __enter__(self) -> Caller:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Self
 
 DATA, HEADERS, RST_STREAM, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
 ACK = 1
@@ -19,7 +20,7 @@ class HalfSender:
         self._socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
         self._stream = -1
 
-    def __enter__(self) -> HalfSender:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

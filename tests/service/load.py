@@ -56,7 +56,7 @@ class Load:
     def _guarded(self, job: Callable[[], None]) -> None:
         try:
             job()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised by stop
             self._failures.append(error)
 
     def _report(self) -> None:

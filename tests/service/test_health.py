@@ -23,7 +23,9 @@ from acker_service.server import Server
 def run(*flags: str, module: str = "acker_service", **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {key: text for key, text in os.environ.items() if not key.startswith("ACKER_")}
     command = [sys.executable, "-m", module, "health", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**inherited, **environment})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**inherited, **environment}
+    )
 
 
 def port_of(address: str) -> str:

@@ -106,7 +106,7 @@ def test_names_of_sources_are_bounded_and_the_rest_is_one(server: Server, caller
     assert pending[f'acker_source_pending_roots{{source="{OTHER}"}}'] == 3
 
 
-def test_a_call_that_waits_for_a_thread_is_queued_and_then_measured(server: Server) -> None:
+def test_a_call_that_waits_for_a_thread_is_queued_and_then_measured() -> None:
     waits: list[float] = []
     pool, gate = Workers("test", 1, receive_s=10.0, clock=time.monotonic), threading.Event()
     pool.observe = waits.append

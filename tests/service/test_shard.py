@@ -84,7 +84,7 @@ class Trees:
     def __init__(self, chance: random.Random, roots: int) -> None:
         self.chance = chance
         self.roots = [int(root) for root in roots_of(roots)]
-        self.inits = {root: 1 for root in self.roots}
+        self.inits = dict.fromkeys(self.roots, 1)
         self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
 
     def _grow(self, root: int) -> list[tuple[int, int]]:

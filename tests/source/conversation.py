@@ -215,7 +215,7 @@ def names(emissions: Emissions) -> str:
 
 def by_number(line: str) -> tuple[str, int]:
     """The key by which ``a10 LOST`` comes after ``a9 LOST``."""
-    name = line.split()[0]
+    name = line.split(maxsplit=1)[0]
     return name[0], int(name[1:])
 
 

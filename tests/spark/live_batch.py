@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -121,7 +121,7 @@ class LiveBatch:
     def close(self) -> None:
         self.client.close()
 
-    def __enter__(self) -> LiveBatch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -21,7 +21,7 @@ IMPORT = "import pyspark; pyspark.__version__ = {version!r}; import acker_client
 
 
 def last_line(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1
     return done.stderr.splitlines()[-1]
 

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 def test_everything_public_says_in_the_same_sentence_that_it_does_not_work_under_spark_connect() -> None:
     program = [sys.executable, str(HERE / "connect_calls.py")]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     said: dict[str, str] = json.loads(done.stdout)
     assert len(said) >= 25

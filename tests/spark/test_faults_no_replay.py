@@ -296,7 +296,7 @@ def test_a_thread_of_the_users_inside_foreach_batch(spark: SparkSession, live: S
             batch = live([row.value for row in rows.collect()])
             sink_to(tmp_path / "out")(batch.df.transform(words).repartition(3).transform(shout))
             batches.append(batch)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # of a thread: the test looks at them
             errors.append(error)
 
     def each(rows: DataFrame, number: int) -> None:

@@ -111,7 +111,7 @@ def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path,
         with Collector("fickle", settings) as out:
             for row in rows:
                 for shown, ordinal, count, word in made(how, row.text, attempt):
-                    child = dict(number=row.number, attempt=shown, ordinal=ordinal, count=count, word=word)
+                    child = {"number": row.number, "attempt": shown, "ordinal": ordinal, "count": count, "word": word}
                     yield out.emit(child, anchors=[row])
                 out.ack(row)
 
@@ -143,7 +143,7 @@ def test_rows_dropped_behind_the_librarys_back_are_unfinished_by_number(live: St
     assert sum(verdict == ACKED for verdict in verdicts.values()) == 18
 
 
-def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(live: Start, tmp_path: Path) -> None:
+def test_a_row_that_is_neither_acked_nor_failed_is_unfinished(live: Start) -> None:
     batch = live(texts(20))
     settings = batch.settings
 

@@ -152,7 +152,7 @@ def test_a_write_that_fails_at_its_commit(live: Start, tmp_path: Path, is_swallo
     if is_swallowed:
         try:
             save(batch.df.transform(words))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # a job that swallows everything
             print(error)
     else:
         with pytest.raises(JobFailed):

@@ -161,7 +161,7 @@ def test_a_server_that_comes_back_without_its_state_costs_a_replay_and_the_loop_
 
 
 def test_a_job_that_fails_outright_is_replayed_by_run_and_leaves_a_loop(
-    connected: SparkSession, tmp_path: Path, save: Any
+    connected: SparkSession, tmp_path: Path
 ) -> None:
     (tmp_path / "in.txt").write_text("one\ntwo\n")
     options: dict[str, Any] = {"name": "lines", "checkpoint": tmp_path / "c", "retry": QUICK}

@@ -47,8 +47,8 @@ ValueError: not three
         (JAVA, "IOException: Mkdirs failed to create file:/x"),
         ("An error occurred while calling o1.f.\n: java.sql.SQLException: No suitable driver\n\tat x.y(z)",
          "SQLException: No suitable driver"),
-        ("An error occurred while calling o1.f.\n: a.b.SparkException: Exception thrown in awaitResult: \n\tat x.y(z)\n"
-         "Caused by: c.d.E: deep\n\tat x.y(z)", "E: deep"),
+        (("An error occurred while calling o1.f.\n: a.b.SparkException: Exception thrown in awaitResult: \n"
+         "\tat x.y(z)\nCaused by: c.d.E: deep\n\tat x.y(z)"), "E: deep"),
         ("[STREAM_FAILED] Query [id = 1] terminated with exception: a.b.E: broke SQLSTATE: XXKST", "E: broke"),
         ("Traceback (most recent call last):", "Traceback (most recent call last):"),
         ("x" * 1000, "x" * (REASON_LENGTH_MAX - 3) + "..."),
@@ -97,8 +97,10 @@ ERRORS: dict[str, tuple[Callable[[DataFrame, Path], Any], str]] = {
     "toLocalIterator": (lambda df, path: list(df.select(UDF("id")).toLocalIterator()), "ValueError: bad row 7"),
     "analysis": (
         lambda df, path: df.select("nope"),
-        "AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name"
-        " `nope` cannot be resolved. Did you mean one of the following? [`id`].",
+        (
+            "AnalysisException: [UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name"
+            " `nope` cannot be resolved. Did you mean one of the following? [`id`]."
+        ),
     ),
     "syntax": (
         lambda df, path: df.sparkSession.sql("SELEC 1"),

@@ -62,7 +62,7 @@ class Source:
             while (batch := run.next_batch()) is not None:
                 try:
                     process(batch)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # the user's job may raise anything; its batch is settled by it
                     run.settle(batch, error)
                 except BaseException:
                     run.leave(batch)

@@ -17,7 +17,7 @@ _ENGLISH = """
 """
 
 CATEGORIES: dict[str, str] = (
-    {word: "english" for word in _ENGLISH.split()}
+    dict.fromkeys(_ENGLISH.split(), "english")
     | {name.lower(): "builtin" for name in dir(builtins) if name.isidentifier()}
     | {word.lower(): "keyword" for word in keyword.kwlist}
 )

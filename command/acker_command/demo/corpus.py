@@ -66,7 +66,7 @@ def measure(paths: Sequence[str], records_max: int | None, folder: Path) -> Corp
         content = _read(path)
         count = len(lines_of(content))
         if left is not None and count > left:
-            path, count = str(_shorten(path, content, left, folder)), left
+            path, count = str(_shorten(path, content, left, folder)), left  # noqa: PLW2901  # the copy takes its place
         if count:
             kept.append(path)
             counts.append(count)

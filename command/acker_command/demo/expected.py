@@ -87,7 +87,7 @@ def derive(paths: Iterable[str], is_poison: Callable[[str], bool]) -> Expected:
     rows = row_digests(hashes[ids], category_hashes(words)[ids], counts)
     return Expected(
         paths=names,
-        first_of={path: start for path, start in zip(names, starts[:-1], strict=True)},
+        first_of=dict(zip(names, starts[:-1], strict=True)),
         starts=np.array(starts, np.int64),
         digests=sums_of_runs(rows, np.searchsorted(records, np.arange(len(ends) + 1))),
         poison=_marks(poison, len(ends)),

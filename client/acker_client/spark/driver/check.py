@@ -103,7 +103,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
             from acker_client.spark.driver.check import reach
 
             server = reach(Settings(**plain))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # whatever goes wrong there is what is reported
             problem = f"{type(error).__name__}: {error}"
         answer = {
             "host": socket.gethostname(),

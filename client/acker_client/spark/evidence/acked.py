@@ -120,7 +120,7 @@ def _enter(df: DataFrame, functions: Sequence[str]) -> None:
     acked, batches = _below(analyzed(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
     # Each of them is to hear of it, whatever the first says.
-    if any([batch.see_acked(ack) for batch in batches]):
+    if any([batch.see_acked(ack) for batch in batches]):  # noqa: C419  # any() of a generator would stop at the first
         batches[0].keep_cached(df)
 
 

@@ -276,7 +276,7 @@ def _read(rows: DataFrame, name: str) -> SinkFailed | None:
     """Read rows only so that they are acked; why they cannot be read, or None."""
     try:
         rows.write.format("noop").mode("append").save()
-    except Exception as error:  # whatever a row or Spark may do: it breaks this batch, and not the run
+    except Exception as error:  # noqa: BLE001  # whatever a row or Spark may do: it breaks this batch, and not the run
         return SinkFailed(name, error)
     return None
 

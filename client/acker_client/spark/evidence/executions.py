@@ -246,7 +246,7 @@ class Job:
         try:
             graph = self._core.operationGraphForStage(stage)
             return str(self._jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
-        except Exception:  # a stage that Spark skipped, or has forgotten, has no graph
+        except Exception:  # noqa: BLE001  # a stage that Spark skipped, or has forgotten, has no graph
             return ""
 
     @cached_property

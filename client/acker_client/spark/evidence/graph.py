@@ -31,7 +31,7 @@ _WRITES = re.compile(
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
 
-# "HashAggregate(keys=[], functions=...", "SortAggregate(key=[], ..."
+# As Spark writes "HashAggregate(keys=[], functions=..." and "SortAggregate(key=[], ...".
 _KEYLESS = re.compile(r"\bkeys?=\[\]")
 
 

@@ -27,7 +27,7 @@ _DID = {
 # Jobs of RDDs that only look, by what began them.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
-# "CollectLimit 5", "TakeOrderedAndProject(limit=5, orderBy=..."
+# As Spark writes "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
 
 

@@ -52,7 +52,7 @@ class BatchTask:
             given = self._step.function(rows.data)
         except OperatorError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             yield from self._halves(rows, error)
             return
         columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")

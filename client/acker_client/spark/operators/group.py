@@ -163,7 +163,7 @@ class GroupTask:
             given = self.function(pa.Table.from_batches([rows.data]))
         except OperatorError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             culprits = Culprits(self.name, self.on_error, tally)
             for row in range(len(rows)):
                 culprits.fail(rows.anchors, row, error)
@@ -288,7 +288,7 @@ def _key(key: str, columns: Sequence[str], handed: Sequence[str], who: str) -> s
     ]
     if found:
         return quoted(handed[found[0]])
-    if key.split(".")[0] in columns and list(columns) == list(handed):
+    if key.partition(".")[0] in columns and list(columns) == list(handed):
         return key
     raise ValueError(
         f"group {who!r}: there is no column {key!r} to group by; the frame has"

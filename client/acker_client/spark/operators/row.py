@@ -80,7 +80,7 @@ class RowTask:
     def _call(self, rows: Rows, row: int, given: Any) -> list[Any]:
         try:
             return self._writer.listed(self._step.function(given))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             self._culprits.fail(rows.anchors, row, error)
             return []
 
@@ -89,7 +89,7 @@ class RowTask:
         every = list(itertools.chain.from_iterable(children))
         try:
             columns = self._writer.columns(every)
-        except Exception:
+        except Exception:  # noqa: BLE001  # what Arrow raises for a value is not one type
             self._drop_mismatches(rows, start, children)
             columns = self._writer.columns(list(itertools.chain.from_iterable(children)))
         counts = np.fromiter(map(len, children), np.int64, len(children))

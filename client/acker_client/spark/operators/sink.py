@@ -115,7 +115,7 @@ def _are_alike(ours: Sequence[object], theirs: Sequence[object]) -> bool:
 def _is_alike(ours: object, theirs: object) -> bool:
     try:
         return ours is theirs or (type(ours) is type(theirs) and bool(ours == theirs))
-    except Exception:  # what compares element by element, as an array: not known to be the same
+    except Exception:  # noqa: BLE001  # what compares element by element, as an array: not known to be the same
         return False
 
 

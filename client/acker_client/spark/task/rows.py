@@ -199,7 +199,7 @@ class RowWriter:
             for index, value in enumerate(child):
                 try:
                     self._column(index, [value])
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001  # what Arrow raises for a value is not one type
                     raise self._mismatch(index, value, error) from None
 
     def _column(self, index: int, values: list[Any], kinds: set[type] | None = None) -> Any:
@@ -248,7 +248,7 @@ class RowWriter:
 def _row_class(names: tuple[str, ...]) -> type[Row]:
     """A Row whose fields are found without a search. It pickles and prints as any Row."""
     # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
-    make: Any = namedtuple
+    make: Any = namedtuple  # noqa: PYI024  # its fields are known at run time only
     getters = make("Getters", [f"at_{index}" for index in range(len(names))])
     fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
