@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,95 @@ def reports(draw: random.Random) -> list[dict[str, Any]]:
     ]
 
 
+def placement(ids: list[int], session: int, number: int, replicas: int, spread: int) -> list[list[int]]:
+    """For each slot the ids of its replicas: the steps of acker.proto, one after the other."""
+    if spread >= len(ids):
+        seated = {i: i for i in ids}
+        seats = max(ids) + 1
+    else:
+        seated, seats = {}, spread
+        for seat in range(seats):
+            unseated = [i for i in ids if i not in seated.values()]
+            seated[seat] = min(unseated, key=lambda i: mix(session ^ mix(number * 2**20 + seat * 2**10 + i & MASK)))
+    held: list[list[int | None]] = [[seated.get(seat) for seat in slots] for slots in table(seats, replicas)]
+    at_most = math.ceil(Fraction(105, 100) * 1024 * replicas / len(seated))
+    fill(held, sorted(seated.values()), at_most)
+    return held  # type: ignore[return-value]
+
+
+def table(seats: int, replicas: int) -> list[list[int]]:
+    total = 1024 * replicas
+    held = [list(range(replicas)) for _ in range(1024)]
+    counts = dict.fromkeys(range(replicas), 1024)
+    for k in range(replicas, seats):
+        counts[k] = 0
+        for bound in (math.ceil(Fraction(total, k + 1)), total // (k + 1)):
+            for at in sorted(range(1024), key=lambda at: mix(k * 1024 + at + 1)):
+                fullest = max(held[at], key=lambda seat: counts[seat])
+                enough = bound == total // (k + 1) and counts[k] >= bound
+                if k not in held[at] and counts[fullest] > bound and not enough:
+                    held[at][held[at].index(fullest)] = k
+                    counts[k] += 1
+                    counts[fullest] -= 1
+    return held
+
+
+def fill(held: list[list[int | None]], ids: list[int], at_most: int) -> None:
+    def count(i: int) -> int:
+        return sum(i in owners for owners in held)
+
+    def swapped(at: int, i: int) -> int:
+        score = mix(i * 1024 + at + 1)
+        return score >> 32 | (score & 2**32 - 1) << 32
+
+    counts = {i: count(i) for i in ids}
+    vacant = [at for at in range(1024) if None in held[at]]
+    for at, i in sorted(((at, i) for at in vacant for i in ids), key=lambda pair: swapped(*pair)):
+        if None in held[at] and i not in held[at] and counts[i] < at_most:
+            held[at][held[at].index(None)] = i
+            counts[i] += 1
+    for at in vacant:
+        while None in held[at]:
+            emptiest = min(ids, key=lambda i: (count(i), i))
+            full = (owners for owners in held if None not in owners and emptiest not in owners)
+            owners = next(full)
+            other = next(i for i in owners if i not in held[at])
+            owners[owners.index(other)] = emptiest
+            held[at][held[at].index(None)] = other
+
+
+# Name, ids, replicas, spread.
+PLACED = [
+    ("one member", [0], 1, 8),
+    ("three members", [0, 1, 2], 1, 8),
+    ("two replicas, and no member 2", [0, 1, 3, 4], 2, 8),
+    ("three replicas on ids far apart", [7, 30, 41, 12], 3, 4),
+    ("two replicas on four of seven", [0, 1, 2, 3, 4, 5, 6], 2, 4),
+]
+
+
+def placements(draw: random.Random) -> list[dict[str, Any]]:
+    made = []
+    for name, ids, replicas, spread in PLACED:
+        session, number = draw.getrandbits(64), draw.randrange(2**40)
+        held = placement(ids, session, number, replicas, spread)
+        members = sorted({i for owners in held for i in owners})
+        column = bytes(members.index(i) for owners in held for i in owners)
+        made.append(
+            {
+                "name": name,
+                "ids": ids,
+                "session": hex(session),
+                "number": hex(number),
+                "replicas": replicas,
+                "spread": spread,
+                "members": members,
+                "indices": column.hex(),
+            }
+        )
+    return made
+
+
 def vectors() -> dict[str, Any]:
     draw = random.Random(20261121)
     numbers = [0, 1, 2, 2**63, MASK, 0x9E3779B97F4A7C15, *(draw.getrandbits(64) for _ in range(10))]
@@ -163,6 +254,7 @@ def vectors() -> dict[str, Any]:
             for count in (0, 1, 5)
         ],
         "reports": reports(draw),
+        "placements": placements(draw),
     }
 
 

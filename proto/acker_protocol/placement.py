@@ -1,0 +1,268 @@
+"""Placement: which members hold which slots of a batch, the same in every process and every language.
+
+Decides the members of a view, the members that a batch lives on, and the replicas of each slot (acker.proto, chapter 2,
+has the steps; vectors.json has placements) and nothing else: pure integers, no floats, no ``hash()``. A server has a
+*seat* by its id. A table says which seats hold which slots while every seat is taken; what the table gives to empty
+seats goes to members that have room.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, check_column, mix64_column
+
+# The greatest id is below this, so that a table of seats stays small: number the servers 0, 1, 2 ...
+IDS = 1024
+SPREAD = 8
+# No member holds more than 21/20 of the mean, rounded up.
+_OVER, _UNDER = 21, 20
+
+Seats = npt.NDArray[np.int64]
+Replicas = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
+
+_NOBODY = -1
+_REFUSED = np.uint64(MASK)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A server in a view. ``generation``: uint64, another one where it came back without its state.
+
+    Raises ValueError for an id outside 0 to 1023, a generation outside 64 bits and an empty address.
+    """
+
+    id: int
+    generation: int
+    address: str
+
+    def __post_init__(self) -> None:
+        if type(self.id) is not int or not 0 <= self.id < IDS:
+            raise ValueError(f"member {self.id!r}: an id is a number from 0 to {IDS - 1}; number the servers 0, 1, 2 ...")
+        if type(self.generation) is not int or not 0 <= self.generation <= MASK:
+            raise ValueError(f"member {self.id}: generation {self.generation!r} is not an unsigned 64-bit number")
+        if not isinstance(self.address, str) or not self.address:
+            raise ValueError(f"member {self.id}: address {self.address!r} is empty or no text; give host:port")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The members at an epoch, ascending by id whatever order they were given in; there may be none.
+
+    Raises ValueError for a negative epoch and for two members of one id.
+    """
+
+    epoch: int
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        if self.epoch < 0:
+            raise ValueError(f"view: epoch {self.epoch} is negative")
+        members = tuple(sorted(self.members, key=lambda member: member.id))
+        for one, other in zip(members, members[1:], strict=False):
+            if one.id == other.id:
+                raise ValueError(f"view: {one.address} and {other.address} have the same id {one.id}; give one another")
+        object.__setattr__(self, "members", members)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Which members of a view hold which slots of a batch; pickles to about a kilobyte a replica.
+
+    ``members``: those that the batch lives on, ascending by id. ``replicas``: uint8[1024, R] (uint16 above 256 members),
+    for each slot the indices into ``members`` of its replicas, in order and distinct; nobody writes into it.
+    """
+
+    epoch: int
+    members: tuple[Member, ...]
+    replicas: Replicas
+
+    def slots_of(self, index: int) -> bytes:
+        """The slots of ``members[index]``, a bit each: 128 bytes; slot s is bit s % 8, from the lowest, of byte s // 8."""
+        return np.packbits((self.replicas == index).any(axis=1), bitorder="little").tobytes()
+
+    def replicas_of(self, root_ids: Column) -> Replicas:
+        """Indices into ``members`` of the replicas of each of ``root_ids: uint64[n]``: uint8[n, R], or uint16."""
+        check_column("root_ids", root_ids)
+        return self.replicas[mix64_column(root_ids) >> np.uint64(SLOT_SHIFT)]
+
+
+def place(view: View, session: int, number: int, replicas: int, spread: int = SPREAD) -> Placement:
+    """Place batch ``number`` of ``session`` on at most ``spread`` members of ``view``, each slot on ``replicas`` of them.
+
+    No member holds more than ``slots_at_most``. Raises ValueError where the view or ``spread`` has fewer members than
+    ``replicas``. The first placing with a greatest id N makes a table of N + 1 seats, which is kept: about 0.1 ms a seat.
+    """
+    if replicas < 1:
+        raise ValueError(f"replicas: {replicas} is less than 1")
+    if spread < replicas:
+        raise ValueError(f"spread: {spread} members cannot hold {replicas} replicas; set spread to {replicas} or more")
+    if len(view.members) < replicas:
+        raise ValueError(
+            f"replicas: {replicas} asked for and {len(view.members)} members in the view; "
+            "ask for fewer, or start more servers"
+        )
+    ids = np.array([member.id for member in view.members])
+    seated = _by_id(ids) if spread >= len(ids) else _drawn(ids, session, number, spread)
+    held = seated[_table(len(seated), replicas)]
+    if np.any(held == _NOBODY):
+        _fill(held, ids)
+    chosen = np.sort(seated[seated != _NOBODY])
+    column = np.searchsorted(chosen, held).astype(np.uint8 if len(chosen) <= 256 else np.uint16)
+    column.setflags(write=False)
+    members = {member.id: member for member in view.members}
+    return Placement(view.epoch, tuple(members[each] for each in chosen.tolist()), column)
+
+
+def slots_at_most(members: int, replicas: int) -> int:
+    """How many slots a member holds at most, of ``members`` that hold ``replicas`` of each: 1.05 x the mean, rounded up.
+
+    Rounded up, as no member holds a part of a slot: where the mean is 5.12, 5 for each would be too few.
+    """
+    return min(SLOTS, -(-_OVER * SLOTS * replicas // (_UNDER * members)))
+
+
+def _by_id(ids: Seats) -> Seats:
+    """Who sits where, by id: int64[greatest id + 1], ``_NOBODY`` where a seat is empty."""
+    seated = np.full(int(ids[-1]) + 1, _NOBODY, np.int64)
+    seated[ids] = ids
+    return seated
+
+
+def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
+    """Who sits where, drawn for one batch: int64[spread]. A member that joins replaces at most one of them."""
+    numbers = np.arange(spread, dtype=np.uint64)[:, None] * np.uint64(IDS) + ids.astype(np.uint64)
+    numbers += np.uint64(number * IDS * SLOTS & MASK)
+    draws = _mixed(_mixed(numbers) ^ np.uint64(session))
+    seated = np.empty(spread, np.int64)
+    for seat in range(spread):
+        least = int(np.argmin(draws[seat]))
+        seated[seat] = ids[least]
+        draws[:, least] = _REFUSED
+    return seated
+
+
+@functools.lru_cache(maxsize=16)
+def _table(seats: int, replicas: int) -> Seats:
+    """Which seats hold which slots while every seat is taken: int64[1024, replicas].
+
+    Each seat that is added takes from the fullest, so that the counts differ by one at most and nothing moves but to it.
+    """
+    held = [list(range(replicas)) for _ in range(SLOTS)]
+    counts = [SLOTS] * replicas
+    for seat in range(replicas, seats):
+        most, least = -(-SLOTS * replicas // (seat + 1)), SLOTS * replicas // (seat + 1)
+        # First what is above the most that a seat may hold now, then whatever this seat still lacks.
+        counts.append(0)
+        order = np.argsort(_scores(seat)).tolist()
+        _take(seat, held, counts, order, most, sum(max(0, count - most) for count in counts))
+        _take(seat, held, counts, order, least, least - counts[seat])
+    table = np.array(held, np.int64)
+    table.setflags(write=False)
+    return table
+
+
+def _take(seat: int, held: list[list[int]], counts: list[int], order: list[int], bound: int, lacking: int) -> None:
+    """Give ``seat`` so many replicas as are ``lacking`` of seats that hold more than ``bound``, the fullest of a slot."""
+    for slot in order:
+        if lacking <= 0:
+            return
+        owners = held[slot]
+        fullest = max(owners, key=counts.__getitem__)
+        if counts[fullest] > bound and seat not in owners:
+            owners[owners.index(fullest)] = seat
+            counts[fullest] -= 1
+            counts[seat] += 1
+            lacking -= 1
+
+
+def _scores(seat: int) -> Column:
+    """How little a seat wants each slot: uint64[1024], the least first."""
+    return mix64_column(np.arange(seat * SLOTS + 1, (seat + 1) * SLOTS + 1, dtype=np.uint64))
+
+
+def _fill(held: Seats, ids: Seats) -> None:
+    """Give what is vacant in ``held`` to members with room: of all pairs of a slot and a member, the least score first.
+
+    As the slots propose, each to its best member, and members that are full drop the worst, which propose to their next:
+    that ends where going through the pairs in order does (the stable matching; Gale and Shapley), without sorting them.
+    """
+    counts = Counter(held[held != _NOBODY].tolist())
+    most = slots_at_most(len(ids), held.shape[1])
+    room = np.array([most - counts[each] for each in ids.tolist()])
+    slots = np.flatnonzero((held == _NOBODY).any(axis=1))
+    # Another score than the table's: what a seat did not take has a bad one of those with it.
+    scores = _mixed(ids.astype(np.uint64) * np.uint64(SLOTS) + slots.astype(np.uint64)[:, None] + np.uint64(1))
+    scores = scores << np.uint64(32) | scores >> np.uint64(32)
+    scores[(held[slots][:, :, None] == ids).any(axis=1)] = _REFUSED
+    rows = np.repeat(np.arange(len(slots)), (held[slots] == _NOBODY).sum(axis=1))
+    takers, taken = _match(scores, rows, room)
+    accepted = np.flatnonzero(takers != _NOBODY)
+    accepted = accepted[np.lexsort((taken[accepted], rows[accepted]))]
+    for row, taker in zip(rows[accepted].tolist(), takers[accepted].tolist(), strict=True):
+        owners = held[slots[row]]
+        owners[np.argmax(owners == _NOBODY)] = ids[taker]
+    for slot in slots[rows[takers == _NOBODY]].tolist():
+        _exchange(held, ids, slot)
+
+
+def _match(scores: Column, rows: Seats, room: Seats) -> tuple[Seats, Column]:
+    """Match ``rows`` (a row of ``scores``, uint64[slots, members], for each vacant replica) with members that have room.
+
+    Returns the member of each, ``_NOBODY`` where none is left, and the score of the two. Writes into ``scores``.
+    """
+    takers = np.full(len(rows), _NOBODY, np.int64)
+    taken = np.full(len(rows), _REFUSED, np.uint64)
+    asking = np.arange(len(rows))
+    while len(asking):
+        # One of each row at a time: two replicas of a slot must not ask the same member.
+        asking, later = _first_of_each(rows, asking)
+        best = np.argmin(scores[rows[asking]], axis=1)
+        least = scores[rows[asking], best]
+        asking, best, least = asking[least != _REFUSED], best[least != _REFUSED], least[least != _REFUSED]
+        scores[rows[asking], best] = _REFUSED
+        takers[asking], taken[asking] = best, least
+        dropped = _beyond_room(takers, taken, room)
+        takers[dropped] = _NOBODY
+        asking = np.concatenate((later, dropped))
+    return takers, taken
+
+
+def _first_of_each(rows: Seats, asking: Seats) -> tuple[Seats, Seats]:
+    _, first = np.unique(rows[asking], return_index=True)
+    return asking[first], np.delete(asking, first)
+
+
+def _beyond_room(takers: Seats, taken: Column, room: Seats) -> Seats:
+    """Which of those that were taken are beyond the room of their takers, the worst scores."""
+    full = np.append(np.bincount(takers[takers >= 0], minlength=len(room)) > room, False)
+    crowd = np.flatnonzero(full[takers])
+    crowd = crowd[np.lexsort((taken[crowd], takers[crowd]))]
+    _, starts, counts = np.unique(takers[crowd], return_index=True, return_counts=True)
+    rank = np.arange(len(crowd)) - np.repeat(starts, counts)
+    beyond: Seats = crowd[rank >= room[takers[crowd]]]
+    return beyond
+
+
+def _exchange(held: Seats, ids: Seats, slot: int) -> None:
+    """Fill a vacancy of a ``slot`` that all who have room hold already: one of them replaces somebody elsewhere."""
+    counts = Counter(held.ravel().tolist())
+    emptiest = min(ids.tolist(), key=lambda each: (counts[each], each))
+    for owners in held:
+        if emptiest in owners or _NOBODY in owners:
+            continue
+        for position, owner in enumerate(owners.tolist()):
+            if owner not in held[slot]:
+                owners[position] = emptiest
+                held[slot, np.argmax(held[slot] == _NOBODY)] = owner
+                return
+    raise AssertionError("a member with room held every slot")
+
+
+def _mixed(numbers: Column) -> Column:
+    return mix64_column(numbers.ravel()).reshape(numbers.shape)
