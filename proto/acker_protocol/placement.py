@@ -9,7 +9,7 @@ seats goes to members that have room.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,9 @@ class Member:
 
     def __post_init__(self) -> None:
         if type(self.id) is not int or not 0 <= self.id < IDS:
-            raise ValueError(f"member {self.id!r}: an id is a number from 0 to {IDS - 1}; number the servers 0, 1, 2 ...")
+            raise ValueError(
+                f"member {self.id!r}: an id is a number from 0 to {IDS - 1}; number the servers 0, 1, 2 ..."
+            )
         if type(self.generation) is not int or not 0 <= self.generation <= MASK:
             raise ValueError(f"member {self.id}: generation {self.generation!r} is not an unsigned 64-bit number")
         if not isinstance(self.address, str) or not self.address:
@@ -64,7 +66,7 @@ class View:
         if self.epoch < 0:
             raise ValueError(f"view: epoch {self.epoch} is negative")
         members = tuple(sorted(self.members, key=lambda member: member.id))
-        for one, other in zip(members, members[1:], strict=False):
+        for one, other in itertools.pairwise(members):
             if one.id == other.id:
                 raise ValueError(f"view: {one.address} and {other.address} have the same id {one.id}; give one another")
         object.__setattr__(self, "members", members)
@@ -74,8 +76,8 @@ class View:
 class Placement:
     """Which members of a view hold which slots of a batch; pickles to about a kilobyte a replica.
 
-    ``members``: those that the batch lives on, ascending by id. ``replicas``: uint8[1024, R] (uint16 above 256 members),
-    for each slot the indices into ``members`` of its replicas, in order and distinct; nobody writes into it.
+    ``members``: those that the batch lives on, ascending by id. ``replicas``: for each slot the indices into ``members``
+    of its replicas, in order and distinct, uint8[1024, R], or uint16 above 256 members; nobody writes into it.
     """
 
     epoch: int
@@ -83,7 +85,7 @@ class Placement:
     replicas: Replicas
 
     def slots_of(self, index: int) -> bytes:
-        """The slots of ``members[index]``, a bit each: 128 bytes; slot s is bit s % 8, from the lowest, of byte s // 8."""
+        """The slots of ``members[index]``, 1024 bits: slot s is bit ``s % 8``, from the lowest, of byte ``s // 8``."""
         return np.packbits((self.replicas == index).any(axis=1), bitorder="little").tobytes()
 
     def replicas_of(self, root_ids: Column) -> Replicas:
@@ -93,10 +95,11 @@ class Placement:
 
 
 def place(view: View, session: int, number: int, replicas: int, spread: int = SPREAD) -> Placement:
-    """Place batch ``number`` of ``session`` on at most ``spread`` members of ``view``, each slot on ``replicas`` of them.
+    """Place a batch on at most ``spread`` members of ``view``, each slot on ``replicas`` of them.
 
-    No member holds more than ``slots_at_most``. Raises ValueError where the view or ``spread`` has fewer members than
-    ``replicas``. The first placing with a greatest id N makes a table of N + 1 seats, which is kept: about 0.1 ms a seat.
+    No member holds more slots than :func:`slots_at_most`. ``session`` and ``number`` of the batch decide which members
+    hold it where the view has more of them than ``spread``. Raises ValueError where there are fewer members, or a smaller
+    ``spread``, than ``replicas``. The first placing on so many seats makes their table, about 0.1 ms a seat; it is kept.
     """
     if replicas < 1:
         raise ValueError(f"replicas: {replicas} is less than 1")
@@ -120,9 +123,9 @@ def place(view: View, session: int, number: int, replicas: int, spread: int = SP
 
 
 def slots_at_most(members: int, replicas: int) -> int:
-    """How many slots a member holds at most, of ``members`` that hold ``replicas`` of each: 1.05 x the mean, rounded up.
+    """How many slots each of so many members holds at most: 1.05 x the mean of ``1024 * replicas / members``, rounded up.
 
-    Rounded up, as no member holds a part of a slot: where the mean is 5.12, 5 for each would be too few.
+    Rounded up, as a slot is whole: 200 members have 5.12 in the mean and 5.376 as their bound, and 5 each are too few.
     """
     return min(SLOTS, -(-_OVER * SLOTS * replicas // (_UNDER * members)))
 
@@ -151,7 +154,7 @@ def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
 def _table(seats: int, replicas: int) -> Seats:
     """Which seats hold which slots while every seat is taken: int64[1024, replicas].
 
-    Each seat that is added takes from the fullest, so that the counts differ by one at most and nothing moves but to it.
+    Each seat that is added takes from the fullest: their counts differ by one at most, and nothing moves but to it.
     """
     held = [list(range(replicas)) for _ in range(SLOTS)]
     counts = [SLOTS] * replicas
@@ -168,7 +171,7 @@ def _table(seats: int, replicas: int) -> Seats:
 
 
 def _take(seat: int, held: list[list[int]], counts: list[int], order: list[int], bound: int, lacking: int) -> None:
-    """Give ``seat`` so many replicas as are ``lacking`` of seats that hold more than ``bound``, the fullest of a slot."""
+    """Give ``seat`` as many replicas as are ``lacking``, in order, of each slot's fullest if above ``bound``."""
     for slot in order:
         if lacking <= 0:
             return
@@ -187,72 +190,44 @@ def _scores(seat: int) -> Column:
 
 
 def _fill(held: Seats, ids: Seats) -> None:
-    """Give what is vacant in ``held`` to members with room: of all pairs of a slot and a member, the least score first.
-
-    As the slots propose, each to its best member, and members that are full drop the worst, which propose to their next:
-    that ends where going through the pairs in order does (the stable matching; Gale and Shapley), without sorting them.
-    """
-    counts = Counter(held[held != _NOBODY].tolist())
-    most = slots_at_most(len(ids), held.shape[1])
-    room = np.array([most - counts[each] for each in ids.tolist()])
-    slots = np.flatnonzero((held == _NOBODY).any(axis=1))
+    """Give what is vacant in ``held`` to members with room, in rounds: each slot asks, and members take the best."""
+    room = slots_at_most(len(ids), held.shape[1]) - np.bincount(held[held != _NOBODY], minlength=IDS)[ids]
+    asking, stuck = np.flatnonzero((held == _NOBODY).any(axis=1)), []
     # Another score than the table's: what a seat did not take has a bad one of those with it.
-    scores = _mixed(ids.astype(np.uint64) * np.uint64(SLOTS) + slots.astype(np.uint64)[:, None] + np.uint64(1))
+    scores = _mixed(ids.astype(np.uint64) * np.uint64(SLOTS) + asking.astype(np.uint64)[:, None] + np.uint64(1))
     scores = scores << np.uint64(32) | scores >> np.uint64(32)
-    scores[(held[slots][:, :, None] == ids).any(axis=1)] = _REFUSED
-    rows = np.repeat(np.arange(len(slots)), (held[slots] == _NOBODY).sum(axis=1))
-    takers, taken = _match(scores, rows, room)
-    accepted = np.flatnonzero(takers != _NOBODY)
-    accepted = accepted[np.lexsort((taken[accepted], rows[accepted]))]
-    for row, taker in zip(rows[accepted].tolist(), takers[accepted].tolist(), strict=True):
-        owners = held[slots[row]]
-        owners[np.argmax(owners == _NOBODY)] = ids[taker]
-    for slot in slots[rows[takers == _NOBODY]].tolist():
-        _exchange(held, ids, slot)
-
-
-def _match(scores: Column, rows: Seats, room: Seats) -> tuple[Seats, Column]:
-    """Match ``rows`` (a row of ``scores``, uint64[slots, members], for each vacant replica) with members that have room.
-
-    Returns the member of each, ``_NOBODY`` where none is left, and the score of the two. Writes into ``scores``.
-    """
-    takers = np.full(len(rows), _NOBODY, np.int64)
-    taken = np.full(len(rows), _REFUSED, np.uint64)
-    asking = np.arange(len(rows))
+    scores[(held[asking][:, :, None] == ids).any(axis=1)] = _REFUSED
     while len(asking):
-        # One of each row at a time: two replicas of a slot must not ask the same member.
-        asking, later = _first_of_each(rows, asking)
-        best = np.argmin(scores[rows[asking]], axis=1)
-        least = scores[rows[asking], best]
-        asking, best, least = asking[least != _REFUSED], best[least != _REFUSED], least[least != _REFUSED]
-        scores[rows[asking], best] = _REFUSED
-        takers[asking], taken[asking] = best, least
-        dropped = _beyond_room(takers, taken, room)
-        takers[dropped] = _NOBODY
-        asking = np.concatenate((later, dropped))
-    return takers, taken
+        scores[:, room == 0] = _REFUSED
+        best = np.argmin(scores, axis=1)
+        least = scores[np.arange(len(asking)), best]
+        stuck += asking[least == _REFUSED].tolist()
+        rows = np.flatnonzero(least != _REFUSED)
+        rows = rows[_within_room(best[rows], least[rows], room)]
+        held[asking[rows], np.argmax(held[asking[rows]] == _NOBODY, axis=1)] = ids[best[rows]]
+        scores[rows, best[rows]] = _REFUSED
+        room -= np.bincount(best[rows], minlength=len(ids))
+        again = (held[asking] == _NOBODY).any(axis=1) & (least != _REFUSED)
+        asking, scores = asking[again], scores[again]
+    for slot in stuck:
+        while np.any(held[slot] == _NOBODY):
+            _exchange(held, ids, slot)
 
 
-def _first_of_each(rows: Seats, asking: Seats) -> tuple[Seats, Seats]:
-    _, first = np.unique(rows[asking], return_index=True)
-    return asking[first], np.delete(asking, first)
-
-
-def _beyond_room(takers: Seats, taken: Column, room: Seats) -> Seats:
-    """Which of those that were taken are beyond the room of their takers, the worst scores."""
-    full = np.append(np.bincount(takers[takers >= 0], minlength=len(room)) > room, False)
-    crowd = np.flatnonzero(full[takers])
-    crowd = crowd[np.lexsort((taken[crowd], takers[crowd]))]
-    _, starts, counts = np.unique(takers[crowd], return_index=True, return_counts=True)
-    rank = np.arange(len(crowd)) - np.repeat(starts, counts)
-    beyond: Seats = crowd[rank >= room[takers[crowd]]]
-    return beyond
+def _within_room(asked: Seats, scores: Column, room: Seats) -> Seats:
+    """Which of those that ask are taken: of each member that is ``asked``, as many as it has room for, least first."""
+    order = np.lexsort((scores, asked))
+    counts = np.bincount(asked, minlength=len(room))
+    rank = np.arange(len(asked)) - (np.cumsum(counts) - counts)[asked[order]]
+    return order[rank < room[asked[order]]]
 
 
 def _exchange(held: Seats, ids: Seats, slot: int) -> None:
-    """Fill a vacancy of a ``slot`` that all who have room hold already: one of them replaces somebody elsewhere."""
-    counts = Counter(held.ravel().tolist())
-    emptiest = min(ids.tolist(), key=lambda each: (counts[each], each))
+    """Fill a vacancy of a ``slot`` that all with room hold already: the emptiest replaces somebody elsewhere.
+
+    So rare that it has to be made up to be seen, and only then does the bound of each member hold without exception.
+    """
+    emptiest = int(ids[np.argmin(np.bincount(held[held != _NOBODY], minlength=IDS)[ids])])
     for owners in held:
         if emptiest in owners or _NOBODY in owners:
             continue

@@ -164,12 +164,19 @@ def fill(held: list[list[int | None]], ids: list[int], at_most: int) -> None:
         score = mix(i * 1024 + at + 1)
         return score >> 32 | (score & 2**32 - 1) << 32
 
-    counts = {i: count(i) for i in ids}
     vacant = [at for at in range(1024) if None in held[at]]
-    for at, i in sorted(((at, i) for at in vacant for i in ids), key=lambda pair: swapped(*pair)):
-        if None in held[at] and i not in held[at] and counts[i] < at_most:
-            held[at][held[at].index(None)] = i
-            counts[i] += 1
+    while True:
+        room = {i: at_most - count(i) for i in ids}
+        asked: dict[int, list[int]] = {}
+        for at in vacant:
+            able = [i for i in ids if room[i] and i not in held[at]]
+            if None in held[at] and able:
+                asked.setdefault(min(able, key=lambda i: swapped(at, i)), []).append(at)
+        if not asked:
+            break
+        for i, slots in asked.items():
+            for at in sorted(slots, key=lambda at: swapped(at, i))[: room[i]]:
+                held[at][held[at].index(None)] = i
     for at in vacant:
         while None in held[at]:
             emptiest = min(ids, key=lambda i: (count(i), i))
