@@ -37,6 +37,7 @@ PARTS = (
     Benchmark("service"),
     Benchmark("client"),
     Benchmark("tracker", ("--outcomes", "200000")),
+    Benchmark("placement"),
     Benchmark("spark"),
 )
 

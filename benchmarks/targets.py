@@ -118,6 +118,11 @@ def best_of(part: str, key: str) -> Callable[[Figures], float]:
     return lambda figures: max(float(run[key]) for run in figures[part]["acker"].values())
 
 
+def worst_placing(*path: str) -> Callable[[Figures], float]:
+    """The greatest of a figure over numbers of replicas, of views without a gap in their ids."""
+    return lambda figures: max(at(*path)(run) for run in figures["placement"]["without_gaps"])
+
+
 TARGETS: tuple[Target, ...] = (
     Target("ledger", "100 k pending", ledger_at(100_000), 30e6, "updates/s"),
     *(
@@ -146,6 +151,16 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("client", "updates folded, slotted and serialised", at("client", "updates_per_s"), 15e6, "updates/s"),
     Target("tracker", "outcomes into the window of 10 M", at("tracker", "outcomes_per_s"), 10e6, "outcomes/s"),
+    *(
+        Target("placement", what, find, bound, unit, at_most=True)
+        for what, find, bound, unit in (
+            ("most slots of a member over 1.05 x the mean, rounded up", worst_placing("most_over_bound"), 1, "x"),
+            ("moved over the least, each join", worst_placing("joins", "moved_over_least_at_worst"), 1.25, "x"),
+            ("moved over the least, each leave", worst_placing("leaves", "moved_over_least_at_worst"), 1.25, "x"),
+            ("200 members, spread 8", at("placement", "place_ms", "spread 8"), 1, "ms"),
+            ("200 members, no bound", at("placement", "place_ms", "spread without a bound"), 1, "ms"),
+        )
+    ),
     *(
         Target("spark", f"words job, {kind}, {shape} over {rival}", at("spark", "words", kind, key), bound, "x")
         for kind in ("arrow", "rows")

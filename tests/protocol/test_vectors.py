@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from acker_protocol import ids, reports, wire
+from acker_protocol.placement import Member, View, place
 from acker_protocol.v1 import acker_pb2 as pb
 from tests.vectors import apply_of, protocol
 
@@ -76,3 +77,11 @@ def test_reports_of_the_vectors_are_in_wire_order() -> None:
     for vector in VECTORS["reports"]:
         mixed = ids.mix64_column(apply_of(vector).entries.root_ids)
         assert np.all(mixed[1:] > mixed[:-1])
+
+
+def test_placements_follow_the_vectors():
+    for vector in VECTORS["placements"]:
+        view = View(1, tuple(Member(each, 1, f"server-{each}:7070") for each in vector["ids"]))
+        placed = place(view, vector["session"], vector["number"], vector["replicas"], vector["spread"])
+        assert [member.id for member in placed.members] == vector["members"]
+        assert placed.replicas.tobytes() == bytes.fromhex(vector["indices"])

@@ -1,0 +1,268 @@
+"""Placements: the bounds of each member, what moves when one comes or goes, and the steps of the .proto beside ours."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from vectors import make
+
+from acker_protocol import placement as module
+from acker_protocol.ids import mix64_column, slot
+from acker_protocol.placement import Member, Placement, View, place, slots_at_most
+
+uint64 = st.integers(0, 2**64 - 1)
+
+
+def view(ids, *, generation: int = 1, epoch: int = 3) -> View:
+    return View(epoch, tuple(Member(each, generation, f"server-{each}:7070") for each in ids))
+
+
+def ids_of(placed: Placement) -> np.ndarray:
+    """The ids of the members that hold each slot, in order: int64[1024, R]."""
+    return np.array([member.id for member in placed.members])[placed.replicas]
+
+
+def held_by(placed: Placement) -> set[tuple[int, int]]:
+    """Who holds which slot: (slot, id)."""
+    return {(at, each) for at, owners in enumerate(ids_of(placed).tolist()) for each in owners}
+
+
+def moved(before: Placement, after: Placement) -> int:
+    """How many replicas of slots live on a member after that did not hold them before."""
+    return len(held_by(after) - held_by(before))
+
+
+def loads(placed: Placement) -> list[int]:
+    return np.bincount(placed.replicas.ravel(), minlength=len(placed.members)).tolist()
+
+
+@st.composite
+def arguments(draw):
+    ids = draw(st.lists(st.integers(0, draw(st.sampled_from([7, 30]))), min_size=1, max_size=12, unique=True))
+    replicas = draw(st.integers(1, min(3, len(ids))))
+    return ids, draw(uint64), draw(st.integers(0, 2**45)), replicas, draw(st.integers(replicas, 13))
+
+
+@settings(max_examples=40)
+@example(([2, 0], 0, 0, 2, 2))
+@example(([3, 29, 0, 11], 5, 1, 1, 4))
+@given(arguments())
+def test_a_placement_is_what_the_steps_in_plain_integers_give(given):
+    ids, session, number, replicas, spread = given
+    placed = place(view(ids), session, number, replicas, spread)
+    assert ids_of(placed).tolist() == make.placement(ids, session, number, replicas, spread)
+
+
+@settings(max_examples=100)
+@given(arguments())
+def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_than_its_bound(given):
+    ids, session, number, replicas, spread = given
+    placed = place(view(ids), session, number, replicas, spread)
+    assert len(placed.members) == min(spread, len(ids))
+    assert placed.members == tuple(sorted(placed.members))
+    assert placed.replicas.shape == (1024, replicas)
+    assert all(len(set(owners)) == replicas for owners in placed.replicas.tolist())
+    assert max(loads(placed)) <= slots_at_most(len(placed.members), replicas)
+
+
+def test_the_bound_is_a_twentieth_above_the_mean_rounded_up():
+    assert slots_at_most(3, 1) == 359  # 358.4
+    assert slots_at_most(200, 1) == 6  # 5.376
+    assert slots_at_most(2, 2) == 1024
+    assert slots_at_most(2000, 1) == 1
+
+
+def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange():
+    # Made up: members 0 and 1 fill up, and member 2, which has room, holds every slot that lacks a replica.
+    full, lacking = [0, 1], [2, module._NOBODY]
+    held = np.array([full] * 600 + [lacking] * 424)
+    expected = [list(full) for _ in range(600)] + [[2, None] for _ in range(424)]
+    module._fill(held, np.array([0, 1, 2]))
+    make.fill(expected, [0, 1, 2], slots_at_most(3, 2))
+    assert held.tolist() == expected
+    assert max(Counter(held.ravel().tolist()).values()) <= slots_at_most(3, 2)
+    assert all(len(set(owners)) == 2 for owners in held.tolist())
+
+
+# -- what stays where it is
+
+
+@settings(max_examples=50)
+@given(arguments(), st.randoms(use_true_random=False))
+def test_members_in_another_order_are_placed_the_same(given, draw):
+    ids, session, number, replicas, spread = given
+    shuffled = draw.sample(ids, len(ids))
+    one, other = (place(view(order), session, number, replicas, spread) for order in (ids, shuffled))
+    assert one.members == other.members
+    assert one.replicas.tolist() == other.replicas.tolist()
+
+
+def test_a_member_keeps_its_place_when_its_generation_or_its_address_changes():
+    before = place(view([0, 1, 2, 5]), 1, 2, 2)
+    members = (*view([0, 1, 5]).members, Member(2, 99, "elsewhere:1"))
+    assert ids_of(place(View(4, members), 1, 2, 2)).tolist() == ids_of(before).tolist()
+
+
+def test_another_process_places_the_same():
+    program = (
+        "from acker_protocol.placement import *; import hashlib;"
+        "view = View(3, tuple(Member(each, 1, f'server-{each}:7070') for each in (0, 1, 2, 4, 9, 3, 8, 7, 5)));"
+        "print(hashlib.sha256(b''.join(place(view, 5, n, 2, s).replicas.tobytes() for n in (0, 1) for s in (4, 9)))"
+        ".hexdigest())"
+    )
+    digests = {subprocess.check_output([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}) for seed in "12"}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("members", [3, 4, 33, 171, 199])
+def test_where_ids_have_no_gap_a_join_and_a_leave_move_what_they_must_and_nothing_else(members, replicas):
+    ids = range(members)
+    before = place(view(ids), 1, 1, replicas, spread=members)
+    joined = place(view([*ids, members]), 1, 1, replicas, spread=members + 1)
+    assert moved(before, joined) == loads(joined)[-1]
+    for each in random.Random(members).sample(ids, 3):
+        left = [other for other in ids if other != each]
+        if len(left) >= replicas:
+            after = place(view(left), 1, 1, replicas, spread=members)
+            assert moved(before, after) == loads(before)[each]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_where_ids_have_no_gap_counts_differ_by_one_at_most(replicas):
+    for members in (3, 10, 170, 200):
+        counts = loads(place(view(range(members)), 1, 1, replicas, spread=members))
+        assert max(counts) - min(counts) <= 1
+
+
+# -- spread
+
+
+@settings(max_examples=50)
+@given(arguments(), st.integers(31, 40))
+def test_a_member_that_joins_takes_the_place_of_one_of_the_chosen_at_most(given, joining):
+    ids, session, number, replicas, spread = given
+    before = place(view(ids), session, number, replicas, spread).members
+    after = place(view([*ids, joining]), session, number, replicas, spread).members
+    assert len(set(before) - set(after)) <= 1
+    assert {member.id for member in set(after) - set(before)} <= {joining}
+
+
+def test_batches_of_a_spread_are_even_over_the_members():
+    counts, batches = Counter(), 3000
+    for number in range(batches):
+        placed = place(view(range(40)), 77, number, 2, spread=8)
+        counts.update(dict(zip((member.id for member in placed.members), loads(placed), strict=True)))
+    assert sum(counts.values()) == batches * 2048
+    mean = batches * 2048 / 40
+    # 600 of 3000 batches each: four standard deviations are 15 %.
+    assert all(abs(counts[each] / mean - 1) < 0.15 for each in range(40))
+
+
+def test_other_batches_and_other_sessions_live_on_other_members():
+    def chosen(session: int, number: int) -> tuple[int, ...]:
+        return tuple(member.id for member in place(view(range(100)), session, number, 2).members)
+
+    assert len({chosen(session, number) for session in (1, 2**63) for number in range(10)}) == 20
+    assert all(len(chosen(1, number)) == 8 for number in range(10))
+
+
+# -- a placement as a value
+
+
+def test_a_placement_pickles_small_and_comes_back_the_same():
+    placed = place(view(range(200)), 1, 2, 2)
+    pickled = pickle.dumps(placed)
+    assert len(pickled) < 3000
+    again = pickle.loads(pickled)
+    assert (again.epoch, again.members) == (placed.epoch, placed.members)
+    assert again.replicas.tolist() == placed.replicas.tolist()
+    assert placed.replicas.dtype == np.uint8
+
+
+def test_more_members_than_a_byte_holds_have_wider_indices():
+    placed = place(view(range(300)), 1, 2, 1, spread=300)
+    assert placed.replicas.dtype == np.uint16
+    assert len(set(placed.replicas.ravel().tolist())) == 300
+
+
+def test_the_slots_of_a_member_are_1024_bits():
+    placed = place(view(range(5)), 1, 2, 2)
+    for index in range(5):
+        bits = placed.slots_of(index)
+        assert len(bits) == 128
+        slots = {at for at in range(1024) if bits[at // 8] >> at % 8 & 1}
+        assert slots == {at for at in range(1024) if index in placed.replicas[at]}
+
+
+def test_sections_go_to_the_replicas_of_their_slot():
+    placed = place(view(range(5)), 1, 2, 2)
+    roots = mix64_column(np.arange(1, 100, dtype=np.uint64))
+    assert placed.replicas_of(roots).tolist() == [placed.replicas[slot(root)].tolist() for root in roots.tolist()]
+    with pytest.raises(TypeError, match="root_ids is int64"):
+        placed.replicas_of(roots.view(np.int64))
+
+
+def test_a_placement_is_not_written_into():
+    with pytest.raises(ValueError, match="read-only"):
+        place(view([0]), 1, 2, 1).replicas[0] = 1
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ((-1, 1, "a:1"), "member -1: an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
+        ((1024, 1, "a:1"), "member 1024: an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
+        (("one", 1, "a:1"), "member 'one': an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
+        ((True, 1, "a:1"), "member True: an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
+        ((1, 2**64, "a:1"), "member 1: generation 18446744073709551616 is not an unsigned 64-bit number"),
+        ((1, 1, ""), "member 1: address '' is empty or no text; give host:port"),
+    ],
+)
+def test_a_member_that_cannot_be_is_refused_in_a_sentence(values, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        Member(*values)
+
+
+def test_two_members_of_one_id_are_refused():
+    with pytest.raises(ValueError, match=r"^view: a:1 and b:1 have the same id 4; give one another$"):
+        View(1, (Member(4, 1, "a:1"), Member(4, 2, "b:1")))
+
+
+def test_a_negative_epoch_is_refused():
+    with pytest.raises(ValueError, match=r"^view: epoch -1 is negative$"):
+        View(-1, ())
+
+
+def test_more_replicas_than_members_are_refused():
+    with pytest.raises(
+        ValueError, match=r"^replicas: 3 asked for and 2 members in the view; ask for fewer, or start more"
+    ):
+        place(view([0, 1]), 1, 1, 3)
+
+
+def test_an_empty_view_is_a_view_and_places_nothing():
+    with pytest.raises(ValueError, match=r"^replicas: 1 asked for and 0 members in the view"):
+        place(View(1, ()), 1, 1, 1)
+
+
+def test_a_spread_below_the_replicas_is_refused():
+    with pytest.raises(ValueError, match=r"^spread: 2 members cannot hold 3 replicas; set spread to 3 or more$"):
+        place(view(range(5)), 1, 1, 3, spread=2)
+
+
+def test_no_replicas_are_refused():
+    with pytest.raises(ValueError, match=r"^replicas: 0 is less than 1$"):
+        place(view([0]), 1, 1, 0)
