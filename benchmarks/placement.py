@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol import placement
+from acker_protocol.ids import SLOTS
 from acker_protocol.placement import IDS, Member, View, place, slots_at_most
 
 MEMBERS = 200
@@ -37,7 +38,7 @@ def view(ids: Iterable[int]) -> View:
 def holds(ids: list[int], replicas: int) -> Holds:
     """Which id holds which slot when the spread has no bound: bool[1024, IDS + 1]."""
     placed = place(view(ids), 1, 1, replicas, spread=len(ids))
-    found = np.zeros((placement.SLOTS, IDS), bool)
+    found = np.zeros((SLOTS, IDS), bool)
     owners = np.array([member.id for member in placed.members])[placed.replicas]
     np.put_along_axis(found, owners, True, axis=1)
     return found
@@ -65,7 +66,7 @@ class Moves:
 
 def balance(held: Holds, members: int, replicas: int) -> tuple[float, float]:
     """The most that a member holds, over the mean and over its bound."""
-    most, mean = int(held.sum(axis=0).max()), placement.SLOTS * replicas / members
+    most, mean = int(held.sum(axis=0).max()), SLOTS * replicas / members
     return most / mean, most / slots_at_most(members, replicas)
 
 
@@ -81,7 +82,7 @@ def without_gaps(members: int, replicas: int) -> dict[str, Any]:
         after = holds(list(range(n + 1)), replicas)
         joins.add(before, after, n)
         before = after
-    of_many = [over for n, over in over_mean.items() if placement.SLOTS * replicas >= 20 * n]
+    of_many = [over for n, over in over_mean.items() if SLOTS * replicas >= 20 * n]
     return {
         "views": f"0 to n - 1, n up to {members}",
         "replicas": replicas,

@@ -211,7 +211,7 @@ def _fill(held: Seats, ids: Seats) -> None:
         room -= np.bincount(best[rows], minlength=len(ids))
         again = (held[asking] == _NOBODY).any(axis=1) & (least != _REFUSED)
         asking, scores = asking[again], scores[again]
-    for slot in stuck:
+    for slot in sorted(stuck):
         while np.any(held[slot] == _NOBODY):
             _exchange(held, ids, slot)
 
