@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ SPREAD = 8
 _OVER, _UNDER = 21, 20
 
 Seats = npt.NDArray[np.int64]
-Replicas = npt.NDArray[np.unsignedinteger[Any]]
+Replicas = npt.NDArray[np.uint16]
 
 _NOBODY = -1
 _REFUSED = np.uint64(MASK)
@@ -75,10 +74,10 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Which members of a view hold which slots of a batch; pickles to about a kilobyte a replica.
+    """Which members of a view hold which slots of a batch; pickles to two kilobytes a replica, and the members.
 
-    ``members``: those that the batch lives on, ascending by id. ``replicas``: for each slot the indices into
-    ``members`` of its replicas, in order and distinct: uint8[1024, R], or uint16 above 256 members; not to be written.
+    ``members``: those that the batch lives on, ascending by id. ``replicas``: uint16[1024, R], for each slot the
+    indices into ``members`` of its replicas, in order and distinct; not to be written into.
     """
 
     epoch: int
@@ -90,7 +89,7 @@ class Placement:
         return np.packbits((self.replicas == index).any(axis=1), bitorder="little").tobytes()
 
     def replicas_of(self, root_ids: Column) -> Replicas:
-        """Indices into ``members`` of the replicas of each of ``root_ids: uint64[n]``: uint8[n, R], or uint16."""
+        """Indices into ``members`` of the replicas of each of ``root_ids: uint64[n]``: uint16[n, R]."""
         check_column("root_ids", root_ids)
         found: Replicas = self.replicas[mix64_column(root_ids) >> np.uint64(SLOT_SHIFT)]
         return found
@@ -118,7 +117,7 @@ def place(view: View, session: int, number: int, replicas: int, spread: int = SP
     if np.any(held == _NOBODY):
         _fill(held, ids)
     chosen = np.sort(seated[seated != _NOBODY])
-    column: Replicas = np.searchsorted(chosen, held).astype(np.min_scalar_type(len(chosen) - 1))
+    column = np.searchsorted(chosen, held).astype(np.uint16)
     column.setflags(write=False)
     members = {member.id: member for member in view.members}
     return Placement(view.epoch, tuple(members[each] for each in chosen.tolist()), column)
