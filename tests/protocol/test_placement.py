@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from vectors import make
+from tests.vectors import make
 
 from acker_protocol import placement as module
 from acker_protocol.ids import mix64_column, slot

@@ -7,7 +7,7 @@ import numpy as np
 from acker_protocol import ids, reports, wire
 from acker_protocol.placement import Member, View, place
 from acker_protocol.v1 import acker_pb2 as pb
-from tests.vectors import apply_of, protocol
+from tests.vectors import PATH, apply_of, protocol
 
 VECTORS = protocol()
 
@@ -85,3 +85,14 @@ def test_placements_follow_the_vectors():
         placed = place(view, vector["session"], vector["number"], vector["replicas"], vector["spread"])
         assert [member.id for member in placed.members] == vector["members"]
         assert placed.replicas.ravel().tolist() == list(bytes.fromhex(vector["indices"]))
+
+
+def test_the_examples_in_the_text_are_placed_so():
+    text = PATH.with_name("acker.proto").read_text()
+    for ids, spread, said in (
+        ((0, 1, 3), 8, "members 0, 1 and 3, R = 2, spread 8: slots 0 to 3 are placed on "),
+        (range(6), 4, "members 0 to 5, R = 2, spread 4, session 7, number 9: slots 0 to 3 on "),
+    ):
+        placed = place(View(1, tuple(Member(each, 1, "any") for each in ids)), 7, 9, 2, spread)
+        slots = [" ".join(str(placed.members[index].id) for index in row) for row in placed.replicas[:4].tolist()]
+        assert f"{said}{', '.join(slots)}\n" in text
