@@ -89,10 +89,10 @@ def test_placements_follow_the_vectors():
 
 def test_the_examples_in_the_text_are_placed_so():
     text = PATH.with_name("acker.proto").read_text()
-    for ids, spread, said in (
+    for members, spread, said in (
         ((0, 1, 3), 8, "members 0, 1 and 3, R = 2, spread 8: slots 0 to 3 are placed on "),
         (range(6), 4, "members 0 to 5, R = 2, spread 4, session 7, number 9: slots 0 to 3 on "),
     ):
-        placed = place(View(1, tuple(Member(each, 1, "any") for each in ids)), 7, 9, 2, spread)
+        placed = place(View(1, tuple(Member(each, 1, "any") for each in members)), 7, 9, 2, spread)
         slots = [" ".join(str(placed.members[index].id) for index in row) for row in placed.replicas[:4].tolist()]
         assert f"{said}{', '.join(slots)}\n" in text
