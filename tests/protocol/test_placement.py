@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.vectors import make
 
 from acker_protocol import placement as module
 from acker_protocol.ids import mix64_column, slot
 from acker_protocol.placement import Member, Placement, View, place, slots_at_most
+from tests.vectors import make
 
 uint64 = st.integers(0, 2**64 - 1)
 
