@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from acker_protocol.placement import Member, Placement, View, place, slots_at_mo
 from tests.vectors import make
 
 uint64 = st.integers(0, 2**64 - 1)
+# Ids, session, number, replicas, spread.
+Arguments = tuple[list[int], int, int, int, int]
 
 
-def view(ids, *, generation: int = 1, epoch: int = 3) -> View:
+def view(ids: Iterable[int], *, generation: int = 1, epoch: int = 3) -> View:
     return View(epoch, tuple(Member(each, generation, f"server-{each}:7070") for each in ids))
 
 
@@ -42,11 +46,12 @@ def moved(before: Placement, after: Placement) -> int:
 
 
 def loads(placed: Placement) -> list[int]:
-    return np.bincount(placed.replicas.ravel(), minlength=len(placed.members)).tolist()
+    counts: list[int] = np.bincount(placed.replicas.ravel(), minlength=len(placed.members)).tolist()
+    return counts
 
 
 @st.composite
-def arguments(draw):
+def arguments(draw: Any) -> Arguments:
     ids = draw(st.lists(st.integers(0, draw(st.sampled_from([7, 30]))), min_size=1, max_size=12, unique=True))
     replicas = draw(st.integers(1, min(3, len(ids))))
     return ids, draw(uint64), draw(st.integers(0, 2**45)), replicas, draw(st.integers(replicas, 13))
@@ -56,7 +61,7 @@ def arguments(draw):
 @example(([2, 0], 0, 0, 2, 2))
 @example(([3, 29, 0, 11], 5, 1, 1, 4))
 @given(arguments())
-def test_a_placement_is_what_the_steps_in_plain_integers_give(given):
+def test_a_placement_is_what_the_steps_in_plain_integers_give(given: Arguments) -> None:
     ids, session, number, replicas, spread = given
     placed = place(view(ids), session, number, replicas, spread)
     assert ids_of(placed).tolist() == make.placement(ids, session, number, replicas, spread)
@@ -64,7 +69,7 @@ def test_a_placement_is_what_the_steps_in_plain_integers_give(given):
 
 @settings(max_examples=100)
 @given(arguments())
-def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_than_its_bound(given):
+def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_than_its_bound(given: Arguments) -> None:
     ids, session, number, replicas, spread = given
     placed = place(view(ids), session, number, replicas, spread)
     assert len(placed.members) == min(spread, len(ids))
@@ -74,18 +79,18 @@ def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_t
     assert max(loads(placed)) <= slots_at_most(len(placed.members), replicas)
 
 
-def test_the_bound_is_a_twentieth_above_the_mean_rounded_up():
+def test_the_bound_is_a_twentieth_above_the_mean_rounded_up() -> None:
     assert slots_at_most(3, 1) == 359  # 358.4
     assert slots_at_most(200, 1) == 6  # 5.376
     assert slots_at_most(2, 2) == 1024
     assert slots_at_most(2000, 1) == 1
 
 
-def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange():
+def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange() -> None:
     # Made up: members 0 and 1 fill up, and member 2, which has room, holds every slot that lacks a replica.
     full, lacking = [0, 1], [2, module._NOBODY]
     held = np.array([full] * 600 + [lacking] * 424)
-    expected = [list(full) for _ in range(600)] + [[2, None] for _ in range(424)]
+    expected: list[list[int | None]] = [list(full) for _ in range(600)] + [[2, None] for _ in range(424)]
     module._fill(held, np.array([0, 1, 2]))
     make.fill(expected, [0, 1, 2], slots_at_most(3, 2))
     assert held.tolist() == expected
@@ -98,7 +103,7 @@ def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange():
 
 @settings(max_examples=50)
 @given(arguments(), st.randoms(use_true_random=False))
-def test_members_in_another_order_are_placed_the_same(given, draw):
+def test_members_in_another_order_are_placed_the_same(given: Arguments, draw: Any) -> None:
     ids, session, number, replicas, spread = given
     shuffled = draw.sample(ids, len(ids))
     one, other = (place(view(order), session, number, replicas, spread) for order in (ids, shuffled))
@@ -106,13 +111,13 @@ def test_members_in_another_order_are_placed_the_same(given, draw):
     assert one.replicas.tolist() == other.replicas.tolist()
 
 
-def test_a_member_keeps_its_place_when_its_generation_or_its_address_changes():
+def test_a_member_keeps_its_place_when_its_generation_or_its_address_changes() -> None:
     before = place(view([0, 1, 2, 5]), 1, 2, 2)
     members = (*view([0, 1, 5]).members, Member(2, 99, "elsewhere:1"))
     assert ids_of(place(View(4, members), 1, 2, 2)).tolist() == ids_of(before).tolist()
 
 
-def test_another_process_places_the_same():
+def test_another_process_places_the_same() -> None:
     program = (
         "from acker_protocol.placement import *; import hashlib;"
         "view = View(3, tuple(Member(each, 1, f'server-{each}:7070') for each in (0, 1, 2, 4, 9, 3, 8, 7, 5)));"
@@ -125,7 +130,9 @@ def test_another_process_places_the_same():
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("members", [3, 4, 33, 171, 199])
-def test_where_ids_have_no_gap_a_join_and_a_leave_move_what_they_must_and_nothing_else(members, replicas):
+def test_where_ids_have_no_gap_a_join_and_a_leave_move_what_they_must_and_nothing_else(
+    members: int, replicas: int
+) -> None:
     ids = range(members)
     before = place(view(ids), 1, 1, replicas, spread=members)
     joined = place(view([*ids, members]), 1, 1, replicas, spread=members + 1)
@@ -138,7 +145,7 @@ def test_where_ids_have_no_gap_a_join_and_a_leave_move_what_they_must_and_nothin
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_where_ids_have_no_gap_counts_differ_by_one_at_most(replicas):
+def test_where_ids_have_no_gap_counts_differ_by_one_at_most(replicas: int) -> None:
     for members in (3, 10, 170, 200):
         counts = loads(place(view(range(members)), 1, 1, replicas, spread=members))
         assert max(counts) - min(counts) <= 1
@@ -149,7 +156,7 @@ def test_where_ids_have_no_gap_counts_differ_by_one_at_most(replicas):
 
 @settings(max_examples=50)
 @given(arguments(), st.integers(31, 40))
-def test_a_member_that_joins_takes_the_place_of_one_of_the_chosen_at_most(given, joining):
+def test_a_member_that_joins_takes_the_place_of_one_of_the_chosen_at_most(given: Arguments, joining: int) -> None:
     ids, session, number, replicas, spread = given
     before = place(view(ids), session, number, replicas, spread).members
     after = place(view([*ids, joining]), session, number, replicas, spread).members
@@ -157,8 +164,8 @@ def test_a_member_that_joins_takes_the_place_of_one_of_the_chosen_at_most(given,
     assert {member.id for member in set(after) - set(before)} <= {joining}
 
 
-def test_batches_of_a_spread_are_even_over_the_members():
-    counts, batches = Counter(), 3000
+def test_batches_of_a_spread_are_even_over_the_members() -> None:
+    counts, batches = Counter[int](), 3000
     for number in range(batches):
         placed = place(view(range(40)), 77, number, 2, spread=8)
         counts.update(dict(zip((member.id for member in placed.members), loads(placed), strict=True)))
@@ -168,7 +175,7 @@ def test_batches_of_a_spread_are_even_over_the_members():
     assert all(abs(counts[each] / mean - 1) < 0.15 for each in range(40))
 
 
-def test_other_batches_and_other_sessions_live_on_other_members():
+def test_other_batches_and_other_sessions_live_on_other_members() -> None:
     def chosen(session: int, number: int) -> tuple[int, ...]:
         return tuple(member.id for member in place(view(range(100)), session, number, 2).members)
 
@@ -179,7 +186,7 @@ def test_other_batches_and_other_sessions_live_on_other_members():
 # -- a placement as a value
 
 
-def test_a_placement_pickles_small_and_comes_back_the_same():
+def test_a_placement_pickles_small_and_comes_back_the_same() -> None:
     placed = place(view(range(200)), 1, 2, 2)
     pickled = pickle.dumps(placed)
     assert len(pickled) < 5000
@@ -189,7 +196,7 @@ def test_a_placement_pickles_small_and_comes_back_the_same():
     assert placed.replicas.dtype == np.uint16
 
 
-def test_the_slots_of_a_member_are_1024_bits():
+def test_the_slots_of_a_member_are_1024_bits() -> None:
     placed = place(view(range(5)), 1, 2, 2)
     for index in range(5):
         bits = placed.slots_of(index)
@@ -198,7 +205,7 @@ def test_the_slots_of_a_member_are_1024_bits():
         assert slots == {at for at in range(1024) if index in placed.replicas[at]}
 
 
-def test_sections_go_to_the_replicas_of_their_slot():
+def test_sections_go_to_the_replicas_of_their_slot() -> None:
     placed = place(view(range(5)), 1, 2, 2)
     roots = mix64_column(np.arange(1, 100, dtype=np.uint64))
     assert placed.replicas_of(roots).tolist() == [placed.replicas[slot(root)].tolist() for root in roots.tolist()]
@@ -206,7 +213,7 @@ def test_sections_go_to_the_replicas_of_their_slot():
         placed.replicas_of(roots.view(np.int64))
 
 
-def test_a_placement_is_not_written_into():
+def test_a_placement_is_not_written_into() -> None:
     with pytest.raises(ValueError, match="read-only"):
         place(view([0]), 1, 2, 1).replicas[0] = 1
 
@@ -225,38 +232,38 @@ def test_a_placement_is_not_written_into():
         ((1, 1, ""), "member 1: address '' is empty or no text; give host:port"),
     ],
 )
-def test_a_member_that_cannot_be_is_refused_in_a_sentence(values, sentence):
+def test_a_member_that_cannot_be_is_refused_in_a_sentence(values: tuple[Any, ...], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
         Member(*values)
 
 
-def test_two_members_of_one_id_are_refused():
+def test_two_members_of_one_id_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^view: a:1 and b:1 have the same id 4; give one another$"):
         View(1, (Member(4, 1, "a:1"), Member(4, 2, "b:1")))
 
 
-def test_a_negative_epoch_is_refused():
+def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^view: epoch -1 is negative$"):
         View(-1, ())
 
 
-def test_more_replicas_than_members_are_refused():
+def test_more_replicas_than_members_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^replicas: 3 asked for and 2 members in the view; ask for fewer, or start more"
     ):
         place(view([0, 1]), 1, 1, 3)
 
 
-def test_an_empty_view_is_a_view_and_places_nothing():
+def test_an_empty_view_is_a_view_and_places_nothing() -> None:
     with pytest.raises(ValueError, match=r"^replicas: 1 asked for and 0 members in the view"):
         place(View(1, ()), 1, 1, 1)
 
 
-def test_a_spread_below_the_replicas_is_refused():
+def test_a_spread_below_the_replicas_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^spread: 2 members cannot hold 3 replicas; set spread to 3 or more$"):
         place(view(range(5)), 1, 1, 3, spread=2)
 
 
-def test_no_replicas_are_refused():
+def test_no_replicas_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^replicas: 0 is less than 1$"):
         place(view([0]), 1, 1, 0)

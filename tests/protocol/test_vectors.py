@@ -79,7 +79,7 @@ def test_reports_of_the_vectors_are_in_wire_order() -> None:
         assert np.all(mixed[1:] > mixed[:-1])
 
 
-def test_placements_follow_the_vectors():
+def test_placements_follow_the_vectors() -> None:
     for vector in VECTORS["placements"]:
         view = View(1, tuple(Member(each, 1, f"server-{each}:7070") for each in vector["ids"]))
         placed = place(view, vector["session"], vector["number"], vector["replicas"], vector["spread"])
@@ -87,7 +87,7 @@ def test_placements_follow_the_vectors():
         assert placed.replicas.ravel().tolist() == list(bytes.fromhex(vector["indices"]))
 
 
-def test_the_examples_in_the_text_are_placed_so():
+def test_the_examples_in_the_text_are_placed_so() -> None:
     text = PATH.with_name("acker.proto").read_text()
     for members, spread, said in (
         ((0, 1, 3), 8, "members 0, 1 and 3, R = 2, spread 8: slots 0 to 3 are placed on "),
