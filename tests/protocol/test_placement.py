@@ -90,7 +90,8 @@ def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange() -
     # Made up: members 0 and 1 fill up, and member 2, which has room, holds every slot that lacks a replica.
     full, lacking = [0, 1], [2, module._NOBODY]
     held = np.array([full] * 600 + [lacking] * 424)
-    expected: list[list[int | None]] = [list(full) for _ in range(600)] + [[2, None] for _ in range(424)]
+    expected: list[list[int | None]] = [[0, 1] for _ in range(600)]
+    expected += [[2, None] for _ in range(424)]
     module._fill(held, np.array([0, 1, 2]))
     make.fill(expected, [0, 1, 2], slots_at_most(3, 2))
     assert held.tolist() == expected
