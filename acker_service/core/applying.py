@@ -49,7 +49,8 @@ class Applying:
             return self._refuse(Status.INVALID, sections)
         foreign = batch.foreign_slot(sections.bits) if batch is not None and batch.is_open else None
         if foreign is not None:
-            return self._refuse(Status.INVALID, f"root_ids: slot {foreign} is none of those that its batch has here")
+            detail = f"root_ids: slot {foreign} of this batch is not on this server: send it to the one that has it"
+            return self._refuse(Status.INVALID, detail)
         known = state.dedupe.look(message.identity, message.digest)
         if isinstance(known, Status):
             if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:

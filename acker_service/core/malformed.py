@@ -29,6 +29,8 @@ def malformed_open_batch(request: OpenBatch) -> str:
         return "number: 0 is the open stream, which is always open; batches are numbered from 1"
     if not request.first or request.first + request.up_to > 1 << 64:
         return "first: must be above 0, and first + up_to must not pass 2**64"
+    if request.slots and not any(request.slots):
+        return "slots: none of them; a server that has no slot of a batch is not asked to open it"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
 
 

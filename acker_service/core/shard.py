@@ -31,7 +31,7 @@ from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.parts import StatePart
 from acker_service.core.room import Room
-from acker_service.core.sources import OPEN_MAX, Change, SourceChange, SourceState
+from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceChange, SourceState
 from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
 
@@ -101,18 +101,28 @@ class Shard:
             return self._answer(
                 Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
             )
-        if request.up_to > state.room.batch_max:
+        if request.up_to > state.room.batch_max * (NUMBERS_A_ROOT if request.slots else 1):
             detail = f"up_to: {request.up_to} roots never fit into {state.room.batch_max}; make smaller batches"
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
-        roots = roots_of(request)
-        trouble = state.lacks_room(source, roots)
+        # To count the roots of some slots looks at each number, and need not be done where nothing fits.
+        trouble = state.lacks_room(source, 1) or self._lacks_maps(request) if request.slots else ""
+        roots = 0 if trouble else roots_of(request)
+        if roots > state.room.batch_max:
+            return self._answer(Status.INVALID, f"up_to: {roots} roots never fit into {state.room.batch_max}")
+        trouble = trouble or state.lacks_room(source, roots)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
         state.open(source, BatchState.of(request, roots, state.indexes.take(), state.now))
         state.room.reserve(roots)
         return self._answer(Status.APPLIED)
+
+    def _lacks_maps(self, request: OpenBatch) -> str:
+        """Why the maps of one more batch, a bit a number, would be too large; nothing ("") when they would not."""
+        most = NUMBERS_A_ROOT * self._state.room.max_pending
+        numbers = sum(batch.up_to for batch in self._state.indexes if batch.is_open)
+        return f"open batches have {numbers} numbers; the server holds {most}" if numbers + request.up_to > most else ""
 
     def _answer(self, status: Status, detail: str = "") -> OpenBatchReply:
         return OpenBatchReply(self.incarnation, status, delay_ms(status), detail)

@@ -18,6 +18,8 @@ from acker_service.core.outbox import Outbox
 SETTLED_MAX = 1024
 # Batches that one source may have open at once, so that it cannot take all indexes.
 OPEN_MAX = 1024
+# Numbers that batches with some of the slots may have for each root that a server holds: maps have a bit for each.
+NUMBERS_A_ROOT = 16
 NAME_CHARACTERS = 256
 
 

@@ -210,7 +210,7 @@ def test_a_long_reason_is_cut() -> None:
         ("ack", ("a", 5), "root='a': ids are integers"),
         ("ack", (True, 5), "root=True: ids are integers"),
         ("ack", (1, "ab"), "edge='ab': ids are integers"),
-        ("ack", (1, 5, 6), r"emitted=6: give the children's edges, as in emitted=\[edge\]"),
+        ("ack", (1, 5, 6), r"emitted=6: give edges, as in emitted=\[edge\]"),
         ("init", (1, 1.5), "edge=1.5: ids are integers"),
         ("init", (1, "ab"), "edge='a': ids are integers"),
         ("fail", (1, ValueError("no")), r"reason=ValueError\('no'\): give a string, as str\(error\) is"),

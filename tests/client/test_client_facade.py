@@ -385,6 +385,7 @@ def test_one_client_has_one_source(client: AckerClient) -> None:
         ({"session": "x"}, "session='x': give"),
         ({"lease_s": "5"}, "lease_s='5': give seconds"),
         ({"message_timeout_s": -5}, "message_timeout_s=-5: give seconds, above 0 and up to .*; None for no timeout"),
+        ({"message_timeout_s": 86_401}, "message_timeout_s=86401: give seconds, above 0 and up to 86,400; None"),
         ({"message_timeout_s": "30 s"}, "message_timeout_s='30 s': give seconds"),
         ({"progress_timeout_s": 0}, "progress_timeout_s=0: give seconds"),
         ({"progress_timeout_s": True}, "progress_timeout_s=True: give seconds"),
@@ -450,11 +451,13 @@ def test_the_repr_of_outcomes_counts_them(client: AckerClient) -> None:
     done, failed = [client.emit() for _ in range(3)], client.emit()
     for root, edge in done:
         client.ack(root, edge)
-    client.fail(failed.root, "no such sku")
+    client.fail(failed.root_id, "no such sku")
     client.flush()
     found = client.watch().outcomes
     assert repr(found) == "<Outcomes: 3 ACKED, 1 FAILED>"
-    assert f"RootOutcome(root_id={failed.root}, verdict=<Verdict.FAILED: 2>, reason='no such sku')" in map(repr, found)
+    assert f"RootOutcome(root_id={failed.root_id}, verdict=<Verdict.FAILED: 2>, reason='no such sku')" in map(
+        repr, found
+    )
 
 
 def test_the_timeouts_of_a_source_are_those_of_its_open_stream(make: Callable[..., AckerClient]) -> None:
@@ -496,13 +499,13 @@ def test_each_record_that_is_emitted_is_a_root_of_its_own_and_is_acked_by_its_ed
     one.open_source("orders")
     other.open_source("returns")
     anchors = [client.emit() for client in (one, other) for _ in range(100)]
-    assert len({anchor.root for anchor in anchors}) == 200
+    assert len({anchor.root_id for anchor in anchors}) == 200
     for root, edge in anchors[:50]:
         word = one.new_edge()
         one.ack(root, edge, emitted=[word])
         one.ack(root, word)
     one.flush()
-    assert outcomes(one) == {anchor.root: (Verdict.ACKED, "") for anchor in anchors[:50]}
+    assert outcomes(one) == {anchor.root_id: (Verdict.ACKED, "") for anchor in anchors[:50]}
 
 
 def test_nothing_is_emitted_without_a_source(make: Callable[..., AckerClient]) -> None:

@@ -171,6 +171,8 @@ def slots_of(roots: list[int]) -> bytes:
 
 def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these_only(acker: Acker) -> None:
     source = acker.source()
+    while len({mix64(source.root(number)) >> 54 for number in range(SIZE)}) < SIZE:
+        source.base += 1
     roots = [source.root(number) for number in range(SIZE)]
     here = slots_of(roots[:3])
     assert status(source.open_batch(1, SIZE, slots=here)) == "STATUS_APPLIED"
@@ -184,6 +186,12 @@ def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these
     source.report(ack(roots[0], 5))
     assert source.settle(1, DONE).roots == 2
     assert source.hear(2) == {roots[0]: ACKED, roots[2]: UNREAD}
+
+
+def test_a_batch_with_none_of_the_slots_is_invalid(acker: Acker) -> None:
+    reply = acker.source().open_batch(1, SIZE, slots=bytes(128))
+    assert status(reply) == "STATUS_INVALID"
+    assert reply.detail.startswith("slots: ")
 
 
 def test_a_map_of_slots_that_is_no_bit_a_slot_cannot_be_read(acker: Acker) -> None:

@@ -149,18 +149,6 @@ class Conversation:
         return np.array([self.roots[letter] for letter in letters], np.uint64)
 
 
-def retold(text: str) -> str:
-    """A transcript with the answers that the shard gives now."""
-    conversation, told = Conversation(), []
-    for line in text.splitlines():
-        if line.startswith((" ", "\t")):
-            continue
-        told.append(line)
-        if line and not line.startswith("#"):
-            told += [f"    {answer}" for answer in conversation.say(line)]
-    return "\n".join(told) + "\n"
-
-
 def schedule(seed: int, turns: int = 60) -> str:
     """The commands of a random schedule: two sources, tasks that are run again with the same and with other children,
     batches that are done, abandoned and left, time that passes, a shard that is restarted."""

@@ -334,6 +334,32 @@ def test_the_slots_of_a_batch_outlast_a_restart() -> None:
     assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == reserved
 
 
+def test_the_maps_of_batches_with_few_slots_are_bounded() -> None:
+    slots = bytes([1]) + bytes(127)
+    shard = new_shard(max_pending=1000)
+    watch(shard)
+    opened = [
+        shard.open_batch(OpenBatch(SESSION, number, FIRST * number, 4000, slots=slots), 0.0).status
+        for number in range(1, 7)
+    ]
+    assert opened == [Status.APPLIED] * 4 + [Status.OVERLOADED] * 2
+    assert shard.open_batch(OpenBatch(SESSION, 9, FIRST, 16_001, slots=slots), 0.0).status == Status.INVALID
+
+
+def test_a_state_of_a_version_that_knew_no_slots_is_taken_for_one_with_all_of_them() -> None:
+    shard = new_shard()
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 100), 0.0)
+    parts = list(shard.dump(1.0))
+    header = json.loads(parts[0][1]["json"].tobytes())
+    [batch] = [batch for source in header["sources"] for batch in source["batches"] if batch["number"] == 1]
+    del batch["slots"], batch["roots"]
+    parts[0] = (parts[0][0], {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)})
+    restored = Shard.restore(parts, incarnation=2, now=1.0)
+    assert restored.open_batch(OpenBatch(SESSION, 1, FIRST, 100), 1.0).status == Status.APPLIED
+    assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == 100
+
+
 # -- time
 
 

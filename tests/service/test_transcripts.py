@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.conversation import retold, schedule
+from tests.service.conversation import Conversation, schedule
+from tests.transcript import retold
 
 FOLDER = Path(__file__).parent / "transcripts"
 SEEDS = range(1, 5)
@@ -18,7 +19,7 @@ SEEDS = range(1, 5)
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_a_shard_answers_as_it_did_when_its_transcript_was_written(path: Path) -> None:
-    assert retold(path.read_text()) == path.read_text()
+    assert retold(path.read_text(), Conversation().say) == path.read_text()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -35,7 +36,7 @@ def write() -> None:
     for seed in SEEDS:
         (FOLDER / f"schedule_{seed}.txt").write_text(schedule(seed))
     for path in FOLDER.glob("*.txt"):
-        path.write_text(retold(path.read_text()))
+        path.write_text(retold(path.read_text(), Conversation().say))
 
 
 if __name__ == "__main__":

@@ -331,9 +331,10 @@ class Twin:
             return reply(Status.APPLIED) if known.request == request else reply(Status.CONFLICT, "open otherwise")
         if request.number <= source.last_settled:
             return reply(Status.UNKNOWN_BATCH, f"batch {request.number} is not above {source.last_settled}, settled")
-        if request.up_to > min(self.max_pending, self._per_source):
-            return reply(Status.INVALID, "up_to is more than the server ever holds: use smaller batches")
-        if not self._has_room(source, len(roots_here(request))):
+        roots = len(roots_here(request))
+        if max(roots, request.up_to / (16 if request.slots else 1)) > min(self.max_pending, self._per_source):
+            return reply(Status.INVALID, "more roots than the server ever holds: use smaller batches")
+        if not self._has_room(source, max(roots, 1) if request.slots else roots):
             return reply(Status.OVERLOADED, "no room for more roots")
         source.batches[request.number] = _Batch(source, request.number, request, now, request.limits, request.held)
         return reply(Status.APPLIED)

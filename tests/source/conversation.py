@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from acker_client.source import Batch, Emissions, Listener, Retry
+from acker_client.source import Batch, Committed, DeadLetter, Emissions, Listener, Retry
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.run.run import Run
 from acker_protocol.messages import Verdict
@@ -39,11 +39,11 @@ from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
 ALWAYS_BAD = "3"
 
 
-class Teller(Listener):
-    """Turns what a listener hears into lines."""
+class Writer(Listener):
+    """Adds a line for each thing that a listener hears."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
         self.lines.append(f"{'again' if is_replay else 'new'}: {names(emitted)}")
@@ -68,34 +68,63 @@ class Teller(Listener):
         self.lines.append(f"dead: {names(dead)}")
 
 
+class NotedCheckpoint(MemoryCheckpoint):
+    """Adds a line for each partition whose checkpoint has moved."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def save(self, committed: Mapping[str, Committed]) -> None:
+        for partition, each in committed.items():
+            before = self.saved.get(partition)
+            if before is None or before.done != each.done:
+                done = str(each.done).removeprefix("<Ranges: ").rstrip(">")
+                self.lines.append(f"checkpoint {partition}: {done}")
+        super().save(committed)
+
+
+class NotedLetters(MemoryLetters):
+    """Adds a line for each letter."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        first = len(self.letters)
+        super().write(letters)
+        for letter in self.letters[first:]:
+            self.lines.append(f"letter of {letter.origin['partition']}{letter.origin['offset']}: {letter.reason}")
+
+
 @dataclass
 class Conversation:
     """One log, one server, and one run after the other. ``say`` runs a command and gives the lines of its answer."""
 
     folder: Path
     log: Log = field(default_factory=Log)
-    checkpoint: MemoryCheckpoint = field(default_factory=MemoryCheckpoint)
-    letters: MemoryLetters = field(default_factory=MemoryLetters)
+    # What follows from a command, in the order in which it happens.
+    lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.checkpoint, self.letters = NotedCheckpoint(self.lines), NotedLetters(self.lines)
         self.cluster = Cluster(self.folder)
-        self._teller = Teller()
+        self._writer = Writer(self.lines)
         self._run: Run | None = None
         self._batch: Batch | None = None
         self._exits = ExitStack()
-        self._saved: dict[str, str] = {}
 
     def say(self, line: str) -> list[str]:
         """What followed from one command."""
         command, _, rest = line.partition(" ")
         since = self.cluster.time.clock()
-        answers = list(getattr(self, f"say_{command}")(rest))
-        answers += self._teller.lines
-        self._teller.lines.clear()
+        self.lines.clear()
+        for answer in getattr(self, f"say_{command}")(rest):
+            self.lines.append(answer)
         waited_s = self.cluster.time.clock() - since
-        if waited_s and command != "wait":
-            answers.insert(0, f"after {waited_s:g} s")
-        return answers + list(self._moved())
+        passed = [f"after {waited_s:g} s"] if waited_s and command != "wait" else []
+        return [*passed, *self.lines]
 
     def say_append(self, rest: str) -> Iterator[str]:
         partition, count = rest.split()
@@ -123,7 +152,7 @@ class Conversation:
         source = LogSource(
             self.log,
             environment=self.cluster.environment(),
-            listener=self._teller,
+            listener=self._writer,
             checkpoint=self.checkpoint,
             dead_letters=self.letters,
             max_dead_share=1.0,
@@ -194,14 +223,6 @@ class Conversation:
         self._exits.close()
         yield run.summary().brief
 
-    def _moved(self) -> Iterator[str]:
-        """How the checkpoint has moved."""
-        for partition, committed in self.checkpoint.saved.items():
-            done = f"{partition}{committed.done}".replace("<Ranges:", "").rstrip(">")
-            if self._saved.get(partition) != done:
-                self._saved[partition] = done
-                yield f"checkpoint {done}"
-
 
 def named(emissions: Emissions) -> list[str]:
     """The records' names, in the order of the emissions."""
@@ -219,20 +240,8 @@ def by_number(line: str) -> tuple[str, int]:
     return name[0], int(name[1:])
 
 
-def retold(text: str, folder: Path) -> str:
-    """A transcript with what follows from its commands now."""
-    conversation, told = Conversation(folder), []
-    for line in text.splitlines():
-        if line.startswith((" ", "\t")):
-            continue
-        told.append(line)
-        if line and not line.startswith("#"):
-            told += [f"    {answer}" for answer in conversation.say(line)]
-    return "\n".join(told) + "\n"
-
-
 def schedule(seed: int, turns: int = 25) -> str:
-    """The commands of a random schedule, which ends with as many quiet batches as it takes.
+    """The commands of a random schedule, which ends with a run of as many quiet batches as it takes.
 
     Records whose number ends in ALWAYS_BAD fail whenever they are worked on; all else is good in the end."""
     dice = random.Random(seed)
@@ -257,7 +266,7 @@ def schedule(seed: int, turns: int = 25) -> str:
             ],
             weights=(6, 3, 2, 2, 1, 1, 1, 4, 1, 1, 1, 1),
         )[0]
-    return "\n".join([*lines, *["batch", good, "settle"] * 60, "stop"]) + "\n"
+    return "\n".join([*lines, "stop", start, *["batch", good, "settle"] * 60, "stop"]) + "\n"
 
 
 def records_of(line: str) -> list[str]:

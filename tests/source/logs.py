@@ -44,11 +44,17 @@ class Log:
     is_ended: bool = True
     revoked: list[str] = field(default_factory=list)
     asked: int = 0
+    # A position is never used twice, also where the last record was compacted away.
+    _ends: dict[str, int] = field(default_factory=dict)
 
     def append(self, partition: str, count: int) -> None:
         log = self.records.setdefault(partition, {})
-        first = max(log, default=-1) + 1
+        first = self._ends.get(partition, 0)
+        self._ends[partition] = first + count
         log |= {position: f"{partition}{position}" for position in range(first, first + count)}
+
+    def end_of(self, partition: str) -> int:
+        return self._ends.get(partition, 0)
 
     def compact(self, partition: str, *positions: int) -> None:
         for position in positions:
@@ -74,7 +80,7 @@ class LogInput:
         self._gone |= set(revoked)
         parts: list[LogPart] = []
         for partition, records in self.log.records.items():
-            start, end = self._next.get(partition, min(records, default=0)), max(records, default=-1) + 1
+            start, end = self._next.get(partition, min(records, default=0)), self.log.end_of(partition)
             stop = min(end, start + records_max - sum(part.stop - part.start for part in parts))
             if start < stop and partition not in self._gone:
                 parts.append(LogPart(partition, start, stop))

@@ -64,7 +64,7 @@ def plain(client: AckerClient) -> None:
     client.open_source("orders", message_timeout_s="30 s")  # type: ignore[arg-type]
     anchor = client.emit()
     assert_type(anchor, Anchor)
-    assert_type(anchor.root, int)
+    assert_type(anchor.root_id, int)
     root, edge = anchor
     assert_type(edge, int)
     client.ack(root, edge, emitted=[client.new_edge()])

@@ -45,7 +45,10 @@ class Accumulator:
     def init(self, root: int, edges: int | Iterable[int], batch: int = 0) -> None:
         """The tree of ``root`` starts with these edges (or with their XOR)."""
         # An int first: to ask whether something is Iterable costs more than the rest of the call.
-        val = id64("edge", edges) if isinstance(edges, int) or not isinstance(edges, Iterable) else xor(0, edges)
+        if isinstance(edges, int) or not isinstance(edges, Iterable):
+            val = id64("edge", edges)
+        else:
+            val = xor(0, edges, "edges")
         self._inits_of(batch).rows.setdefault(root_id(root), val)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
@@ -189,13 +192,13 @@ def root_id(value: int) -> int:
     return root
 
 
-def xor(val: int, edges: Iterable[int]) -> int:
-    """``val`` XOR all of ``edges``."""
+def xor(val: int, edges: Iterable[int], name: str = "emitted") -> int:
+    """``val`` XOR all of ``edges``, which the caller calls ``name``."""
     # isinstance(edges, Iterable) would be a third of what a plain ack costs.
     try:
         each = iter(edges)
     except TypeError:
-        raise ValueError(f"emitted={edges!r}: give the children's edges, as in emitted=[edge]") from None
+        raise ValueError(f"{name}={edges!r}: give edges, as in {name}=[edge]") from None
     for edge in each:
         val ^= id64("edge", edge)
     return val

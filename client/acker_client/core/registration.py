@@ -14,6 +14,8 @@ from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
 
 # What the wire can say: milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
+# What a server takes.
+TIMEOUT_MAX_S = 24 * 3600
 
 
 def check_source(name: str, session: int | None, lease_s: float) -> None:
@@ -25,17 +27,17 @@ def check_source(name: str, session: int | None, lease_s: float) -> None:
     check_seconds("lease_s", lease_s)
 
 
-def limits(message_timeout_s: float | None, progress_timeout_s: float | None) -> Limits:
-    """The timeouts of a batch as the wire has them; None is off. Raises ValueError, by name."""
+def limits_of(message_timeout_s: float | None, progress_timeout_s: float | None) -> Limits:
+    """The timeouts of a batch as the wire has them; None turns one off. Raises ValueError, by name."""
     return Limits(
         _milliseconds("message_timeout_s", message_timeout_s), _milliseconds("progress_timeout_s", progress_timeout_s)
     )
 
 
-def check_seconds(name: str, value: float, hint: str = "") -> None:
-    """Raise ValueError for seconds that the wire cannot say."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= SECONDS_MAX:
-        raise ValueError(f"{name}={value!r}: give seconds, above 0 and up to {SECONDS_MAX:,}{hint}")
+def check_seconds(name: str, value: float, most: int = SECONDS_MAX, hint: str = "") -> None:
+    """Raise ValueError for seconds that the wire cannot say, or that are more than ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise ValueError(f"{name}={value!r}: give seconds, above 0 and up to {most:,}{hint}")
 
 
 def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> None:
@@ -136,7 +138,7 @@ class Registration:
 def _milliseconds(name: str, value_s: float | None) -> int:
     if value_s is None:
         return 0
-    check_seconds(name, value_s, "; None for no timeout")
+    check_seconds(name, value_s, TIMEOUT_MAX_S, "; None for no timeout")
     return _in_milliseconds(value_s)
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
 from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.registration import Registration, WatchResult, check_number, check_source, limits
+from acker_client.core.registration import Registration, WatchResult, check_number, check_source, limits_of
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.members.caller import Call, Caller
 from acker_client.members.connection import Connect, Connection
@@ -53,9 +53,9 @@ COUNT_MAX = (1 << 32) - 1
 
 
 class Anchor(NamedTuple):
-    """A record in the tree of a root."""
+    """What ties a record to its tree: the root id, and the edge of the record."""
 
-    root: int
+    root_id: int
     edge: int
 
 
@@ -97,7 +97,7 @@ class AckerClient:
     def emit(self) -> Anchor:
         """Start the tree of a new record, in the open stream of this client's source; returns its root id and its edge.
 
-        Whoever has root ids of its own, or the ones of a batch, calls ``init``.
+        For root ids of your own, or those of a batch, call ``init``.
         """
         state = self._state()
         root = state.new_root()
@@ -209,7 +209,7 @@ class AckerClient:
 
         The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
         where that is shorter. A root is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was heard of it
-        for ``progress_timeout_s``; None is off. The batches of ``open_batch`` have timeouts of their own.
+        for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their own.
         """
         state = self._state()
         if state.registration is not None:
@@ -218,7 +218,7 @@ class AckerClient:
                 " another AckerClient, or close_source() first"
             )
         check_source(name, session, lease_s)
-        timeouts = limits(message_timeout_s, progress_timeout_s)
+        timeouts = limits_of(message_timeout_s, progress_timeout_s)
         drawn = session if session is not None else secrets.randbits(63) + 1
         registration = Registration(name, drawn, lease_s, timeouts, self._clock())
         self._renew(state, registration, state.caller.patience())
@@ -253,13 +253,14 @@ class AckerClient:
         """Reserve room for ``up_to`` roots; number i of the batch has root id ``mix64(first + i)``.
 
         ``held``: no root of it is reported ACKED before the batch is settled. Waits while the server is overloaded,
-        within ``budget_s`` (None: that of the settings): this is the backpressure. Raises ``Overloaded`` after it.
+        within ``budget_s`` (None: that of the settings): this is the backpressure. Raises ``Overloaded`` after it. The
+        timeouts are as those of ``open_source``, and off unless given; a held root that is done has none.
         """
         state = self._state()
         check_number("number", number, least=1)
         check_number("first", first, least=1)
         check_number("up_to", up_to)
-        timeouts = limits(message_timeout_s, progress_timeout_s)
+        timeouts = limits_of(message_timeout_s, progress_timeout_s)
         request = OpenBatch(state.source().session, number, first, up_to, held, timeouts)
         until_accepted(
             state.caller,

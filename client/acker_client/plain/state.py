@@ -46,7 +46,7 @@ class ClientState:
         self.lock = threading.Lock()
         self.sending = threading.Lock()
         self.session = secrets.randbits(64)
-        # Of the roots that it draws itself.
+        # Base of the root ids that `emit` gives out.
         self.base = 1 + secrets.randbelow(BASE_MAX - 1)
         self.emissions = itertools.count()
         self.sequence = 0
