@@ -51,7 +51,8 @@ class Workers(ThreadPoolExecutor):
         self._tasks: deque[tuple[float, Future[Any], Callable[[], Any]]] = deque()
         # By thread, in the order in which they began.
         self._receiving: dict[int, _Call] = {}
-        self._count = self._idle = self._made = 0
+        # Threads: all of them, those that wait for a task, those that were made and have not begun, all that ever were.
+        self._count = self._idle = self._starting = self._made = 0
         self._is_closed = False
         self.cancelled = 0
 
@@ -60,7 +61,7 @@ class Workers(ThreadPoolExecutor):
         future: Future[Any] = Future()
         with self._changed:
             self._tasks.append((self._clock(), future, lambda: fn(*args, **kwargs)))
-            if self._idle >= len(self._tasks):
+            if self._free >= len(self._tasks):
                 self._changed.notify()
             elif self._count < self._size:
                 self._hire()
@@ -88,9 +89,10 @@ class Workers(ThreadPoolExecutor):
                 return
             # No thread can be added, and fewer work than are to work.
             is_full = self._count >= self._size + STALLED_MAX and len(stalled) > STALLED_MAX
-            for _ in range(min(len(self._tasks) - self._idle, self._limit(stalled) - self._count)):
+            for _ in range(min(len(self._tasks) - self._free, self._limit(stalled) - self._count)):
                 self._hire()
-            in_the_way = sum(now - since > PATIENCE_S for since, _, _ in self._tasks) if is_full else 0
+            late = sum(now - since > PATIENCE_S for since, _, _ in self._tasks)
+            in_the_way = late - self._free if is_full else 0
             for number, call in enumerate(stalled):
                 age_s = now - call.since
                 if (number < in_the_way and age_s > ARRIVE_MIN_S) or age_s > self._receive_s:
@@ -114,6 +116,11 @@ class Workers(ThreadPoolExecutor):
             self._changed.notify_all()
         super().shutdown(wait=False)
 
+    @property
+    def _free(self) -> int:
+        """Threads that take a task each as soon as they run."""
+        return self._idle + self._starting
+
     def _limit(self, stalled: list[_Call]) -> int:
         return self._size + min(STALLED_MAX, len(stalled))
 
@@ -132,10 +139,13 @@ class Workers(ThreadPoolExecutor):
             # The system has no thread for us; the call waits for one of those that there are.
             return
         self._count += 1
+        self._starting += 1
         self._made += 1
 
     def _work(self) -> None:
-        while (task := self._next()) is not None:
+        is_new = True
+        while (task := self._next(is_new)) is not None:
+            is_new = False
             future, run = task
             try:
                 future.set_result(run())
@@ -144,10 +154,11 @@ class Workers(ThreadPoolExecutor):
             # What was done must not be kept alive by a thread that waits for the next one.
             del future, run, task
 
-    def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The next task, or None for a thread that is not needed any more."""
+    def _next(self, is_new: bool) -> tuple[Future[Any], Callable[[], Any]] | None:
+        """The next task, or None for a thread that is not needed any more. ``is_new``: its first one."""
         me = threading.get_ident()
         with self._changed:
+            self._starting -= is_new
             self._receiving.pop(me, None)
             while not self._tasks:
                 if self._is_closed or self._count > self._size:

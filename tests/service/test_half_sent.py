@@ -195,6 +195,28 @@ def test_at_the_bound_the_request_that_has_been_arriving_for_longest_makes_room(
     eventually(lambda: sum(thread.name.startswith("acker-test_") for thread in threading.enumerate()) == 2)
 
 
+def test_no_call_is_cancelled_for_one_to_which_a_thread_is_on_its_way(
+    workers: Workers, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stall, most = Stall(workers), 2 + STALLED_MAX
+    for number in range(most - 1):
+        stall.submit(number)
+        clock[0] += 0.1
+        stall.await_begun(number + 1)
+    begin, work = threading.Event(), workers._work
+    monkeypatch.setattr(workers, "_work", lambda: begin.wait(20) and work())
+    stall.submit(most - 1)
+    clock[0] += 0.1
+    for _ in range(3):
+        workers.relieve()
+    assert stall.cancelled == []
+    begin.set()
+    stall.await_begun(most)
+    assert stall.cancelled == []
+    clock[0] += 100.0
+    eventually(lambda: (workers.relieve(), len(stall.cancelled) == most)[1])
+
+
 def test_a_request_that_arrives_slowly_has_half_a_second_however_many_wait(
     workers: Workers, clock: list[float]
 ) -> None:
