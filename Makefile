@@ -54,9 +54,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	@$(WITH_SPARK) $(BIN)/acker demo $(ARGS)
 
-# Three on two cores: most of what a test with Spark takes is waiting.
 test: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
