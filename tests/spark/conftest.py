@@ -41,7 +41,8 @@ def _session() -> SparkSession:
     # Workers unpickle by name: `tests.spark.faults`, and a test module's own by the bare name that pytest gives it.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
-    spark = local_session("acker-tests", conf=CONF)
+    # Each attempt of a task that fails costs a Python worker; a second one shows what a fourth would.
+    spark = local_session("acker-tests", attempts=2, conf=CONF)
     spark.sparkContext.setLogLevel("OFF")
     return spark
 
