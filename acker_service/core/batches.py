@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import SLOT_SHIFT, Column, mix64_column, root_ids
-from acker_protocol.messages import Limits, OpenBatch
+from acker_protocol.messages import TIMEOUT_MAX_S, Limits, OpenBatch
 from acker_service.core import kernels
 from acker_service.core.ledger import Numbering
 
 # Ticks are modulo 72 h; a day leaves them a wide margin.
-LIMIT_MAX_MS = 24 * 3600 * 1000
+LIMIT_MAX_MS = TIMEOUT_MAX_S * 1000
 NO_MAP: Column = np.empty(0, np.uint64)
 # A bit a slot.
 ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)

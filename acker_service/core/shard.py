@@ -101,17 +101,25 @@ class Shard:
             return self._answer(
                 Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
             )
+        return self._reserve(source, request)
+
+    def _reserve(self, source: SourceState, request: OpenBatch) -> OpenBatchReply:
+        """Open a batch of a number that is free, if there is room for it."""
+        state = self._state
         if request.up_to > state.room.batch_max * (NUMBERS_A_ROOT if request.slots else 1):
             detail = f"up_to: {request.up_to} roots never fit into {state.room.batch_max}; make smaller batches"
             return self._answer(Status.INVALID, detail)
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
-        # To count the roots of some slots looks at each number, and need not be done where nothing fits.
-        trouble = state.lacks_room(source, 1) or self._lacks_maps(request) if request.slots else ""
-        roots = 0 if trouble else roots_of(request)
+        if request.slots:
+            # To count the roots of some slots looks at each number, and need not be done where nothing fits.
+            trouble = state.lacks_room(source, 1) or self._lacks_maps(request)
+            if trouble:
+                return self._answer(Status.OVERLOADED, trouble)
+        roots = roots_of(request)
         if roots > state.room.batch_max:
             return self._answer(Status.INVALID, f"up_to: {roots} roots never fit into {state.room.batch_max}")
-        trouble = trouble or state.lacks_room(source, roots)
+        trouble = state.lacks_room(source, roots)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
         state.open(source, BatchState.of(request, roots, state.indexes.take(), state.now))

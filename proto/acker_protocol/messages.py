@@ -18,6 +18,9 @@ from acker_protocol.ids import Column
 
 PROTOCOL_VERSION = 1
 
+# The longest timeout that a server takes.
+TIMEOUT_MAX_S = 24 * 3600
+
 ACK = 1
 FAIL = 2
 RESET = 4

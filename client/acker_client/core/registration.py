@@ -10,12 +10,10 @@ from numbers import Integral
 from typing import Any
 
 from acker_protocol.ids import MASK
-from acker_protocol.messages import Limits, Outcomes, Status, Watch, WatchReply
+from acker_protocol.messages import TIMEOUT_MAX_S, Limits, Outcomes, Status, Watch, WatchReply
 
 # What the wire can say: milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
-# What a server takes.
-TIMEOUT_MAX_S = 24 * 3600
 
 
 def check_source(name: str, session: int | None, lease_s: float) -> None:

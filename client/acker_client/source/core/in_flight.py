@@ -63,6 +63,10 @@ class Failures:
         """Those of ``records``."""
         return self.only(np.isin(self.records, records))
 
+    def without(self, records: RecordNumbers) -> Failures:
+        """Those of other records."""
+        return self.only(~np.isin(self.records, records))
+
 
 @dataclass(frozen=True, slots=True)
 class Effects:
@@ -78,8 +82,7 @@ class Effects:
     @property
     def retried(self) -> Failures:
         """Those that are scheduled for another try."""
-        gone = np.concatenate((self.spent.records, self.broken.records))
-        return self.failures.only(~np.isin(self.failures.records, gone))
+        return self.failures.without(np.concatenate((self.spent.records, self.broken.records)))
 
 
 UNFINISHED = "unfinished"

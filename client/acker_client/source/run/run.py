@@ -263,7 +263,7 @@ class Run:
     def _isolate(self, batch: Batch, broken: Failures, now: float) -> None:
         """Replay the records of a batch that broke as a whole in smaller pieces; dead letters of what is spent."""
         spent = self._in_flight.isolate(broken, batch.depth, now)
-        retried = broken.only(~np.isin(broken.records, spent.records))
+        retried = broken.without(spent.records)
         if len(retried) and not self._is_leaving:
             self.options.listener.on_retry(self._emissions_of(retried))
         self._write_dead(spent)
