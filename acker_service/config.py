@@ -43,8 +43,17 @@ def _or_off(read: Callable[[str], int]) -> Callable[[str], int | None]:
     return lambda text: None if text.lower() == "off" else read(text)
 
 
-def _path(text: str) -> str | None:
+def _text(text: str) -> str | None:
     return text or None
+
+
+def _place(text: str) -> str | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not host or not 0 < _whole(port) < 1 << 16:
+        raise ValueError(text)
+    return text
 
 
 def _switch(text: str) -> bool:
@@ -86,6 +95,15 @@ class Config:
         "Port for /metrics, /livez and /readyz; 0 takes a free one, 'off' has none.",
         low=0,
         high=65535,
+    )
+    id: int = _option(
+        0, _whole, "a whole number", "Number of this server among those of its cluster: 0, 1, 2 ...", low=0, high=1023
+    )
+    advertise: str | None = _option(
+        None,
+        _place,
+        "host:port",
+        "Where clients reach this server; off: where it listens.",
     )
     max_pending: int = _option(
         20_000_000,
@@ -140,7 +158,7 @@ class Config:
     )
     max_lease_s: float = _option(3600.0, float, "seconds", "Longest lease that a source may ask for.", low=1, high=1e6)
     state_dir: str | None = _option(
-        None, _path, "a directory", "Where the state is kept over a planned restart; without it a restart starts empty."
+        None, _text, "a directory", "Where the state is kept over a planned restart; without it a restart starts empty."
     )
     discard_state: bool = _option(
         False, _switch, "true or false", "Start empty and put aside whatever state lies in --state-dir."
@@ -198,7 +216,7 @@ class Config:
     )
     reflection: bool = _option(False, _switch, "true or false", "Offer gRPC reflection (for grpcurl and the like).")
     ready_file: str | None = _option(
-        None, _path, "a path", "File to write once serving: JSON with address, http_address and pid."
+        None, _text, "a path", "File to write once serving: JSON with address, http_address and pid."
     )
     log_format: str = _option("text", str.lower, "", "How log lines look.", choices=("text", "json"))
     log_level: str = _option(

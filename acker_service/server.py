@@ -25,6 +25,8 @@ import grpc
 from grpc_health.v1 import health as grpc_health
 from grpc_reflection.v1alpha import reflection
 
+from acker_protocol.messages import PROTOCOL_VERSION, DrainReply, HelloReply, ListedMember, MemberState, ViewReply
+from acker_protocol.placement import Member
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import Config
@@ -112,6 +114,7 @@ class Server:
             self._health = Health(self._workers["health"], self._trouble)
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
+            self.view = self._view_of(MemberState.ACTIVE)
             self._http = self._bind_http()
             self._ready_file = _ReadyFile(options.ready_file)
             self._ready_file.write(self._places | {"pid": os.getpid()})
@@ -163,6 +166,17 @@ class Server:
         finally:
             self._release()
         log.info("stopped")
+
+    def drain(self) -> DrainReply:
+        """From now on take no new batches and no new sources."""
+        reply = self._shared.drain()
+        self.view = self._view_of(MemberState.DRAINING)
+        return reply
+
+    def _view_of(self, state: MemberState) -> ViewReply:
+        """Of a server that knows of no other."""
+        member = Member(self._options.id, self.shard.generation, self._options.advertise or self.address)
+        return ViewReply(self.shard.incarnation, 0, (ListedMember(member, state),))
 
     def hurry(self) -> None:
         """Cut the grace of a stop short: calls under way are cancelled. The state is written all the same."""
@@ -242,9 +256,17 @@ class Server:
     def _make_servicer(self) -> Servicer:
         return Servicer(
             self._shared,
-            incarnation=self.shard.incarnation,
-            max_message_bytes=self._options.max_message_bytes,
-            sequence_window=self._options.sequence_window,
+            hello=HelloReply(
+                PROTOCOL_VERSION,
+                VERSION,
+                self.shard.incarnation,
+                self._options.max_message_bytes,
+                self._options.sequence_window,
+                self._options.id,
+                self.shard.generation,
+            ),
+            view=lambda: self.view,
+            drain=self.drain,
             values=self._metrics.values,
             observe=self._metrics.observe,
             reporters=self._workers["apply"],

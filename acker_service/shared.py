@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
+    DrainReply,
     OpenBatch,
     OpenBatchReply,
+    Pins,
+    PinsReply,
     Settle,
     SettleReply,
     Status,
@@ -134,6 +137,18 @@ class SharedShard:
                 self._waiting.remove(waiting)
         with self._lock:
             return reply if waiting.is_dismissed else self.shard.watch(request, self._now())
+
+    def pins(self, request: Pins) -> PinsReply:
+        with self._lock:
+            return self.shard.pins(request)
+
+    def drain(self) -> DrainReply:
+        with self._lock:
+            return self.shard.drain()
+
+    @property
+    def is_draining(self) -> bool:
+        return self.shard.is_draining
 
     def tick(self) -> None:
         with self._lock:

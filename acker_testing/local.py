@@ -21,16 +21,23 @@ from acker_protocol.messages import (
     PROTOCOL_VERSION,
     Apply,
     ApplyReply,
+    DrainReply,
     Hello,
     HelloReply,
+    ListedMember,
+    MemberState,
     OpenBatch,
     OpenBatchReply,
+    Pins,
+    PinsReply,
     Settle,
     SettleReply,
     StatsReply,
+    ViewReply,
     Watch,
     WatchReply,
 )
+from acker_protocol.placement import Member
 from acker_protocol.version import VERSION
 
 if TYPE_CHECKING:
@@ -63,10 +70,19 @@ class LocalServer:
     """A server in memory: a shard, a lock and a clock. ``connect`` is what ``AckerClient(connect=...)`` takes.
 
     ``shard``: one of ``acker_service.core.shard.Shard``, or None for a new one. Any number of clients may share it.
+    ``id``: of this server as a member; it knows of no other.
     """
 
-    def __init__(self, shard: Shard | None = None, *, clock: Clock = time.monotonic, sleep: Sleep = time.sleep) -> None:
+    def __init__(
+        self,
+        shard: Shard | None = None,
+        *,
+        id: int = 0,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+    ) -> None:
         self.shard = new_shard() if shard is None else shard
+        self.id = id
         self.is_up = True
         self._clock = clock
         self._sleep = sleep
@@ -122,7 +138,14 @@ class LocalTransport:
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
         return self.server.ask(
             lambda shard, now: HelloReply(
-                PROTOCOL_VERSION, VERSION, shard.incarnation, MAX_MESSAGE_BYTES, SEQUENCE_WINDOW
+                PROTOCOL_VERSION,
+                VERSION,
+                shard.incarnation,
+                MAX_MESSAGE_BYTES,
+                SEQUENCE_WINDOW,
+                self.server.id,
+                shard.generation,
+                shard.is_draining,
             )
         )
 
@@ -148,6 +171,20 @@ class LocalTransport:
             return StatsReply(shard.incarnation, VERSION, values)
 
         return self.server.ask(read)
+
+    def view(self, timeout_s: float) -> ViewReply:
+        def listed(shard: Shard, now: float) -> ViewReply:
+            state = MemberState.DRAINING if shard.is_draining else MemberState.ACTIVE
+            member = Member(self.server.id, shard.generation, self.address)
+            return ViewReply(shard.incarnation, 0, (ListedMember(member, state),))
+
+        return self.server.ask(listed)
+
+    def drain(self, timeout_s: float) -> DrainReply:
+        return self.server.ask(lambda shard, now: shard.drain())
+
+    def pins(self, session: int, timeout_s: float) -> PinsReply:
+        return self.server.ask(lambda shard, now: shard.pins(Pins(session)))
 
     def close(self) -> None:
         """Nothing to close: the server lives as long as somebody holds it."""

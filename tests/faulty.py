@@ -41,6 +41,15 @@ class FaultyTransport:
     def stats(self, timeout_s: float) -> Any:
         return self._inner.stats(timeout_s)
 
+    def view(self, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.view(timeout_s))
+
+    def drain(self, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.drain(timeout_s))
+
+    def pins(self, session: int, timeout_s: float) -> Any:
+        return self._call(lambda: self._inner.pins(session, timeout_s))
+
     def close(self) -> None:
         self._inner.close()
 

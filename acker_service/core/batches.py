@@ -79,10 +79,22 @@ class BatchState:
         return self.roots - self.inits if self.is_open else 0
 
     def matches(self, request: OpenBatch) -> bool:
-        """Is this what a retried request asked for?"""
+        """Is this the batch that was asked for, whatever the slots?"""
         asked = (request.number, request.first, request.up_to, request.held, request.limits)
-        is_alike = asked == (self.number, self.first, self.up_to, self.held, self.limits)
-        return is_alike and np.array_equal(self.slots, _map(request.slots))
+        return asked == (self.number, self.first, self.up_to, self.held, self.limits)
+
+    def fresh_slots(self, request: OpenBatch) -> Column:
+        """The slots asked for that do not live here yet: uint64[16], a map."""
+        fresh: Column = _map(request.slots) & ~self.slots
+        return fresh
+
+    def extend(self, slots: Column, roots: int) -> None:
+        """``slots``, a map, live here too from now on, and ``roots`` more of its numbers with them. What was covered
+        before says nothing of these."""
+        if np.any(self.covered):
+            numbers = np.flatnonzero(np.unpackbits(self.covered.view(np.uint8), bitorder="little")).astype(np.uint64)
+            kernels.uncover(self.covered, numbers[_within(slots, root_ids(self.first, numbers))])
+        self.slots, self.roots = _shared(self.slots | slots), self.roots + roots
 
     def foreign_slot(self, asked: Column) -> int | None:
         """One of the slots ``asked`` (uint64[16], a map) that does not live here; None when all of them do."""
@@ -103,8 +115,7 @@ class BatchState:
         unread = root_ids(self.first, np.flatnonzero(read == 0).astype(np.uint64))
         if self.roots == self.up_to:
             return unread
-        is_here = np.unpackbits(self.slots.view(np.uint8), bitorder="little").astype(np.bool_)
-        here: Column = unread[is_here[mix64_column(unread) >> np.uint64(SLOT_SHIFT)]]
+        here: Column = unread[_within(self.slots, unread)]
         return here
 
     def close(self) -> None:
@@ -198,7 +209,12 @@ def roots_of(request: OpenBatch) -> int:
     """How many roots of a batch fall into the slots that are to live here; looks at each of its numbers."""
     if not request.slots:
         return request.up_to
-    return int(kernels.count_within(request.first, request.up_to, _map(request.slots)))
+    return roots_within(request, _map(request.slots))
+
+
+def roots_within(request: OpenBatch, slots: Column) -> int:
+    """How many roots of a batch fall into ``slots``, a map; looks at each of its numbers."""
+    return int(kernels.count_within(request.first, request.up_to, slots))
 
 
 def limit_ticks(limits: Limits) -> tuple[int, int]:
@@ -212,6 +228,18 @@ def are_too_long(limits: Limits) -> bool:
 
 def _map(slots: bytes) -> Column:
     return np.frombuffer(slots, np.uint64) if slots else ALL_SLOTS
+
+
+def _shared(slots: Column) -> Column:
+    """A map, ``ALL_SLOTS`` itself where it is that."""
+    return ALL_SLOTS if np.array_equal(slots, ALL_SLOTS) else slots
+
+
+def _within(slots: Column, roots: Column) -> npt.NDArray[np.bool_]:
+    """Which of ``roots: uint64[n]`` fall into ``slots``, a map."""
+    bits = np.unpackbits(slots.view(np.uint8), bitorder="little").astype(np.bool_)
+    within: npt.NDArray[np.bool_] = bits[mix64_column(roots) >> np.uint64(SLOT_SHIFT)]
+    return within
 
 
 def _ticks(timeout_ms: int) -> int:

@@ -658,6 +658,13 @@ def count_within(first, up_to, slots):
     return count
 
 
+@njit(types.void(_U64S, _U64S), nogil=True, cache=True)
+def uncover(bits, numbers):
+    """Clear the bits ``numbers`` of a uint64 map."""
+    for number in numbers:
+        bits[number >> _U6] &= ~(_ONE << (number & _U63))
+
+
 @njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
 def cover(bits, start, stop):
     """Set bits ``start`` to ``stop - 1`` of a uint64 map."""

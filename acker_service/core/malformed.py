@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from acker_protocol.messages import Apply, OpenBatch, Watch
+from acker_protocol.messages import PINS_MAX_BYTES, Apply, OpenBatch, Watch
 from acker_protocol.reports import malformed
 from acker_service.core.batches import BatchState, are_too_long
 from acker_service.core.sources import NAME_CHARACTERS
@@ -39,4 +39,6 @@ def malformed_watch(request: Watch) -> str:
         return f"source: a name of 1 to {NAME_CHARACTERS} characters is needed"
     if not request.lease_ms and not request.close:
         return "lease_ms: 0 would end at once; ask for as long as the source may be silent"
+    if len(request.pins) > PINS_MAX_BYTES:
+        return f"pins: {len(request.pins)} bytes; {PINS_MAX_BYTES} are kept at most"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""

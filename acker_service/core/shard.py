@@ -1,4 +1,4 @@
-"""Shard: all state of one server behind five calls. The pure core: no socket, no thread, no clock.
+"""Shard: all state of one server behind seven calls. The pure core: no socket, no thread, no clock.
 
 Decides what each call means: what is refused, and in which order its effects happen. A call that is refused leaves no
 trace. What a report does is ``applying``'s, what is kept and who gets an outcome ``state``'s, how much fits ``room``'s.
@@ -15,8 +15,11 @@ from acker_protocol.ids import mix64
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
+    DrainReply,
     OpenBatch,
     OpenBatchReply,
+    Pins,
+    PinsReply,
     Settle,
     Settlement,
     SettleReply,
@@ -26,7 +29,7 @@ from acker_protocol.messages import (
 )
 from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
-from acker_service.core.batches import BatchState, limit_ticks, roots_of
+from acker_service.core.batches import BatchState, limit_ticks, roots_of, roots_within
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.parts import StatePart
@@ -37,6 +40,8 @@ from acker_service.core.stats import ShardStats, SourceStats
 
 # Cells that one tick looks at: some 5 ms, so that 1 M pending roots are walked through in one tick, 10 M in eight.
 EXPIRE_CELLS = 1_800_000
+
+DRAINING = "this server drains and takes nothing new: place it on another"
 
 _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
 
@@ -66,6 +71,7 @@ class Shard:
         max_lease_s: float = 3600.0,
     ) -> None:
         self.incarnation, self.version = incarnation, version
+        self.is_draining = False
         self._memory_s, self._max_lease_s = memory_s, max_lease_s
         room = Room(max_pending, max_pending if max_pending_per_source is None else max_pending_per_source)
         self._state = State(generation, room, sequence_window=sequence_window, max_identity_bytes=max_identity_bytes)
@@ -82,26 +88,50 @@ class Shard:
     # -- batches
 
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
-        """Open a batch and reserve its room. The same request again is answered APPLIED again."""
+        """Open a batch and reserve its room, or add slots to one that is open. The same request again is answered
+        APPLIED again."""
         state = self._state
         state.advance(now)
         source = state.sources.get(request.session)
         if source is None:
+            if self.is_draining:
+                return self._answer(Status.DRAINING, DRAINING)
             return self._answer(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
         trouble = malformed_open_batch(request)
         if trouble:
             return self._answer(Status.INVALID, trouble)
         known = source.batches.get(request.number)
         if known is not None and known.is_open:
-            if known.matches(request):
-                return self._answer(Status.APPLIED)
-            return self._answer(Status.CONFLICT, f"batch {request.number} is open with other parameters")
+            return self._extend(source, known, request)
         if request.number <= source.last_settled:
             last = source.last_settled
             return self._answer(
                 Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
             )
+        if self.is_draining:
+            return self._answer(Status.DRAINING, DRAINING)
         return self._reserve(source, request)
+
+    def _extend(self, source: SourceState, batch: BatchState, request: OpenBatch) -> OpenBatchReply:
+        """An open batch is opened again: slots that it does not have are added to it, if there is room."""
+        if not batch.matches(request):
+            return self._answer(Status.CONFLICT, f"batch {request.number} is open with other parameters")
+        fresh = batch.fresh_slots(request)
+        if not fresh.any():
+            return self._answer(Status.APPLIED)
+        trouble = self._state.lacks_room(source, 1)
+        if trouble:
+            return self._answer(Status.OVERLOADED, trouble)
+        roots = roots_within(request, fresh)
+        if batch.roots + roots > self._state.room.batch_max:
+            most = self._state.room.batch_max
+            return self._answer(Status.INVALID, f"up_to: {batch.roots + roots} roots never fit into {most}")
+        trouble = self._state.lacks_room(source, roots)
+        if trouble:
+            return self._answer(Status.OVERLOADED, trouble)
+        batch.extend(fresh, roots)
+        self._state.room.reserve(roots)
+        return self._answer(Status.APPLIED)
 
     def _reserve(self, source: SourceState, request: OpenBatch) -> OpenBatchReply:
         """Open a batch of a number that is free, if there is room for it."""
@@ -181,6 +211,8 @@ class Shard:
             state.drop([source] if source is not None else [], Change.CLOSED)
             return self._watched(Status.APPLIED, source, is_new=is_new)
         if source is None:
+            if self.is_draining:
+                return self._watched(Status.DRAINING, source, DRAINING)
             if state.indexes.is_full:
                 return self._watched(Status.OVERLOADED, source, "too many sources: try again when a lease has run out")
             source = self._register(request)
@@ -191,6 +223,7 @@ class Shard:
         else:
             state.room.confirm(source.outbox.confirm(request.confirmed))
         lease_ms = self._renew(source, request)
+        source.pins = request.pins or source.pins
         outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
@@ -202,6 +235,31 @@ class Shard:
             outcomes,
             lease_ms,
         )
+
+    def pins(self, request: Pins) -> PinsReply:
+        """Where roots of the open stream of a source live, as its Watch said last."""
+        source = self._state.sources.get(request.session)
+        if source is None:
+            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source of this session watches here")
+        return PinsReply(self.incarnation, Status.APPLIED, "", source.pins)
+
+    # -- drain
+
+    def drain(self) -> DrainReply:
+        """From now on take no new batches and no new sources."""
+        self.is_draining = True
+        return DrainReply(self.incarnation, Status.APPLIED, self.left)
+
+    @property
+    def left(self) -> str:
+        """What keeps a server that drains from ending, for people; nothing ("") where nothing does."""
+        stats = self.stats
+        counts = {
+            "open batches": stats.open_batches,
+            "pending roots": stats.pending,
+            "unconfirmed outcomes": stats.unconfirmed,
+        }
+        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def take_changes(self) -> list[SourceChange]:
         """Which sources have opened, closed or expired since this was asked last, oldest first."""

@@ -5,6 +5,7 @@ Decides leases and what is remembered of settled batches; knows neither the ledg
 
 from __future__ import annotations
 
+import base64
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -56,7 +57,7 @@ class SourceChange:
 class SourceState:
     """One session of a source. ``lease_s``: as granted last. ``batches``: by number, 0 included; closed ones stay while
     roots of theirs are pending. ``generation``: token of this registration; a session that is registered anew has
-    another. ``watched_at``: when its last Watch came."""
+    another. ``watched_at``: when its last Watch came. ``pins``: as a Watch brought them last."""
 
     name: str
     session: int
@@ -68,6 +69,7 @@ class SourceState:
     settled: OrderedDict[int, SettleAnswer] = field(default_factory=OrderedDict)
     last_settled: int = 0
     watched_at: float = 0.0
+    pins: bytes = b""
 
     @property
     def stream(self) -> BatchState:
@@ -99,6 +101,7 @@ class SourceState:
             "last_settled": self.last_settled,
             "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
             "batches": [batch.dump(now) for batch in self.batches.values()],
+            "pins": base64.b64encode(self.pins).decode(),
         }
 
     @classmethod
@@ -110,6 +113,7 @@ class SourceState:
         source.outbox = Outbox(content["freed"])
         source.last_settled = content["last_settled"]
         source.watched_at = now - content.get("silent_s", 0.0)
+        source.pins = base64.b64decode(content.get("pins", ""))
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source

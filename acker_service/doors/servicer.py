@@ -10,6 +10,7 @@ hands such a call over before its request has arrived, so that one which never d
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from time import monotonic, perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import grpc
 
 from acker_protocol import wire
-from acker_protocol.messages import PROTOCOL_VERSION, HelloReply, StatsReply, Status
+from acker_protocol.messages import PROTOCOL_VERSION, DrainReply, HelloReply, StatsReply, Status, ViewReply
 from acker_protocol.version import VERSION
 from acker_service.shared import OnEnd, SharedShard
 from acker_service.system.logs import Log, RateLimit
@@ -48,18 +49,19 @@ class Servicer:
         self,
         shared: SharedShard,
         *,
-        incarnation: int,
-        max_message_bytes: int,
-        sequence_window: int,
+        hello: HelloReply,
+        view: Callable[[], ViewReply],
+        drain: Callable[[], DrainReply],
         values: Callable[[], dict[str, float]],
         observe: Observe,
         reporters: Workers,
         others: Workers,
     ) -> None:
-        """``reporters`` answer Apply, ``others`` all other calls."""
+        """``hello``: the answer to Hello, but for what changes of it. ``view`` and ``drain`` answer these calls; the
+        epoch of the view goes with every reply, so asking for it must cost nothing. ``reporters`` answer Apply,
+        ``others`` all other calls."""
         self._shared = shared
-        self._incarnation = incarnation
-        self._hello = HelloReply(PROTOCOL_VERSION, VERSION, incarnation, max_message_bytes, sequence_window)
+        self._hello, self._view, self._drain = hello, view, drain
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
@@ -79,28 +81,48 @@ class Servicer:
                 f"the client speaks protocol version {hello.protocol_version} and the server (acker {VERSION}) "
                 f"version {PROTOCOL_VERSION}: upgrade the {older}",
             )
-        return Status.APPLIED, wire.encode_hello_reply(self._hello).SerializeToString()
+        reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
+        return self._answer(Status.APPLIED, wire.encode_hello_reply(reply))
 
     def apply(self, content: bytes, on_end: OnEnd) -> Answer:
         reply = self._shared.apply(wire.decode_apply(content))
-        return reply.status, wire.encode_apply_reply(reply).SerializeToString()
+        return self._answer(reply.status, wire.encode_apply_reply(reply))
 
     def open_batch(self, content: bytes, on_end: OnEnd) -> Answer:
         reply = self._shared.open_batch(wire.decode_open_batch(content))
-        return reply.status, wire.encode_open_batch_reply(reply).SerializeToString()
+        return self._answer(reply.status, wire.encode_open_batch_reply(reply))
 
     def settle(self, content: bytes, on_end: OnEnd) -> Answer:
         reply = self._shared.settle(wire.decode_settle(content))
-        return reply.status, wire.encode_settle_reply(reply).SerializeToString()
+        return self._answer(reply.status, wire.encode_settle_reply(reply))
 
     def watch(self, content: bytes, on_end: OnEnd) -> Answer:
         reply = self._shared.watch(wire.decode_watch(content), on_end)
-        return reply.status, wire.encode_watch_reply(reply).SerializeToString()
+        return self._answer(reply.status, wire.encode_watch_reply(reply))
 
     def stats(self, content: bytes, on_end: OnEnd) -> Answer:
         wire.decode_stats_request(content)
-        reply = StatsReply(self._incarnation, VERSION, self._values())
-        return Status.APPLIED, wire.encode_stats_reply(reply).SerializeToString()
+        reply = StatsReply(self._hello.incarnation, VERSION, self._values())
+        return self._answer(Status.APPLIED, wire.encode_stats_reply(reply))
+
+    def view(self, content: bytes, on_end: OnEnd) -> Answer:
+        wire.decode_view_request(content)
+        # Not stamped: the epoch has to be that of these members.
+        return Status.APPLIED, wire.encode_view_reply(self._view()).SerializeToString()
+
+    def drain(self, content: bytes, on_end: OnEnd) -> Answer:
+        wire.decode_drain_request(content)
+        reply = self._drain()
+        return self._answer(reply.status, wire.encode_drain_reply(reply))
+
+    def pins(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.pins(wire.decode_pins(content))
+        return self._answer(reply.status, wire.encode_pins_reply(reply))
+
+    def _answer(self, status: Status, encoded: Any) -> Answer:
+        """An answer, with the epoch that all of them have."""
+        encoded.epoch = self._view().epoch
+        return status, encoded.SerializeToString()
 
     @property
     def calls(self) -> dict[str, _Call]:
@@ -112,6 +134,9 @@ class Servicer:
             "Settle": self.settle,
             "Watch": self.watch,
             "Stats": self.stats,
+            "View": self.view,
+            "Drain": self.drain,
+            "Pins": self.pins,
         }
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:

@@ -15,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
+from acker_protocol.placement import Member
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # The longest timeout that a server takes.
 TIMEOUT_MAX_S = 24 * 3600
+# The longest ``Watch.pins``.
+PINS_MAX_BYTES = 64 << 10
 
 ACK = 1
 FAIL = 2
@@ -44,6 +47,7 @@ class Status(enum.IntEnum):
     UNKNOWN_SOURCE = 7
     UNKNOWN_BATCH = 8
     INVALID = 9
+    DRAINING = 10
 
 
 class Verdict(enum.IntEnum):
@@ -60,6 +64,14 @@ class Settlement(enum.IntEnum):
 
     DONE = 1
     ABANDON = 2
+
+
+class MemberState(enum.IntEnum):
+    """How a member of a view is."""
+
+    ACTIVE = 1
+    DRAINING = 2
+    AWAY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +138,7 @@ class ApplyReply:
     detail: str = ""
     inits_known: int = 0
     inits_conflicting: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +149,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
+    """``id`` and ``generation``: of this server as a member. ``epoch``, here and in every other reply: of the view that
+    the server has; 0: it knows of no other server."""
+
     protocol_version: int
     server_version: str
     incarnation: int
     max_message_bytes: int
     sequence_window: int
+    id: int = 0
+    generation: int = 0
+    is_draining: bool = False
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +175,8 @@ class Limits:
 class OpenBatch:
     """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to.
 
-    ``slots``: a bit each of those that are to live on this server, 128 bytes; empty: all.
+    ``slots``: a bit each of those that are to live on this server, 128 bytes; empty: all. Those that an open batch does
+    not have are added to it.
     """
 
     session: int
@@ -173,6 +194,7 @@ class OpenBatchReply:
     status: Status
     retry_delay_ms: int = 0
     detail: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +213,15 @@ class SettleReply:
     detail: str = ""
     cursor: int = 0
     roots: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it.
 
-    ``max_outcomes``: 0 is as many as there are.
+    ``max_outcomes``: 0 is as many as there are. ``pins``: where roots of the open stream live, kept for :class:`Pins`
+    as it is; empty: as before.
     """
 
     source: str
@@ -208,6 +232,7 @@ class Watch:
     wait_ms: int = 0
     max_outcomes: int = 1_000_000
     close: bool = False
+    pins: bytes = b""
 
 
 class RootOutcome(NamedTuple):
@@ -262,6 +287,7 @@ class WatchReply:
     cursor: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
     lease_ms: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +295,51 @@ class StatsReply:
     incarnation: int
     server_version: str
     values: dict[str, float]
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListedMember:
+    """A member as a view lists it. ``away_ms``: of one that is AWAY, how much longer it may be."""
+
+    member: Member
+    state: MemberState = MemberState.ACTIVE
+    away_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ViewReply:
+    """The servers there are, ascending by id. ``epoch`` 0: the server knows of no other and lists itself alone."""
+
+    incarnation: int
+    epoch: int
+    members: tuple[ListedMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReply:
+    """``detail``: what is left, for people."""
+
+    incarnation: int
+    status: Status
+    detail: str = ""
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """Where do roots of the open stream of a source live?"""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinsReply:
+    incarnation: int
+    status: Status
+    detail: str = ""
+    pins: bytes = b""
+    epoch: int = 0
 
 
 class Transport(Protocol):
@@ -284,4 +355,7 @@ class Transport(Protocol):
     def settle(self, request: Settle, timeout_s: float) -> SettleReply: ...
     def watch(self, request: Watch, timeout_s: float) -> WatchReply: ...
     def stats(self, timeout_s: float) -> StatsReply: ...
+    def view(self, timeout_s: float) -> ViewReply: ...
+    def drain(self, timeout_s: float) -> DrainReply: ...
+    def pins(self, session: int, timeout_s: float) -> PinsReply: ...
     def close(self) -> None: ...

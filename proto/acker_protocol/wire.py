@@ -19,24 +19,31 @@ from acker_protocol.ids import SLOTS, Column, check_column
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
+    DrainReply,
     Entries,
     Hello,
     HelloReply,
     Identity,
     InitScope,
     Limits,
+    ListedMember,
+    MemberState,
     OpenBatch,
     OpenBatchReply,
     Outcomes,
+    Pins,
+    PinsReply,
     Settle,
     Settlement,
     SettleReply,
     StatsReply,
     Status,
     Verdict,
+    ViewReply,
     Watch,
     WatchReply,
 )
+from acker_protocol.placement import Member
 from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
 
@@ -77,12 +84,24 @@ def encode_hello_reply(reply: HelloReply) -> pb.HelloReply:
         incarnation=reply.incarnation,
         max_message_bytes=reply.max_message_bytes,
         sequence_window=reply.sequence_window,
+        id=reply.id,
+        generation=reply.generation,
+        is_draining=reply.is_draining,
+        epoch=reply.epoch,
     )
 
 
 def decode_hello_reply(wire: pb.HelloReply) -> HelloReply:
     return HelloReply(
-        wire.protocol_version, wire.server_version, wire.incarnation, wire.max_message_bytes, wire.sequence_window
+        wire.protocol_version,
+        wire.server_version,
+        wire.incarnation,
+        wire.max_message_bytes,
+        wire.sequence_window,
+        wire.id,
+        wire.generation,
+        wire.is_draining,
+        wire.epoch,
     )
 
 
@@ -121,6 +140,7 @@ def encode_apply_reply(reply: ApplyReply) -> pb.ApplyReply:
         detail=reply.detail,
         inits_known=reply.inits_known,
         inits_conflicting=reply.inits_conflicting,
+        epoch=reply.epoch,
     )
 
 
@@ -134,6 +154,7 @@ def decode_apply_reply(wire: pb.ApplyReply) -> ApplyReply:
         wire.detail,
         wire.inits_known,
         wire.inits_conflicting,
+        wire.epoch,
     )
 
 
@@ -163,11 +184,12 @@ def encode_open_batch_reply(reply: OpenBatchReply) -> pb.OpenBatchReply:
         status=int(reply.status),  # type: ignore[arg-type]
         retry_delay_ms=reply.retry_delay_ms,
         detail=reply.detail,
+        epoch=reply.epoch,
     )
 
 
 def decode_open_batch_reply(wire: pb.OpenBatchReply) -> OpenBatchReply:
-    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail)
+    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail, wire.epoch)
 
 
 def encode_settle(request: Settle) -> pb.SettleRequest:
@@ -196,11 +218,12 @@ def encode_settle_reply(reply: SettleReply) -> pb.SettleReply:
         detail=reply.detail,
         cursor=reply.cursor,
         roots=reply.roots,
+        epoch=reply.epoch,
     )
 
 
 def decode_settle_reply(wire: pb.SettleReply) -> SettleReply:
-    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots)
+    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots, wire.epoch)
 
 
 def encode_watch(request: Watch) -> pb.WatchRequest:
@@ -213,6 +236,7 @@ def encode_watch(request: Watch) -> pb.WatchRequest:
         wait_ms=request.wait_ms,
         max_outcomes=request.max_outcomes,
         close=request.close,
+        pins=request.pins,
     )
 
 
@@ -227,6 +251,7 @@ def decode_watch(content: pb.WatchRequest | bytes) -> Watch:
         wire.wait_ms,
         wire.max_outcomes,
         wire.close,
+        wire.pins,
     )
 
 
@@ -244,6 +269,7 @@ def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
         reason_ids=outcomes.reason_ids.tobytes(),
         reasons=outcomes.reasons,
         lease_ms=reply.lease_ms,
+        epoch=reply.epoch,
     )
 
 
@@ -271,6 +297,7 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
         wire.cursor,
         outcomes,
         wire.lease_ms,
+        wire.epoch,
     )
 
 
@@ -283,11 +310,90 @@ def decode_stats_request(content: pb.StatsRequest | bytes) -> None:
 
 
 def encode_stats_reply(reply: StatsReply) -> pb.StatsReply:
-    return pb.StatsReply(incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values)
+    return pb.StatsReply(
+        incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values, epoch=reply.epoch
+    )
 
 
 def decode_stats_reply(wire: pb.StatsReply) -> StatsReply:
-    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values))
+    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values), wire.epoch)
+
+
+def encode_view_request() -> pb.ViewRequest:
+    return pb.ViewRequest()
+
+
+def decode_view_request(content: pb.ViewRequest | bytes) -> None:
+    parse(pb.ViewRequest, content)
+
+
+def encode_view_reply(reply: ViewReply) -> pb.ViewReply:
+    members = [_encode_listed(listed) for listed in reply.members]
+    return pb.ViewReply(incarnation=reply.incarnation, epoch=reply.epoch, members=members)
+
+
+def decode_view_reply(wire: pb.ViewReply) -> ViewReply:
+    return ViewReply(wire.incarnation, wire.epoch, tuple(_decode_listed(listed) for listed in wire.members))
+
+
+def encode_drain_request() -> pb.DrainRequest:
+    return pb.DrainRequest()
+
+
+def decode_drain_request(content: pb.DrainRequest | bytes) -> None:
+    parse(pb.DrainRequest, content)
+
+
+def encode_drain_reply(reply: DrainReply) -> pb.DrainReply:
+    return pb.DrainReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        detail=reply.detail,
+        epoch=reply.epoch,
+    )
+
+
+def decode_drain_reply(wire: pb.DrainReply) -> DrainReply:
+    return DrainReply(wire.incarnation, _status(wire.status), wire.detail, wire.epoch)
+
+
+def encode_pins(request: Pins) -> pb.PinsRequest:
+    return pb.PinsRequest(session=request.session)
+
+
+def decode_pins(content: pb.PinsRequest | bytes) -> Pins:
+    return Pins(parse(pb.PinsRequest, content).session)
+
+
+def encode_pins_reply(reply: PinsReply) -> pb.PinsReply:
+    return pb.PinsReply(
+        incarnation=reply.incarnation,
+        status=int(reply.status),  # type: ignore[arg-type]
+        detail=reply.detail,
+        pins=reply.pins,
+        epoch=reply.epoch,
+    )
+
+
+def decode_pins_reply(wire: pb.PinsReply) -> PinsReply:
+    return PinsReply(wire.incarnation, _status(wire.status), wire.detail, wire.pins, wire.epoch)
+
+
+def _encode_listed(listed: ListedMember) -> pb.Member:
+    return pb.Member(
+        id=listed.member.id,
+        generation=listed.member.generation,
+        address=listed.member.address,
+        state=int(listed.state),  # type: ignore[arg-type]
+        away_ms=listed.away_ms,
+    )
+
+
+def _decode_listed(wire: pb.Member) -> ListedMember:
+    try:
+        return ListedMember(Member(wire.id, wire.generation, wire.address), MemberState(wire.state), wire.away_ms)
+    except ValueError as error:
+        raise Malformed(f"members: {error}") from None
 
 
 def _encode_limits(limits: Limits) -> pb.Limits:

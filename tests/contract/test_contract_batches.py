@@ -169,15 +169,21 @@ def slots_of(roots: list[int]) -> bytes:
     return bytes(bits)
 
 
-def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these_only(acker: Acker) -> None:
-    source = acker.source()
+def roots_apart(source: Source) -> list[int]:
+    """Root ids of the numbers of a batch, each of another slot."""
     while len({mix64(source.root(number)) >> 54 for number in range(SIZE)}) < SIZE:
         source.base += 1
-    roots = [source.root(number) for number in range(SIZE)]
+    return [source.root(number) for number in range(SIZE)]
+
+
+def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these_only(acker: Acker) -> None:
+    source = acker.source()
+    roots = roots_apart(source)
     here = slots_of(roots[:3])
     assert status(source.open_batch(1, SIZE, slots=here)) == "STATUS_APPLIED"
     assert status(source.open_batch(1, SIZE, slots=here)) == "STATUS_APPLIED"
-    assert status(source.open_batch(1, SIZE, slots=slots_of(roots[:2]))) == "STATUS_CONFLICT"
+    assert status(source.open_batch(1, SIZE, slots=slots_of(roots[:2]))) == "STATUS_APPLIED"
+    assert status(source.open_batch(1, SIZE + 1, slots=here)) == "STATUS_CONFLICT"
     elsewhere = source.init(ack(roots[4], 5), batch=1)
     assert status(elsewhere) == "STATUS_INVALID"
     assert "slot" in elsewhere.detail
@@ -186,6 +192,27 @@ def test_a_batch_with_some_of_the_slots_has_room_inits_and_unread_roots_of_these
     source.report(ack(roots[0], 5))
     assert source.settle(1, DONE).roots == 2
     assert source.hear(2) == {roots[0]: ACKED, roots[2]: UNREAD}
+
+
+def test_the_slots_of_an_open_batch_only_become_more(acker: Acker) -> None:
+    source = acker.source()
+    roots = roots_apart(source)
+    older, newer = slots_of(roots[:2]), slots_of(roots[1:4])
+    for slots in (older, newer, older):
+        assert status(source.open_batch(1, SIZE, slots=slots)) == "STATUS_APPLIED"
+    assert status(source.init(*(ack(root, 5) for root in roots[:4]), batch=1, covered=[0, 4])) == "STATUS_APPLIED"
+    assert source.settle(1, DONE).roots == 4
+    assert source.hear(4) == dict.fromkeys(roots[:4], UNFINISHED)
+
+
+def test_slots_that_come_after_numbers_were_covered_leave_these_unread(acker: Acker) -> None:
+    source = acker.source()
+    roots = roots_apart(source)
+    assert status(source.open_batch(1, SIZE, slots=slots_of(roots[:1]))) == "STATUS_APPLIED"
+    assert status(source.init(batch=1, covered=[0, SIZE])) == "STATUS_APPLIED"
+    assert status(source.open_batch(1, SIZE, slots=slots_of(roots[1:2]))) == "STATUS_APPLIED"
+    assert source.settle(1, DONE).roots == 1
+    assert source.hear(1) == {roots[1]: UNREAD}
 
 
 def test_a_batch_with_none_of_the_slots_is_invalid(acker: Acker) -> None:

@@ -22,8 +22,8 @@ def refusal(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def test_hello_says_what_the_server_takes(acker: Acker) -> None:
-    reply = acker.call("Hello", protocol_version=1, client_version="anything")
-    assert reply.protocol_version == 1
+    reply = acker.call("Hello", protocol_version=2, client_version="anything")
+    assert reply.protocol_version == 2
     assert reply.server_version
     assert reply.incarnation
     assert (reply.max_message_bytes, reply.sequence_window) == (16 << 20, 64)
@@ -37,7 +37,7 @@ def test_hello_is_not_required(lasting_server: Any) -> None:
         assert source.hear(1) == {source.root(0): ("VERDICT_ACKED", "")}
 
 
-@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize("version", [0, 1, 3])
 def test_another_protocol_version_is_a_failed_precondition(acker: Acker, version: int) -> None:
     code, text = refusal(lambda: acker.call("Hello", protocol_version=version))
     assert code == "FAILED_PRECONDITION"
@@ -50,7 +50,7 @@ def test_a_token_travels_as_metadata_and_one_that_is_not_asked_for_is_passed_ove
 
 
 def test_a_message_above_the_servers_most_is_resource_exhausted(acker: Acker) -> None:
-    most = acker.call("Hello", protocol_version=1).max_message_bytes
+    most = acker.call("Hello", protocol_version=2).max_message_bytes
     request = pb.ApplyRequest(identity=pb.Identity(high=1), root_ids=bytes(most))
     code, text = refusal(lambda: acker.apply(request))
     assert code == "RESOURCE_EXHAUSTED"
@@ -101,7 +101,7 @@ def test_what_can_be_read_and_cannot_be_is_a_status_and_leaves_no_trace(acker: A
 
 def test_every_reply_names_the_process_of_the_server(acker: Acker) -> None:
     source = acker.source()
-    incarnation = acker.call("Hello", protocol_version=1).incarnation
+    incarnation = acker.call("Hello", protocol_version=2).incarnation
     replies = [
         source.watch(),
         source.open_batch(1, 1),

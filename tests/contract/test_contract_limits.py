@@ -128,7 +128,7 @@ def small(server_process_of_module: Callable[..., Any]) -> Iterator[Acker]:
 
 
 def test_a_server_that_was_told_other_limits_says_so(small: Acker) -> None:
-    hello = small.call("Hello", protocol_version=1)
+    hello = small.call("Hello", protocol_version=2)
     assert (hello.max_message_bytes, hello.sequence_window) == (64 << 10, 3)
     assert small.source(lease_ms=8000).watch().lease_ms == 7000
 

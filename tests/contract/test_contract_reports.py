@@ -109,7 +109,7 @@ def test_acks_fails_and_resets_share_a_report_and_inits_do_not(acker: Acker, sou
 
 
 def test_a_sequence_older_than_the_window_is_stale_and_changes_nothing(acker: Acker, source: Source) -> None:
-    window = acker.call("Hello", protocol_version=1).sequence_window
+    window = acker.call("Hello", protocol_version=2).sequence_window
     high = acker.sender().high
     root = source.root(0)
 

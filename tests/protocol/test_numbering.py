@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import pytest
@@ -11,22 +12,31 @@ from acker_protocol.v1 import acker_pb2 as pb
 
 FIELDS = {
     "HelloRequest": "protocol_version client_version",
-    "HelloReply": "protocol_version server_version incarnation max_message_bytes sequence_window",
+    "HelloReply": "protocol_version server_version incarnation max_message_bytes sequence_window "
+    "id generation is_draining epoch",
     "Identity": "high low sequenced",
     "Inits": "session batch covered",
     "ApplyRequest": "identity digest inits root_ids ack_vals kinds reason_ids reasons",
-    "ApplyReply": "incarnation status section_statuses retry_delay_ms detail inits_known inits_conflicting",
+    "ApplyReply": "incarnation status section_statuses retry_delay_ms detail inits_known inits_conflicting epoch",
     "Limits": "message_timeout_ms progress_timeout_ms",
-    "OpenBatchRequest": "session number first up_to held limits",
-    "OpenBatchReply": "incarnation status retry_delay_ms detail",
+    "OpenBatchRequest": "session number first up_to held limits slots",
+    "OpenBatchReply": "incarnation status retry_delay_ms detail epoch",
     "SettleRequest": "session number settlement",
-    "SettleReply": "incarnation status detail cursor roots",
-    "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close",
-    "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons lease_ms",
+    "SettleReply": "incarnation status detail cursor roots epoch",
+    "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close pins",
+    "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons lease_ms "
+    "epoch",
     "StatsRequest": "",
-    "StatsReply": "incarnation server_version values",
+    "StatsReply": "incarnation server_version values epoch",
+    "ViewRequest": "",
+    "Member": "id generation address state away_ms",
+    "ViewReply": "incarnation epoch members",
+    "DrainRequest": "",
+    "DrainReply": "incarnation status detail epoch",
+    "PinsRequest": "session",
+    "PinsReply": "incarnation status detail pins epoch",
 }
-METHODS = "Hello Apply OpenBatch Settle Watch Stats"
+METHODS = "Hello Apply OpenBatch Settle Watch Stats View Drain Pins"
 
 
 @pytest.mark.parametrize("message", FIELDS)
@@ -40,10 +50,10 @@ def test_every_message_has_its_promise() -> None:
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(FIELDS)
 
 
-@pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement])
+@pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement, messages.MemberState])
 def test_words_and_wire_agree_on_the_numbers(enum: type[Enum]) -> None:
     wired = pb.DESCRIPTOR.enum_types_by_name[enum.__name__].values_by_name
-    prefix = enum.__name__.upper()
+    prefix = re.sub(r"(?<=.)(?=[A-Z])", "_", enum.__name__).upper()
     promised = {f"{prefix}_{word.name}": word.value for word in enum} | {f"{prefix}_UNSPECIFIED": 0}
     assert {name: value.number for name, value in wired.items()} == promised
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from acker_protocol import messages, reports, wire
 from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
+from acker_protocol.placement import Member
 from acker_protocol.v1 import acker_pb2 as pb
 from tests.protocol.drawn_reports import Ack, Update, acks, updates
 from tests.protocol.drawn_reports import ids as column
@@ -28,6 +29,12 @@ identities = st.builds(Identity, uint64, uint64, st.booleans())
 limits = st.builds(Limits, uint32, uint32)
 statuses = st.sampled_from(Status)
 some_bytes = st.binary(max_size=40)
+members = st.builds(
+    messages.ListedMember,
+    st.builds(Member, st.integers(0, 1023), uint64, st.text(min_size=1, max_size=20)),
+    st.sampled_from(messages.MemberState),
+    uint32,
+)
 
 _Sent = TypeVar("_Sent", bound=Message)
 
@@ -38,7 +45,9 @@ PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[M
         wire.encode_hello_reply,
         wire.decode_hello_reply,
         pb.HelloReply,
-        st.builds(messages.HelloReply, uint32, sentences, uint64, uint64, uint32),
+        st.builds(
+            messages.HelloReply, uint32, sentences, uint64, uint64, uint32, uint32, uint64, st.booleans(), uint64
+        ),
     ),
     "open_batch": (
         wire.encode_open_batch,
@@ -50,7 +59,7 @@ PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[M
         wire.encode_open_batch_reply,
         wire.decode_open_batch_reply,
         pb.OpenBatchReply,
-        st.builds(messages.OpenBatchReply, uint64, statuses, uint32, sentences),
+        st.builds(messages.OpenBatchReply, uint64, statuses, uint32, sentences, uint64),
     ),
     "settle": (
         wire.encode_settle,
@@ -62,21 +71,44 @@ PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[M
         wire.encode_settle_reply,
         wire.decode_settle_reply,
         pb.SettleReply,
-        st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64),
+        st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64, uint64),
     ),
     "watch": (
         wire.encode_watch,
         wire.decode_watch,
         pb.WatchRequest,
-        st.builds(messages.Watch, sentences, uint64, uint32, limits, uint64, uint32, uint32, st.booleans()),
+        st.builds(messages.Watch, sentences, uint64, uint32, limits, uint64, uint32, uint32, st.booleans(), some_bytes),
     ),
     "stats_reply": (
         wire.encode_stats_reply,
         wire.decode_stats_reply,
         pb.StatsReply,
         st.builds(
-            messages.StatsReply, uint64, sentences, st.dictionaries(sentences, st.floats(allow_nan=False), max_size=5)
+            messages.StatsReply,
+            uint64,
+            sentences,
+            st.dictionaries(sentences, st.floats(allow_nan=False), max_size=5),
+            uint64,
         ),
+    ),
+    "view_reply": (
+        wire.encode_view_reply,
+        wire.decode_view_reply,
+        pb.ViewReply,
+        st.builds(messages.ViewReply, uint64, uint64, st.lists(members, max_size=3).map(tuple)),
+    ),
+    "drain_reply": (
+        wire.encode_drain_reply,
+        wire.decode_drain_reply,
+        pb.DrainReply,
+        st.builds(messages.DrainReply, uint64, statuses, sentences, uint64),
+    ),
+    "pins": (wire.encode_pins, wire.decode_pins, pb.PinsRequest, st.builds(messages.Pins, uint64)),
+    "pins_reply": (
+        wire.encode_pins_reply,
+        wire.decode_pins_reply,
+        pb.PinsReply,
+        st.builds(messages.PinsReply, uint64, statuses, sentences, some_bytes, uint64),
     ),
 }
 DECODERS: dict[type[Any], Callable[[Any], object]] = {kind: decode for _, decode, kind, _ in PLAIN.values()} | {
@@ -127,11 +159,14 @@ def test_a_report_of_inits_arrives_as_it_was_sent(
 def test_an_answer_to_a_report_arrives_as_it_was_sent(
     incarnation: int, status: Status, sections: list[int], delay_ms: int, detail: str, known: int, conflicting: int
 ) -> None:
-    sent = messages.ApplyReply(incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known, conflicting)
+    sent = messages.ApplyReply(
+        incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known, conflicting, 6
+    )
     arrived = wire.decode_apply_reply(travelled(wire.encode_apply_reply(sent)))
     assert arrived.section_statuses.tolist() == sections
     assert (arrived.incarnation, arrived.status, arrived.retry_delay_ms) == (incarnation, status, delay_ms)
     assert (arrived.detail, arrived.inits_known, arrived.inits_conflicting) == (detail, known, conflicting)
+    assert arrived.epoch == 6
 
 
 @given(
@@ -146,10 +181,10 @@ def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict
         np.array(reason_ids if any(reason_ids) else [], np.uint32),
         reasons,
     )
-    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000)
+    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000, 6)
     arrived = wire.decode_watch_reply(travelled(wire.encode_watch_reply(sent)))
     assert (arrived.incarnation, arrived.is_new, arrived.generation, arrived.cursor) == (9, True, 5, 77)
-    assert arrived.lease_ms == 4000
+    assert (arrived.lease_ms, arrived.epoch) == (4000, 6)
     heard = [
         (root, Verdict(verdict), arrived.outcomes.reason(index))
         for index, (root, verdict) in enumerate(
@@ -217,6 +252,19 @@ def test_malformed_outcomes_are_refused_by_name(sentence: str) -> None:
 def test_a_settlement_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(wire.Malformed, match="settlement: 0 is neither SETTLEMENT_DONE"):
         wire.decode_settle(pb.SettleRequest())
+
+
+@pytest.mark.parametrize(
+    ("sentence", "member"),
+    {
+        "members: member 1024: an id is": pb.Member(id=1024, address="a:1", state="MEMBER_STATE_ACTIVE"),
+        "members: member 1: address '' is empty": pb.Member(id=1, state="MEMBER_STATE_ACTIVE"),
+        "members: 0 is not a valid MemberState": pb.Member(id=1, address="a:1"),
+    }.items(),
+)
+def test_a_member_that_is_none_is_refused_by_name(sentence: str, member: pb.Member) -> None:
+    with pytest.raises(wire.Malformed, match=sentence):
+        wire.decode_view_reply(pb.ViewReply(members=[member]))
 
 
 @pytest.mark.parametrize("kind", DECODERS)

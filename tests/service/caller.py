@@ -14,6 +14,7 @@ from acker_protocol.messages import (
     PROTOCOL_VERSION,
     Apply,
     ApplyReply,
+    DrainReply,
     Hello,
     HelloReply,
     Identity,
@@ -21,10 +22,13 @@ from acker_protocol.messages import (
     Limits,
     OpenBatch,
     OpenBatchReply,
+    Pins,
+    PinsReply,
     Settle,
     Settlement,
     SettleReply,
     StatsReply,
+    ViewReply,
     Watch,
     WatchReply,
 )
@@ -88,8 +92,9 @@ class Caller:
         limits: Limits = Limits(),
         lease_ms: int = 600_000,
         source: str = "test",
+        pins: bytes = b"",
     ) -> WatchReply:
-        request = Watch(source, session, lease_ms, limits, confirmed, wait_ms, close=close)
+        request = Watch(source, session, lease_ms, limits, confirmed, wait_ms, close=close, pins=pins)
         return wire.decode_watch_reply(self._stub.Watch(wire.encode_watch(request), timeout=TIMEOUT_S))
 
     def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> Any:
@@ -99,6 +104,15 @@ class Caller:
 
     def stats(self) -> StatsReply:
         return wire.decode_stats_reply(self._stub.Stats(pb.StatsRequest(), timeout=TIMEOUT_S))
+
+    def view(self) -> ViewReply:
+        return wire.decode_view_reply(self._stub.View(pb.ViewRequest(), timeout=TIMEOUT_S))
+
+    def drain(self) -> DrainReply:
+        return wire.decode_drain_reply(self._stub.Drain(pb.DrainRequest(), timeout=TIMEOUT_S))
+
+    def pins(self, session: int = SESSION) -> PinsReply:
+        return wire.decode_pins_reply(self._stub.Pins(wire.encode_pins(Pins(session)), timeout=TIMEOUT_S))
 
     def begin(self, session: int = SESSION) -> None:
         """Open a session."""

@@ -17,14 +17,18 @@ from acker_protocol import ids, wire
 from acker_protocol.ids import Column
 from acker_protocol.messages import (
     FAIL,
+    PROTOCOL_VERSION,
     Apply,
+    DrainReply,
     Entries,
+    HelloReply,
     Identity,
     InitScope,
     Limits,
     OpenBatch,
     Settlement,
     Status,
+    ViewReply,
     Watch,
 )
 from acker_protocol.reports import digest
@@ -36,13 +40,16 @@ from acker_service.shared import SharedShard
 from acker_service.system.workers import Workers
 from tests.service.caller import Caller, ack_a_tree, acks, inits, roots_of
 
-METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
+# All but Drain: a server that drains takes no new sources.
+METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Pins")
 REQUESTS = {
     "Hello": pb.HelloRequest,
     "Apply": pb.ApplyRequest,
     "OpenBatch": pb.OpenBatchRequest,
     "Settle": pb.SettleRequest,
     "Watch": pb.WatchRequest,
+    "View": pb.ViewRequest,
+    "Pins": pb.PinsRequest,
     "Stats": pb.StatsRequest,
 }
 MEMORY_MAX_BYTES = 256 << 20
@@ -281,9 +288,9 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     workers = Workers("test", 1, receive_s=10.0, clock=time.monotonic)
     servicer = Servicer(
         shared,
-        incarnation=1,
-        max_message_bytes=1 << 20,
-        sequence_window=64,
+        hello=HelloReply(PROTOCOL_VERSION, "", 1, 1 << 20, 64),
+        view=lambda: ViewReply(1, 0, ()),
+        drain=lambda: DrainReply(1, Status.APPLIED),
         values=dict,
         observe=lambda *_: None,
         reporters=workers,

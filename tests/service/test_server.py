@@ -61,12 +61,12 @@ def test_the_handshake_names_server_and_limits(caller: Caller, server: Server) -
     assert reply.sequence_window == 64
 
 
-@pytest.mark.parametrize(("version", "older"), [(0, "client"), (2, "server")])
+@pytest.mark.parametrize(("version", "older"), [(1, "client"), (3, "server")])
 def test_another_protocol_version_is_told_what_to_upgrade(caller: Caller, version: int, older: str) -> None:
     code, said = refusal(lambda: caller.hello(version))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert f"protocol version {version}" in said
-    assert "version 1" in said
+    assert "version 2" in said
     assert said.endswith(f"upgrade the {older}")
 
 

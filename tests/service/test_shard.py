@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from acker_protocol.messages import (
     InitScope,
     Limits,
     OpenBatch,
+    Pins,
     Settle,
     Settlement,
     Status,
@@ -330,8 +332,97 @@ def test_the_slots_of_a_batch_outlast_a_restart() -> None:
     reserved = shard.stats.reserved
     restored = Shard.restore(shard.dump(1.0), incarnation=2, now=1.0)
     assert restored.open_batch(request, 1.0).status == Status.APPLIED
-    assert restored.open_batch(OpenBatch(SESSION, 1, FIRST, 1000), 1.0).status == Status.CONFLICT
+    assert restored.open_batch(OpenBatch(SESSION, 1, FIRST, 1001, slots=slots), 1.0).status == Status.CONFLICT
+    assert restored.stats.reserved == reserved
     assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == reserved
+
+
+LOW, HIGH = bytes([0b00001111]) * 128, bytes([0b11110000]) * 128
+
+
+def test_slots_are_added_to_an_open_batch_with_room_for_their_roots() -> None:
+    shard = new_shard(max_pending=1000)
+    watch(shard)
+    some, more = OpenBatch(SESSION, 1, FIRST, 1000, slots=LOW), OpenBatch(SESSION, 1, FIRST, 1000, slots=HIGH)
+    assert shard.open_batch(some, 0.0).status == Status.APPLIED
+    of_some = shard.stats.reserved
+    assert shard.open_batch(more, 0.0).status == Status.APPLIED
+    assert of_some < shard.stats.reserved == 1000
+    for request in (some, more, dataclasses.replace(some, slots=b"")):
+        assert shard.open_batch(request, 0.0).status == Status.APPLIED
+        assert shard.stats.reserved == 1000
+    restored = Shard.restore(shard.dump(1.0), incarnation=2, now=1.0)
+    assert restored.settle([Settle(SESSION, 1, Settlement.DONE)], 1.0)[0].roots == 1000
+
+
+def test_slots_for_whose_roots_there_is_no_room_are_not_added() -> None:
+    shard = new_shard(max_pending=1000)
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000, slots=LOW), 0.0)
+    before = shard.stats.reserved
+    shard.open_batch(OpenBatch(SESSION, 2, FIRST + 5000, 900 - before), 0.0)
+    assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000), 0.0).status == Status.OVERLOADED
+    assert shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)[0].roots == before
+
+
+def test_slots_that_make_a_batch_larger_than_the_server_are_refused_for_good() -> None:
+    shard = new_shard(max_pending=1000)
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1600, slots=LOW), 0.0)
+    before = shard.stats.reserved
+    assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1600), 0.0).status == Status.INVALID
+    assert shard.stats.reserved == before
+
+
+def test_numbers_that_were_covered_before_their_slot_came_are_unread_unless_covered_again() -> None:
+    shard = new_shard()
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000, slots=LOW), 0.0)
+    of_low, sender = shard.stats.reserved, Sender(shard)
+    assert sender.send(updates_of(roots_of(0)), batch=1, covered=[(0, 1000)]) == Status.APPLIED
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000), 0.0)
+    [reply] = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    assert reply.roots == 1000 - of_low
+
+
+# -- drain and pins
+
+
+def test_a_server_that_drains_goes_on_with_what_it_has_and_takes_nothing_new() -> None:
+    shard = new_shard()
+    watch(shard)
+    opened = OpenBatch(SESSION, 1, FIRST, 10, slots=LOW)
+    shard.open_batch(opened, 0.0)
+    left = shard.stats.reserved
+    assert shard.left == "1 open batches"
+    assert shard.drain().status == shard.drain().status == Status.APPLIED
+    assert shard.watch(Watch("new", SESSION + 1, 60_000), 0.0).status == Status.DRAINING
+    assert shard.open_batch(OpenBatch(SESSION, 2, FIRST, 10), 0.0).status == Status.DRAINING
+    assert shard.open_batch(OpenBatch(SESSION + 1, 1, FIRST, 10), 0.0).status == Status.DRAINING
+    assert shard.open_batch(opened, 0.0).status == Status.APPLIED
+    sender, root = Sender(shard), roots_of(1, FIRST + 99)
+    assert sender.send(updates_of(root, 5), batch=0) == Status.APPLIED
+    assert sender.send(updates_of(root, 5)) == Status.APPLIED
+    assert shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)[0].status == Status.APPLIED
+    assert shard.open_batch(opened, 0.0).status == Status.UNKNOWN_BATCH
+    assert shard.left == f"{left + 1} unconfirmed outcomes"
+    assert shard.watch(Watch("source", SESSION, 60_000, confirmed=left + 1), 0.0).status == Status.APPLIED
+    assert shard.left == ""
+
+
+def test_the_pins_of_a_source_are_those_of_its_last_watch_that_had_any_also_after_a_restart() -> None:
+    shard = new_shard()
+    assert shard.pins(Pins(SESSION)).status == Status.UNKNOWN_SOURCE
+    watch(shard)
+    assert shard.pins(Pins(SESSION)).pins == b""
+    for pins in (b"first", bytes(range(256)), b""):
+        shard.watch(Watch("source", SESSION, 60_000, pins=pins), 0.0)
+    assert shard.pins(Pins(SESSION)).pins == bytes(range(256))
+    restored = Shard.restore(shard.dump(1.0), incarnation=2, now=1.0)
+    assert restored.pins(Pins(SESSION)).pins == bytes(range(256))
+    too_long = shard.watch(Watch("source", SESSION, 60_000, pins=bytes(65_537)), 0.0)
+    assert too_long.status == Status.INVALID
+    assert "65536" in too_long.detail
 
 
 def test_the_maps_of_batches_with_few_slots_are_bounded() -> None:

@@ -22,6 +22,7 @@ from acker_protocol.messages import (
     Limits,
     OpenBatch,
     Outcomes,
+    Pins,
     Settle,
     Settlement,
     Verdict,
@@ -33,8 +34,8 @@ from tests.service.twin import Twin, is_here
 SESSIONS = (11, 22, 33)
 # Times are whole ticks (1/32 s), so that moving to another clock rounds nothing.
 LIMITS = (Limits(), Limits(1000), Limits(0, 500), Limits(2000, 1000))
-# Of a batch: all of them, or the even ones, as the rest live on another server.
-EVEN = bytes([0b01010101]) * 128
+# Of a batch: all of them, or some, as the rest live on another server.
+EVEN, LOW = bytes([0b01010101]) * 128, bytes([0b00001111]) * 128
 SLOTS_HERE = (b"", b"", EVEN)
 MAX_PENDING = 90
 UNCOMPARED = {"identity_bytes", "ledger_bytes", "max_pending"}
@@ -86,7 +87,7 @@ class Comparison:
 
     def step(self) -> None:
         steps = [self.watch] * 3 + [self.open_batch] * 2 + [self.settle] * 2 + [self.update] * 4 + [self.init] * 4
-        self.chance.choice([*steps, self.pass_time, self.pass_time, self.send_again])()
+        self.chance.choice([*steps, self.pass_time, self.pass_time, self.send_again, self.open_again])()
         self.compare_counts()
 
     def pass_time(self) -> None:
@@ -99,7 +100,10 @@ class Comparison:
         source = self.twin._sources.get(session)
         confirmed = source.freed + len(source.outbox) * self.chance.randrange(2) if source else 0
         lease_ms = self.chance.choice([2000, 60_000])
-        self.compare_watch(Watch(f"source {session}", session, lease_ms, limits, confirmed, close=close))
+        pins = self.chance.choice([b"", b"here", b"there"])
+        self.compare_watch(Watch(f"source {session}", session, lease_ms, limits, confirmed, close=close, pins=pins))
+        ours, theirs = self.shard.pins(Pins(session)), self.twin.pins(Pins(session))
+        assert (ours.status, ours.pins) == (theirs.status, theirs.pins)
 
     def compare_watch(self, request: Watch) -> None:
         ours, theirs = self.shard.watch(request, self.now + self.moved), self.twin.watch(request, self.now)
@@ -117,9 +121,24 @@ class Comparison:
             self.chance.choice(LIMITS),
             self.chance.choice(SLOTS_HERE),
         )
+        self.compare_open(request)
+
+    def open_again(self) -> None:
+        """A batch that is open, with other slots, as after a server was found gone."""
+        batches = [batch for source in self.twin._sources.values() for batch in source.batches.values()]
+        opened = [batch.request for batch in batches if batch.number and batch.is_open]
+        if opened:
+            slots = self.chance.choice([b"", EVEN, LOW])
+            self.compare_open(dataclasses.replace(self.chance.choice(opened), slots=slots))
+
+    def compare_open(self, request: OpenBatch) -> None:
         ours = self.shard.open_batch(request, self.now + self.moved)
         theirs = self.twin.open_batch(request, self.now)
         assert dataclasses.replace(ours, detail="") == dataclasses.replace(theirs, detail=""), (request, ours, theirs)
+
+    def drain(self) -> None:
+        self.shard.drain()
+        self.twin.is_draining = True
 
     def settle(self) -> None:
         request = Settle(self.session(), self.chance.randrange(5), self.chance.choice(list(Settlement)))
@@ -226,4 +245,6 @@ def test_sources_and_batches_that_share_root_ids_do_what_the_dumb_twin_does(seed
         comparison.step()
         if n == 70:
             comparison.restart()
+        if n == 100:
+            comparison.drain()
     comparison.compare_outcomes()

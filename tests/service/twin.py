@@ -24,6 +24,8 @@ from acker_protocol.messages import (
     OpenBatch,
     OpenBatchReply,
     Outcomes,
+    Pins,
+    PinsReply,
     Settle,
     Settlement,
     SettleReply,
@@ -57,7 +59,8 @@ class _Batch:
     held: bool = False
     is_open: bool = True
     inits: set[int] = field(default_factory=set)
-    covered: set[tuple[int, int]] = field(default_factory=set)
+    # (start, stop, the slots that the batch had here then)
+    covered: set[tuple[int, int, bytes]] = field(default_factory=set)
     pending: int = 0
 
     @property
@@ -80,6 +83,7 @@ class _Source:
     last_settled: int = 0
     freed: int = 0
     outbox: list[tuple[int, Verdict, str]] = field(default_factory=list)
+    pins: bytes = b""
 
 
 def is_here(root: int, slots: bytes) -> bool:
@@ -90,6 +94,13 @@ def is_here(root: int, slots: bytes) -> bool:
 def roots_here(request: OpenBatch) -> list[int]:
     roots = [mix64(request.first + number) for number in range(request.up_to)]
     return [root for root in roots if is_here(root, request.slots)]
+
+
+def union(some: bytes, others: bytes) -> bytes:
+    if not some or not others:
+        return b""
+    both = bytes(one | other for one, other in zip(some, others, strict=True))
+    return b"" if both == bytes([255]) * 128 else both
 
 
 class Twin:
@@ -117,6 +128,7 @@ class Twin:
         self._highest: dict[int, int] = {}
         self._count: Counter[str] = Counter()
         self._spoilt = 0
+        self.is_draining = False
 
     # -- apply
 
@@ -158,7 +170,8 @@ class Twin:
         statuses = np.array([Status.DUPLICATE if slot in known else Status.APPLIED for slot in order], np.uint8)
         inits_known = self._events(message, batch, fresh, now)
         if batch is not None and batch.is_open and message.inits is not None:
-            batch.covered.update((int(start), int(stop)) for start, stop in message.inits.covered)
+            here = batch.request.slots
+            batch.covered.update((int(start), int(stop), here) for start, stop in message.inits.covered)
         known.update(order)
         applied = int((statuses == Status.APPLIED).sum())
         self._count["sections_applied"] += applied
@@ -320,6 +333,8 @@ class Twin:
             )
 
         source = self._sources.get(request.session)
+        if source is None and self.is_draining:
+            return reply(Status.DRAINING)
         if source is None:
             return reply(Status.UNKNOWN_SOURCE, "no such session: the source watches first")
         if not request.number or not request.first or request.first + request.up_to > 1 << 64:
@@ -328,9 +343,25 @@ class Twin:
             return reply(Status.INVALID, "limits: at most 24 h")
         known = source.batches.get(request.number)
         if known is not None and known.is_open:
-            return reply(Status.APPLIED) if known.request == request else reply(Status.CONFLICT, "open otherwise")
+            both = union(known.request.slots, request.slots)
+            if dataclasses.replace(known.request, slots=both) != dataclasses.replace(request, slots=both):
+                return reply(Status.CONFLICT, "open otherwise")
+            if both == known.request.slots:
+                return reply(Status.APPLIED)
+            extended = dataclasses.replace(request, slots=both)
+            more = len(roots_here(extended)) - len(known.roots)
+            if not self._has_room(source, 1):
+                return reply(Status.OVERLOADED, "no room for more roots")
+            if len(roots_here(extended)) > min(self.max_pending, self._per_source):
+                return reply(Status.INVALID, "more roots than the server ever holds: use smaller batches")
+            if not self._has_room(source, more):
+                return reply(Status.OVERLOADED, "no room for more roots")
+            known.request = extended
+            return reply(Status.APPLIED)
         if request.number <= source.last_settled:
             return reply(Status.UNKNOWN_BATCH, f"batch {request.number} is not above {source.last_settled}, settled")
+        if self.is_draining:
+            return reply(Status.DRAINING)
         roots = len(roots_here(request))
         if max(roots, request.up_to / (16 if request.slots else 1)) > min(self.max_pending, self._per_source):
             return reply(Status.INVALID, "more roots than the server ever holds: use smaller batches")
@@ -376,11 +407,13 @@ class Twin:
         return reply
 
     def _unread(self, batch: _Batch) -> list[int]:
-        read = np.zeros(batch.request.up_to, bool)
-        for start, stop in batch.covered:
-            read[start:stop] = True
-        roots = [mix64(batch.request.first + int(number)) for number in np.flatnonzero(~read)]
-        return [root for root in roots if root not in batch.inits and is_here(root, batch.request.slots)]
+        read = {
+            root
+            for start, stop, slots in batch.covered
+            for root in (mix64(batch.request.first + number) for number in range(start, stop))
+            if is_here(root, slots)
+        }
+        return [root for root in batch.roots if root not in batch.inits and root not in read]
 
     # -- sources
 
@@ -395,10 +428,13 @@ class Twin:
             if source is not None:
                 self._drop(source)
             return self._watch_reply(Status.APPLIED, is_new=is_new)
+        if source is None and self.is_draining:
+            return self._watch_reply(Status.DRAINING)
         if source is None:
             source = self._sources[request.session] = _Source(request.source, request.session, 0.0)
             stream = OpenBatch(request.session, 0, 0, 0, False)
             source.batches[0] = _Batch(source, 0, stream, now, request.limits)
+        source.pins = request.pins or source.pins
         source.batches[0].limits = request.limits
         source.lease_s = min(request.lease_ms / 1000, self._max_lease_s)
         source.expires = now + source.lease_s
@@ -422,6 +458,12 @@ class Twin:
         self, status: Status, detail: str = "", is_new: bool = False, cursor: int = 0, outcomes: Outcomes | None = None
     ) -> WatchReply:
         return WatchReply(self.incarnation, status, detail, is_new, self.generation, cursor, outcomes or Outcomes())
+
+    def pins(self, request: Pins) -> PinsReply:
+        source = self._sources.get(request.session)
+        if source is None:
+            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE)
+        return PinsReply(self.incarnation, Status.APPLIED, "", source.pins)
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
         source = self._sources.get(session)

@@ -18,13 +18,17 @@ from acker_protocol import wire
 from acker_protocol.messages import (
     Apply,
     ApplyReply,
+    DrainReply,
     Hello,
     HelloReply,
     OpenBatch,
     OpenBatchReply,
+    Pins,
+    PinsReply,
     Settle,
     SettleReply,
     StatsReply,
+    ViewReply,
     Watch,
     WatchReply,
 )
@@ -104,6 +108,15 @@ class GrpcTransport:
 
     def stats(self, timeout_s: float) -> StatsReply:
         return self._call(self._stub.Stats, wire.encode_stats_request(), wire.decode_stats_reply, timeout_s)
+
+    def view(self, timeout_s: float) -> ViewReply:
+        return self._call(self._stub.View, wire.encode_view_request(), wire.decode_view_reply, timeout_s)
+
+    def drain(self, timeout_s: float) -> DrainReply:
+        return self._call(self._stub.Drain, wire.encode_drain_request(), wire.decode_drain_reply, timeout_s)
+
+    def pins(self, session: int, timeout_s: float) -> PinsReply:
+        return self._call(self._stub.Pins, wire.encode_pins(Pins(session)), wire.decode_pins_reply, timeout_s)
 
     def close(self) -> None:
         self._channel.close()

@@ -17,6 +17,7 @@ class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STATUS_UNKNOWN_SOURCE: _ClassVar[Status]
     STATUS_UNKNOWN_BATCH: _ClassVar[Status]
     STATUS_INVALID: _ClassVar[Status]
+    STATUS_DRAINING: _ClassVar[Status]
 
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -25,6 +26,13 @@ class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERDICT_FAILED: _ClassVar[Verdict]
     VERDICT_TIMED_OUT: _ClassVar[Verdict]
     VERDICT_LOST: _ClassVar[Verdict]
+
+class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_STATE_UNSPECIFIED: _ClassVar[MemberState]
+    MEMBER_STATE_ACTIVE: _ClassVar[MemberState]
+    MEMBER_STATE_DRAINING: _ClassVar[MemberState]
+    MEMBER_STATE_AWAY: _ClassVar[MemberState]
 
 class Settlement(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -40,11 +48,16 @@ STATUS_OVERLOADED: Status
 STATUS_UNKNOWN_SOURCE: Status
 STATUS_UNKNOWN_BATCH: Status
 STATUS_INVALID: Status
+STATUS_DRAINING: Status
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_ACKED: Verdict
 VERDICT_FAILED: Verdict
 VERDICT_TIMED_OUT: Verdict
 VERDICT_LOST: Verdict
+MEMBER_STATE_UNSPECIFIED: MemberState
+MEMBER_STATE_ACTIVE: MemberState
+MEMBER_STATE_DRAINING: MemberState
+MEMBER_STATE_AWAY: MemberState
 SETTLEMENT_UNSPECIFIED: Settlement
 SETTLEMENT_DONE: Settlement
 SETTLEMENT_ABANDON: Settlement
@@ -58,18 +71,26 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_version: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "incarnation", "max_message_bytes", "sequence_window")
+    __slots__ = ("protocol_version", "server_version", "incarnation", "max_message_bytes", "sequence_window", "id", "generation", "is_draining", "epoch")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     incarnation: int
     max_message_bytes: int
     sequence_window: int
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., sequence_window: _Optional[int] = ...) -> None: ...
+    id: int
+    generation: int
+    is_draining: bool
+    epoch: int
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., sequence_window: _Optional[int] = ..., id: _Optional[int] = ..., generation: _Optional[int] = ..., is_draining: bool = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Identity(_message.Message):
     __slots__ = ("high", "low", "sequenced")
@@ -112,7 +133,7 @@ class ApplyRequest(_message.Message):
     def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., digest: _Optional[int] = ..., inits: _Optional[_Union[Inits, _Mapping]] = ..., root_ids: _Optional[bytes] = ..., ack_vals: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
-    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known", "inits_conflicting")
+    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known", "inits_conflicting", "epoch")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     SECTION_STATUSES_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +141,7 @@ class ApplyReply(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     INITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     INITS_CONFLICTING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     section_statuses: bytes
@@ -127,7 +149,8 @@ class ApplyReply(_message.Message):
     detail: str
     inits_known: int
     inits_conflicting: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ..., inits_conflicting: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ..., inits_conflicting: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_timeout_ms", "progress_timeout_ms")
@@ -156,16 +179,18 @@ class OpenBatchRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., first: _Optional[int] = ..., up_to: _Optional[int] = ..., held: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
 class OpenBatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "retry_delay_ms", "detail")
+    __slots__ = ("incarnation", "status", "retry_delay_ms", "detail", "epoch")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     retry_delay_ms: int
     detail: str
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("session", "number", "settlement")
@@ -178,21 +203,23 @@ class SettleRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., settlement: _Optional[_Union[Settlement, str]] = ...) -> None: ...
 
 class SettleReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "cursor", "roots")
+    __slots__ = ("incarnation", "status", "detail", "cursor", "roots", "epoch")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
     cursor: int
     roots: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("source", "session", "lease_ms", "limits", "confirmed", "wait_ms", "max_outcomes", "close")
+    __slots__ = ("source", "session", "lease_ms", "limits", "confirmed", "wait_ms", "max_outcomes", "close", "pins")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +228,7 @@ class WatchRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
     source: str
     session: int
     lease_ms: int
@@ -209,10 +237,11 @@ class WatchRequest(_message.Message):
     wait_ms: int
     max_outcomes: int
     close: bool
-    def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ...) -> None: ...
+    pins: bytes
+    def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ..., pins: _Optional[bytes] = ...) -> None: ...
 
 class WatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms")
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +253,7 @@ class WatchReply(_message.Message):
     REASON_IDS_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
@@ -235,14 +265,15 @@ class WatchReply(_message.Message):
     reason_ids: bytes
     reasons: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("incarnation", "server_version", "values")
+    __slots__ = ("incarnation", "server_version", "values", "epoch")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -253,7 +284,73 @@ class StatsReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     server_version: str
     values: _containers.ScalarMap[str, float]
-    def __init__(self, incarnation: _Optional[int] = ..., server_version: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., server_version: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ViewRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("id", "generation", "address", "state", "away_ms")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AWAY_MS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    generation: int
+    address: str
+    state: MemberState
+    away_ms: int
+    def __init__(self, id: _Optional[int] = ..., generation: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., away_ms: _Optional[int] = ...) -> None: ...
+
+class ViewReply(_message.Message):
+    __slots__ = ("incarnation", "epoch", "members")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    epoch: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ("incarnation", "status", "detail", "epoch")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    detail: str
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class PinsRequest(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class PinsReply(_message.Message):
+    __slots__ = ("incarnation", "status", "detail", "pins", "epoch")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    PINS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    status: Status
+    detail: str
+    pins: bytes
+    epoch: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., pins: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...

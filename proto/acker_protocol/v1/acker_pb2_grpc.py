@@ -64,6 +64,21 @@ class AckerStub(object):
                 request_serializer=acker__protocol_dot_v1_dot_acker__pb2.StatsRequest.SerializeToString,
                 response_deserializer=acker__protocol_dot_v1_dot_acker__pb2.StatsReply.FromString,
                 _registered_method=True)
+        self.View = channel.unary_unary(
+                '/acker.v1.Acker/View',
+                request_serializer=acker__protocol_dot_v1_dot_acker__pb2.ViewRequest.SerializeToString,
+                response_deserializer=acker__protocol_dot_v1_dot_acker__pb2.ViewReply.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/acker.v1.Acker/Drain',
+                request_serializer=acker__protocol_dot_v1_dot_acker__pb2.DrainRequest.SerializeToString,
+                response_deserializer=acker__protocol_dot_v1_dot_acker__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.Pins = channel.unary_unary(
+                '/acker.v1.Acker/Pins',
+                request_serializer=acker__protocol_dot_v1_dot_acker__pb2.PinsRequest.SerializeToString,
+                response_deserializer=acker__protocol_dot_v1_dot_acker__pb2.PinsReply.FromString,
+                _registered_method=True)
 
 
 class AckerServicer(object):
@@ -111,6 +126,27 @@ class AckerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def View(self, request, context):
+        """The servers there are, as this one knows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """From now on this server takes no new batches and sources, and ends once nothing is left of those it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pins(self, request, context):
+        """Where roots of a source's open stream live, as its last Watch with `pins` said.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AckerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +179,21 @@ def add_AckerServicer_to_server(servicer, server):
                     servicer.Stats,
                     request_deserializer=acker__protocol_dot_v1_dot_acker__pb2.StatsRequest.FromString,
                     response_serializer=acker__protocol_dot_v1_dot_acker__pb2.StatsReply.SerializeToString,
+            ),
+            'View': grpc.unary_unary_rpc_method_handler(
+                    servicer.View,
+                    request_deserializer=acker__protocol_dot_v1_dot_acker__pb2.ViewRequest.FromString,
+                    response_serializer=acker__protocol_dot_v1_dot_acker__pb2.ViewReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=acker__protocol_dot_v1_dot_acker__pb2.DrainRequest.FromString,
+                    response_serializer=acker__protocol_dot_v1_dot_acker__pb2.DrainReply.SerializeToString,
+            ),
+            'Pins': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pins,
+                    request_deserializer=acker__protocol_dot_v1_dot_acker__pb2.PinsRequest.FromString,
+                    response_serializer=acker__protocol_dot_v1_dot_acker__pb2.PinsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +358,87 @@ class Acker(object):
             '/acker.v1.Acker/Stats',
             acker__protocol_dot_v1_dot_acker__pb2.StatsRequest.SerializeToString,
             acker__protocol_dot_v1_dot_acker__pb2.StatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def View(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/acker.v1.Acker/View',
+            acker__protocol_dot_v1_dot_acker__pb2.ViewRequest.SerializeToString,
+            acker__protocol_dot_v1_dot_acker__pb2.ViewReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/acker.v1.Acker/Drain',
+            acker__protocol_dot_v1_dot_acker__pb2.DrainRequest.SerializeToString,
+            acker__protocol_dot_v1_dot_acker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pins(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/acker.v1.Acker/Pins',
+            acker__protocol_dot_v1_dot_acker__pb2.PinsRequest.SerializeToString,
+            acker__protocol_dot_v1_dot_acker__pb2.PinsReply.FromString,
             options,
             channel_credentials,
             insecure,
