@@ -214,6 +214,14 @@ class Config:
     grace_s: float = _option(
         5.0, float, "seconds", "How long calls under way may take to finish at a stop.", low=0, high=3600
     )
+    drain_s: float = _option(
+        600.0,
+        float,
+        "seconds",
+        "How long a server that was asked to drain waits for the end of what it has, before it stops.",
+        low=0,
+        high=1e6,
+    )
     reflection: bool = _option(False, _switch, "true or false", "Offer gRPC reflection (for grpcurl and the like).")
     ready_file: str | None = _option(
         None, _text, "a path", "File to write once serving: JSON with address, http_address and pid."

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -49,7 +50,9 @@ TICK_S = 0.05
 TRIM_S = 5.0
 # A ticker that has not ticked for so long is stuck, and the server with it.
 STUCK_S = 10.0
-DRAIN_POLL_S = 0.02
+STOP_POLL_S = 0.02
+# How often a server that drains looks whether anything is left.
+DRAIN_LOOK_S = 0.1
 
 # A client pings every 30 s, also between calls; the server takes pings down to 10 s apart (gRPC's own minimum is five
 # minutes: a client that pings oftener is sent away with "too many pings") and pings a silent connection itself.
@@ -80,12 +83,17 @@ class StartError(Exception):
 class Server:
     """One acker server in this process. ``start`` it once, ``stop`` it once."""
 
-    def __init__(self, options: Config) -> None:
-        """Take the state and the ports; answers nothing yet. Raises :class:`StartError`, :class:`StateError`."""
+    def __init__(self, options: Config, on_drained: Callable[[], object] = lambda: None) -> None:
+        """Take the state and the ports; answers nothing yet. Raises :class:`StartError`, :class:`StateError`.
+
+        ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for.
+        """
         self._options = options
+        self._on_drained = on_drained
         _check_host(options.host)
         self._is_serving = False
         self._hurried = threading.Event()
+        self._drain_lock = threading.Lock()
         self._workers: dict[str, Workers] = {}
         self._http: HttpDoor | None = None
         self._state_dir = _claim(options)
@@ -105,6 +113,8 @@ class Server:
             self._relief = _Ticker("acker-relief", self._relieve)
             self._heap = Heap()
             self._giving_back = _Ticker("acker-heap", self._give_back, TRIM_S)
+            self._draining = _Ticker("acker-drain", self._look_for_end, DRAIN_LOOK_S)
+            self._drains_until: float | None = None
             self._metrics = Metrics(self._shared, self._overdue)
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
@@ -160,7 +170,7 @@ class Server:
             return
         self._is_stopped = True
         if self._is_serving:
-            self._drain(self._options.grace_s if grace_s is None else grace_s)
+            self._stop_serving(self._options.grace_s if grace_s is None else grace_s)
         try:
             self._write_state()
         finally:
@@ -168,10 +178,28 @@ class Server:
         log.info("stopped")
 
     def drain(self) -> DrainReply:
-        """From now on take no new batches and no new sources."""
-        reply = self._shared.drain()
-        self.view = self._view_of(MemberState.DRAINING)
+        """From now on take no new batches and no new sources; ``on_drained`` is called once nothing is left of those
+        that are here, or after ``drain_s``."""
+        with self._drain_lock:
+            is_first = not self._shared.is_draining
+            reply = self._shared.drain()
+            if is_first:
+                self._drains_until = time.monotonic() + self._options.drain_s
+                self.view = self._view_of(MemberState.DRAINING)
+                log.info("drain_began", left=reply.detail, drain_s=self._options.drain_s)
+                self._draining.start()
         return reply
+
+    def _look_for_end(self) -> None:
+        left = self._shared.left
+        if self._drains_until is None or (left and time.monotonic() < self._drains_until):
+            return
+        self._drains_until = None
+        if left:
+            log.warning("drained", left=left, drain_s=self._options.drain_s)
+        else:
+            log.info("drained")
+        self._on_drained()
 
     def _view_of(self, state: MemberState) -> ViewReply:
         """Of a server that knows of no other."""
@@ -182,19 +210,18 @@ class Server:
         """Cut the grace of a stop short: calls under way are cancelled. The state is written all the same."""
         self._hurried.set()
 
-    def _drain(self, grace_s: float) -> None:
+    def _stop_serving(self, grace_s: float) -> None:
         self._is_serving = False
         self._health.set(False)
         log.info("stopping", grace_s=grace_s, watches=self._shared.watches)
         self._shared.stop_waiting()
         stopped = self._grpc.stop(grace_s)
         # Streams of health checks never end by themselves: they do not hold up a stop once the calls are answered.
-        while not stopped.wait(DRAIN_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
+        while not stopped.wait(STOP_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
             pass
         self._grpc.stop(None).wait()
-        self._ticker.stop()
-        self._relief.stop()
-        self._giving_back.stop()
+        for ticker in (self._ticker, self._relief, self._giving_back, self._draining):
+            ticker.stop()
 
     def _write_state(self) -> None:
         stats = self._shared.stats
@@ -329,6 +356,8 @@ class Server:
         """Why no call should be sent here now, or nothing. Asks the shard, and waits for it for a moment."""
         if not self._is_serving:
             return "stopping"
+        if self._shared.is_draining:
+            return "draining"
         if not self._shared.answers(ANSWER_S):
             return f"the shard did not answer within {ANSWER_S} s"
         waited_s = max(workers.waited_s for workers in self._workers.values())
@@ -368,7 +397,8 @@ class _Ticker:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -382,7 +412,8 @@ class _Ticker:
 
 
 def run(options: Config, signals: Signals) -> int:
-    """Serve until SIGTERM or SIGINT and return the exit status: 0, or 1 when the state could not be written.
+    """Serve until SIGTERM, SIGINT or the end of a drain and return the exit status: 0, or 1 when the state could not be
+    written.
 
     Raises :class:`StartError` or :class:`StateError` when it cannot start. A second signal cuts the grace short, and
     nothing else: the state is written all the same.
@@ -390,11 +421,11 @@ def run(options: Config, signals: Signals) -> int:
     logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
-    server = Server(options)
+    server = Server(options, on_drained=signals.interrupt)
     # What has been loaded stays; the collector need not look at it again and again while calls wait.
     gc.freeze()
     server.start()
-    log.info("signal", name=signals.wait().name)
+    _log_signal(signals.wait())
     threading.Thread(target=_hurry, args=(signals, server), name="acker-signals", daemon=True).start()
     try:
         server.stop()
@@ -408,8 +439,15 @@ def run(options: Config, signals: Signals) -> int:
 
 def _hurry(signals: Signals, server: Server) -> None:
     while True:
-        log.info("signal", name=signals.wait().name)
-        server.hurry()
+        sent = signals.wait()
+        _log_signal(sent)
+        if sent is not None:
+            server.hurry()
+
+
+def _log_signal(sent: signal.Signals | None) -> None:
+    if sent is not None:
+        log.info("signal", name=sent.name)
 
 
 def _raise_descriptors() -> None:

@@ -150,6 +150,12 @@ class SharedShard:
     def is_draining(self) -> bool:
         return self.shard.is_draining
 
+    @property
+    def left(self) -> str:
+        """What keeps a server that drains from ending; nothing ("") where nothing does."""
+        with self._lock:
+            return self.shard.left
+
     def tick(self) -> None:
         with self._lock:
             self.shard.tick(self._now())

@@ -259,7 +259,7 @@ class Shard:
             "pending roots": stats.pending,
             "unconfirmed outcomes": stats.unconfirmed,
         }
-        return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        return ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
 
     def take_changes(self) -> list[SourceChange]:
         """Which sources have opened, closed or expired since this was asked last, oldest first."""

@@ -79,7 +79,7 @@ LABELLED = (
         },
     ),
 )
-METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats")
+METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Drain", "Pins")
 DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
 # What a call may be answered that was not done: our own status, or gRPC's where there is no message.
 REFUSALS = (

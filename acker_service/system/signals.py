@@ -26,9 +26,14 @@ class Signals:
         for each in TAKEN:
             signal.signal(each, _leave_to_the_socket)
 
-    def wait(self) -> signal.Signals:
-        """The next signal, in any one thread; waits for it."""
-        return signal.Signals(self._reader.recv(1)[0])
+    def wait(self) -> signal.Signals | None:
+        """The next signal, in any one thread; waits for it. None where :meth:`interrupt` ended the waiting."""
+        number = self._reader.recv(1)[0]
+        return signal.Signals(number) if number else None
+
+    def interrupt(self) -> None:
+        """End the waiting of one thread without a signal."""
+        self._writer.send(b"\0")
 
     def ignore(self) -> None:
         """From now on signals do nothing: this process is about to end by itself."""

@@ -33,7 +33,7 @@ def test_a_server_that_drains_takes_nothing_new_and_ends_what_it_has(draining: A
     root = source.root(0)
     assert status(source.open_batch(1, 1)) == "STATUS_APPLIED"
     reply = draining.call("Drain")
-    assert (status(reply), reply.detail) == ("STATUS_APPLIED", "1 open batches")
+    assert (status(reply), reply.detail) == ("STATUS_APPLIED", "open batches: 1")
     assert status(draining.call("Drain")) == "STATUS_APPLIED"
     assert draining.call("Hello", protocol_version=2).is_draining
     [member] = draining.call("View").members

@@ -394,7 +394,7 @@ def test_a_server_that_drains_goes_on_with_what_it_has_and_takes_nothing_new() -
     opened = OpenBatch(SESSION, 1, FIRST, 10, slots=LOW)
     shard.open_batch(opened, 0.0)
     left = shard.stats.reserved
-    assert shard.left == "1 open batches"
+    assert shard.left == "open batches: 1"
     assert shard.drain().status == shard.drain().status == Status.APPLIED
     assert shard.watch(Watch("new", SESSION + 1, 60_000), 0.0).status == Status.DRAINING
     assert shard.open_batch(OpenBatch(SESSION, 2, FIRST, 10), 0.0).status == Status.DRAINING
@@ -405,7 +405,7 @@ def test_a_server_that_drains_goes_on_with_what_it_has_and_takes_nothing_new() -
     assert sender.send(updates_of(root, 5)) == Status.APPLIED
     assert shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)[0].status == Status.APPLIED
     assert shard.open_batch(opened, 0.0).status == Status.UNKNOWN_BATCH
-    assert shard.left == f"{left + 1} unconfirmed outcomes"
+    assert shard.left == f"unconfirmed outcomes: {left + 1}"
     assert shard.watch(Watch("source", SESSION, 60_000, confirmed=left + 1), 0.0).status == Status.APPLIED
     assert shard.left == ""
 
