@@ -1,0 +1,338 @@
+"""Votes: what the replicas of a root say of it, and what that comes to. Pure: knows members by their indices alone.
+
+Decides when a root has ended, and how. ACKED by any replica ends a root at once, as no replica alone acks falsely;
+FAILED for a reason of the user's does too; of the two whichever is heard first. All else is a *no* of one replica,
+which may only have missed something: the root ends when each of its replicas has spoken, settled or left, with the
+strongest of what was said. In order of strength, of equals the one heard first:
+
+| what a replica says | ends as | the case it stands for |
+|---|---|---|
+| ACKED | ACKED, at once | all sections came here; the other may be late, cut off, or without its state |
+| FAILED, reasons but `unfinished` | FAILED, at once | the user's code failed it; who missed that can only say no |
+| FAILED `unfinished` | FAILED | edges were open at *done*: rows were dropped, or sections did not come here |
+| TIMED_OUT | TIMED_OUT | it had the init, and its timeout came first |
+| LOST, reasons but `unread` | LOST | `abandoned`, `root_conflict`; silent, and settled with a count that differs |
+| nothing, and settled | absent | *covered* by a read task, and not initialised: there is no such record |
+| LOST `unread` | LOST | here neither covered nor initialised |
+| nothing, and left | LOST | killed, or restarted without its state; for the reason of who left last |
+
+Absent is stronger than `unread`: who counted *covered* had counted every init of that read task before, and who says
+`unread` has missed it. Any other no has had an init, of a speculative twin or of a re-run, so there is such a record. A
+user's own fail whose reason is literally `unfinished` counts as a no: on the wire it is the same.
+
+What comes late, twice, or out of order changes nothing:
+
+| event | what becomes of it |
+|---|---|
+| an outcome again: a reply repeated, a restart with state | what a replica says of a root first counts |
+| a root twice in one reply: `root_conflict`, both trees being of this source | the same, as if in two replies |
+| an outcome of a root that has ended | none; `differed`, `saved` and the count at *settled* know of it |
+| a member comes back after it left: paused, or without its state | never listened to again |
+| *settled*, then *leave*, or *leave*, then *settled* | the second of them is ignored |
+| a root of another batch, or of a slot that this member does not hold | foreign: counted, and ignored |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, root_ids
+from acker_protocol.messages import NO_IDS, Kinds, Outcomes, ReasonIds, Verdict
+from acker_protocol.placement import Replicas
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+# A bit for each of the replicas of a slot, by its position there.
+Bits = npt.NDArray[np.uint8]
+
+REPLICAS_MAX = 8
+
+# What replicas say, a bit each, the stronger the higher: of what was said so far the highest bit is the strongest.
+OUT, UNREAD, ABSENT, LOST, TIMED_OUT, UNFINISHED, FAILED, ACKED = (1 << bit for bit in range(8))
+NOES = UNREAD | ABSENT | LOST | TIMED_OUT | UNFINISHED
+
+# How a root ended: a verdict, or this; 0 is open.
+_NO_RECORD = max(Verdict) + 1
+_OF_BIT = [
+    *(Verdict.LOST, Verdict.LOST, _NO_RECORD, Verdict.LOST),
+    *(Verdict.TIMED_OUT, Verdict.FAILED, Verdict.FAILED, Verdict.ACKED),
+]
+_ENDINGS: Kinds = np.array([0, *(_OF_BIT[said.bit_length() - 1] for said in range(1, 256))], np.uint8)
+_DIFFERS: Mask = np.array([bool(said & ACKED) + bool(said & FAILED) + bool(said & NOES) > 1 for said in range(256)])
+# By verdict; and for two reasons with one verdict each.
+_KINDS: Kinds = np.array([0, ACKED, FAILED, TIMED_OUT, LOST], np.uint8)
+_KINDS_BY_REASON = {"unfinished": (Verdict.FAILED, UNFINISHED), "unread": (Verdict.LOST, UNREAD)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """What votes came to: ``outcomes`` that are final, and roots that are ``absent``, uint64[m]: they have no record.
+
+    ``foreign``: outcomes of roots that are not of the batch, or that this member does not hold. ``unheard``: when a
+    member settled, how many more outcomes its server counted than were heard of it; below zero: fewer.
+    """
+
+    outcomes: Outcomes = field(default_factory=Outcomes)
+    absent: Column = field(default_factory=lambda: NO_IDS)
+    foreign: int = 0
+    unheard: int = 0
+
+
+class Votes:
+    """What was said of each of many roots, by row, and how each of them ended; 11 bytes a row."""
+
+    __slots__ = ("_endings", "_everybody", "_places", "_reason_ids", "_reasons", "_said", "_spoken")
+
+    def __init__(self, rows: int, replicas: int) -> None:
+        self._everybody = (1 << replicas) - 1
+        self._said = np.zeros(rows, np.uint8)
+        self._spoken = np.zeros(rows, np.uint8)
+        self._endings = np.zeros(rows, np.uint8)
+        # Of the strongest that was said of a root that is open: 0 none, else one of the reasons.
+        self._reason_ids = np.zeros(rows, np.uint32)
+        # Of roots that wait: the servers' own, and why members left. A user's reason ends its root, and is not kept.
+        self._reasons: dict[str, int] = {}
+        # Where a row stands in the reply that is being heard.
+        self._places = np.empty(rows, np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._said)
+
+    @property
+    def spoken(self) -> Bits:
+        """Which replicas have spoken, settled or left, uint8 by row; not to be written into."""
+        return self._spoken
+
+    def extend(self, rows: int) -> None:
+        """Add ``rows`` of which nothing was said."""
+        self._said, self._spoken, self._endings, self._reason_ids, self._places = (
+            np.concatenate((column, np.zeros(rows, column.dtype)))
+            for column in (self._said, self._spoken, self._endings, self._reason_ids, self._places)
+        )
+
+    def begin(self, rows: Rows, are_out: Bits) -> None:
+        """Rows of roots of which nothing was said, but that some replicas ``are_out`` already."""
+        self._said[rows] = np.where(are_out, OUT, 0)
+        self._spoken[rows] = are_out
+        self._endings[rows] = self._reason_ids[rows] = 0
+
+    def first_heard(self, rows: Rows, bits: Bits) -> Mask:
+        """Of which of ``rows`` these replicas have not spoken before; of a row that stands there twice the first."""
+        places = np.arange(len(rows), dtype=np.uint32)
+        # Of several writes to a row the last one stays.
+        self._places[rows[::-1]] = places[::-1]
+        is_first: Mask = (self._spoken[rows] & bits == 0) & (self._places[rows] == places)
+        return is_first
+
+    def hear(self, rows: Rows, bits: Bits, outcomes: Outcomes) -> Merged:
+        """The replica of a bit reports of each of ``rows`` for the first time one of ``outcomes``."""
+        if self._everybody == 1:
+            # Alone it waits for nobody, and nobody differs from it: no more is kept.
+            self._spoken[rows] = 1
+            return Merged(outcomes)
+        return self.count(rows, bits, kinds_of(outcomes), outcomes)
+
+    def count(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
+        """The replica of a bit says a kind of each of ``rows`` for the first time; ``outcomes``: roots and reasons."""
+        before = self._said[rows]
+        said, spoken = before | kinds, self._spoken[rows] | bits
+        self._said[rows], self._spoken[rows] = said, spoken
+        # Of equals the first gives the reason; but of those that leave, the last.
+        is_stronger = kinds > before & ~np.uint8(OUT)
+        ends = (self._endings[rows] == 0) & ((kinds >= FAILED) | (spoken == self._everybody))
+        reason_ids = outcomes.reason_ids if len(outcomes.reason_ids) else np.zeros(len(rows), np.uint32)
+        waits = is_stronger & ~ends
+        self._reason_ids[rows[waits]] = self._kept(reason_ids[waits], outcomes.reasons)
+        ended, is_stronger = rows[ends], is_stronger[ends]
+        endings = self._endings[ended] = _ENDINGS[said[ends]]
+        reason_ids, reasons = reason_ids[ends], outcomes.reasons
+        if not is_stronger.all():
+            kept = self._reason_ids[ended]
+            reason_ids = np.where(is_stronger, reason_ids, np.where(kept, kept + len(reasons), 0)).astype(np.uint32)
+            reasons = (*reasons, *self._reasons)
+        return _parted(Outcomes(outcomes.root_ids[ends], endings, reason_ids, reasons))
+
+    def end(self, rows: Rows, roots: Column) -> Outcomes:
+        """End those of ``rows`` that are open and that some replica said no to, without waiting for more."""
+        ends = (self._endings[rows] == 0) & (self._said[rows] & NOES != 0)
+        endings = self._endings[rows[ends]] = _ENDINGS[self._said[rows[ends]]]
+        return _parted(Outcomes(roots[ends], endings, self._reason_ids[rows[ends]], tuple(self._reasons))).outcomes
+
+    def is_complete(self, rows: Rows) -> Mask:
+        """Which of ``rows`` every replica has spoken of, or has left."""
+        complete: Mask = self._spoken[rows] == self._everybody
+        return complete
+
+    def has_ended(self, rows: Rows) -> Mask:
+        ended: Mask = self._endings[rows] != 0
+        return ended
+
+    def differed(self, rows: Rows | slice = slice(None)) -> int:
+        """Rows of which replicas said unlike things: ACKED, FAILED by the user, or a no."""
+        return int(np.count_nonzero(_DIFFERS[self._said[rows]]))
+
+    def saved(self, rows: Rows | slice = slice(None)) -> int:
+        """Rows that ended ACKED, while another replica said anything else or left without a word."""
+        return int(np.count_nonzero((self._endings[rows] == Verdict.ACKED) & (self._said[rows] != ACKED)))
+
+    def _kept(self, reason_ids: ReasonIds, reasons: tuple[str, ...]) -> ReasonIds:
+        """The ids that the reasons of these ``reason_ids`` have here."""
+        here = np.zeros(len(reasons) + 1, np.uint32)
+        for used in np.flatnonzero(np.bincount(reason_ids, minlength=len(here))[1:]).tolist():
+            here[used + 1] = self._reasons.setdefault(reasons[used], len(self._reasons) + 1)
+        return here[reason_ids]
+
+
+class BatchVotes:
+    """The votes of one numbered batch: number i of ``up_to`` has root id ``mix64(first + i)``.
+
+    ``replicas``: uint16[1024, R] of its placement, for each slot R different members, 1 to 8; a member is an index into
+    the placement's. Raises ValueError for any other shape. Keeps 11 bytes a root, and 2 more once a member is silent
+    about one of its roots.
+    """
+
+    __slots__ = ("_first", "_heard", "_replicas", "_silenced", "_slots", "_votes", "ended", "up_to")
+
+    def __init__(self, first: int, up_to: int, replicas: Replicas) -> None:
+        self.up_to = up_to
+        # Roots that have ended, absent ones among them.
+        self.ended = 0
+        self._first = first
+        self._replicas = checked(replicas)
+        self._votes = Votes(up_to, replicas.shape[1])
+        self._heard: Counter[int] = Counter()
+        # Members that have settled or left.
+        self._silenced: set[int] = set()
+        self._slots: npt.NDArray[np.uint16] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every root has ended."""
+        return self.ended == self.up_to
+
+    @property
+    def differed(self) -> int:
+        """Roots of which replicas said unlike things: two of ACKED, FAILED by the user, and a no.
+
+        A no is anything else, *absent* too; who left without a word has said nothing. What is said of a root after it
+        has ended counts, so this may grow. Counted anew each time, some 2 ms a million roots.
+        """
+        return self._votes.differed()
+
+    @property
+    def saved(self) -> int:
+        """Roots that ended ACKED although another replica said anything else of them, or left without a word.
+
+        What is said of a root after it has ended counts, so this may grow. Counted anew each time, some 2 ms a million
+        roots.
+        """
+        return self._votes.saved()
+
+    def hear(self, member: int, outcomes: Outcomes) -> Merged:
+        """``member`` reports ``outcomes``; what is final because of them, in their order."""
+        if member in self._silenced:
+            return Merged()
+        rows = numbers_of(self._first, outcomes.root_ids)
+        bits = bits_of(self._replicas, member)[slots_of(outcomes.root_ids)]
+        is_own = (rows < np.uint64(self.up_to)) & (bits != 0)
+        foreign = len(outcomes) - int(np.count_nonzero(is_own))
+        if foreign:
+            outcomes, rows, bits = chosen(outcomes, is_own), rows[is_own], bits[is_own]
+        is_first = self._votes.first_heard(rows.view(np.int64), bits)
+        if not is_first.all():
+            outcomes, rows, bits = chosen(outcomes, is_first), rows[is_first], bits[is_first]
+        self._heard[member] += len(outcomes)
+        merged = self._votes.hear(rows.view(np.int64), bits, outcomes)
+        return self._counted(replace(merged, foreign=foreign))
+
+    def settled(self, member: int, roots: int) -> Merged:
+        """``member`` has settled the batch, its server counted ``roots`` outcomes, and every one of them was heard.
+
+        The roots that it was silent about are absent. If another number was heard of it (``unheard``), nobody knows
+        what they are: it has said LOST of them.
+        """
+        if member in self._silenced:
+            return Merged()
+        heard = self._heard[member]
+        if heard == roots:
+            return self._silence(member, ABSENT, "")
+        why = f"its server counted {roots} outcomes, and {heard} were heard"
+        return replace(self._silence(member, LOST, why), unheard=roots - heard)
+
+    def leave(self, member: int, why: str) -> Merged:
+        """``member`` is out for good, as its server is gone or has lost its state; ``why``: the reason of what is LOST
+        by that."""
+        return Merged() if member in self._silenced else self._silence(member, OUT, why)
+
+    def _silence(self, member: int, kind: int, why: str) -> Merged:
+        """``member`` says nothing more, which is a word of ``kind`` on all that it has not spoken of."""
+        self._silenced.add(member)
+        if self._heard[member] == self.up_to:
+            return Merged()
+        if self._slots is None:
+            self._slots = slots_of(self._roots_of(np.arange(self.up_to, dtype=np.int64))).astype(np.uint16)
+        bits = bits_of(self._replicas, member)[self._slots]
+        rows = np.flatnonzero(bits & ~self._votes.spoken)
+        kinds, outcomes = np.full(len(rows), kind, np.uint8), lost_for(why, self._roots_of(rows))
+        return self._counted(self._votes.count(rows, bits[rows], kinds, outcomes))
+
+    def _counted(self, merged: Merged) -> Merged:
+        self.ended += len(merged.outcomes) + len(merged.absent)
+        return merged
+
+    def _roots_of(self, rows: Rows) -> Column:
+        return root_ids(self._first, rows.view(np.uint64))
+
+
+def checked(replicas: Replicas) -> Replicas:
+    """``replicas``, if it is uint16[1024, R] with R of 1 to 8; ValueError otherwise."""
+    if replicas.ndim != 2 or len(replicas) != SLOTS or not 1 <= replicas.shape[1] <= REPLICAS_MAX:
+        shape = ", ".join(map(str, replicas.shape))
+        raise ValueError(f"replicas: an array of [{shape}]; give [{SLOTS}, R] with 1 to {REPLICAS_MAX} replicas a slot")
+    return replicas
+
+
+def slots_of(roots: Column) -> Rows:
+    """The slot of each root: int64[n]."""
+    slots: Rows = (mix64_column(roots) >> np.uint64(SLOT_SHIFT)).view(np.int64)
+    return slots
+
+
+def bits_of(replicas: Replicas, member: int) -> Bits:
+    """At which position ``member`` is a replica of each slot, as a bit: uint8[1024]; 0: it is none."""
+    bits: Bits = np.packbits(replicas == member, axis=1, bitorder="little")[:, 0]
+    return bits
+
+
+def chosen(outcomes: Outcomes, which: Mask) -> Outcomes:
+    """Those of ``outcomes`` that ``which`` says, in their order."""
+    reason_ids = outcomes.reason_ids[which] if len(outcomes.reason_ids) else outcomes.reason_ids
+    return Outcomes(outcomes.root_ids[which], outcomes.verdicts[which], reason_ids, outcomes.reasons)
+
+
+def lost_for(why: str, roots: Column) -> Outcomes:
+    """LOST of each of ``roots``, for one reason."""
+    lost = np.full(len(roots), Verdict.LOST, np.uint8)
+    return Outcomes(roots, lost, np.full(len(roots), 1, np.uint32), (why,))
+
+
+def kinds_of(outcomes: Outcomes) -> Kinds:
+    """What each of ``outcomes`` says, as one of the bits above: uint8[n]."""
+    kinds: Kinds = _KINDS[outcomes.verdicts]
+    for index, reason in enumerate(outcomes.reasons, 1):
+        if reason in _KINDS_BY_REASON:
+            verdict, kind = _KINDS_BY_REASON[reason]
+            kinds[(outcomes.reason_ids == index) & (outcomes.verdicts == verdict)] = kind
+    return kinds
+
+
+def _parted(ended: Outcomes) -> Merged:
+    """What has ended, those that are absent apart."""
+    is_absent = ended.verdicts == _NO_RECORD
+    if not is_absent.any():
+        return Merged(ended)
+    return Merged(chosen(ended, ~is_absent), ended.root_ids[is_absent])

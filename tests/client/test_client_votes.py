@@ -1,0 +1,665 @@
+"""Votes of replicas beside dumb twins: random programs, then a case for each row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_client.core.stream_votes import MISSED, StreamVotes
+from acker_client.core.votes import BatchVotes, Merged
+from acker_protocol.ids import BASE_MAX, SLOTS, mix64, slot
+from acker_protocol.messages import Outcomes, Verdict
+from acker_protocol.placement import Member, View, place
+
+FIRST = BASE_MAX - 7
+ACKED, FAILED, TIMED_OUT, LOST = Verdict
+
+Word = tuple[Verdict, str]
+Ended = tuple[int, Verdict, str]
+
+ACK: Word = (ACKED, "")
+BAD: Word = (FAILED, "ValueError: bad")
+UNFINISHED: Word = (FAILED, "unfinished")
+TIMEOUT: Word = (TIMED_OUT, "message_timeout")
+ABANDONED: Word = (LOST, "abandoned")
+UNREAD: Word = (LOST, "unread")
+WORDS = [ACK, BAD, UNFINISHED, TIMEOUT, ABANDONED, UNREAD]
+WORDS += [(FAILED, ""), (FAILED, "unread"), (TIMED_OUT, "progress_timeout"), (LOST, "root_conflict"), (LOST, "")]
+# What replicas say without a word.
+ABSENT, OUT = "absent", "out"
+
+
+def root_of(number: int) -> int:
+    return mix64((FIRST + number) % 2**64)
+
+
+def reply(said: Iterable[tuple[int, Word]], *, alike: bool = True) -> Outcomes:
+    """A server's reply; ``alike``: it names each reason once."""
+    said = list(said)
+    texts = [reason for _, (_, reason) in said if reason]
+    reasons = tuple(dict.fromkeys(texts)) if alike else tuple(texts)
+    numbers = iter(range(1, len(texts) + 1))
+    reason_ids = [(reasons.index(reason) + 1 if alike else next(numbers)) if reason else 0 for _, (_, reason) in said]
+    return Outcomes(
+        np.array([root for root, _ in said], np.uint64),
+        np.array([verdict for _, (verdict, _) in said], np.uint8),
+        np.array(reason_ids if reasons else [], np.uint32),
+        reasons,
+    )
+
+
+def ended(outcomes: Outcomes) -> list[Ended]:
+    return [(outcome.root_id, outcome.verdict, outcome.reason) for outcome in outcomes]
+
+
+def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
+    dice = np.random.default_rng(seed)
+    return np.array([dice.permutation(members)[:replicas] for _ in range(SLOTS)], np.uint16)
+
+
+# -- twins
+
+
+def how_it_ends(words: list[tuple[int, str, str]], replicas: int, why: str) -> tuple[str, str] | None:
+    """The table, once more: ``words`` are (member, what, reason) as they were heard, of one root that is open."""
+
+    def first(*wanted: str) -> tuple[str, str] | None:
+        return next(((what, reason) for _, what, reason in words if what in wanted), None)
+
+    if at_once := first("ACKED", "FAILED by the user"):
+        return at_once
+    if len(words) < replicas:
+        return None
+    if unfinished := first("unfinished"):
+        return unfinished
+    if timed_out := first("TIMED_OUT"):
+        return timed_out
+    if lost := first("LOST"):
+        return lost
+    if first(ABSENT):
+        return ABSENT, ""
+    if unread := first("unread"):
+        return unread
+    return OUT, why
+
+
+def what_of(word: Word) -> str:
+    verdict, reason = word
+    if verdict is FAILED:
+        return "unfinished" if reason == "unfinished" else "FAILED by the user"
+    if verdict is LOST and reason == "unread":
+        return "unread"
+    return verdict.name
+
+
+VERDICTS = {"ACKED": ACKED, "FAILED by the user": FAILED, "unfinished": FAILED, "TIMED_OUT": TIMED_OUT}
+
+
+@dataclass
+class Root:
+    members: set[int]
+    words: list[tuple[int, str, str]] = field(default_factory=list)
+    how: str = ""
+
+    def say(self, member: int, what: str, reason: str, why: str = "") -> tuple[str, str] | None:
+        """One word; how the root ends by it, if it does."""
+        if member not in self.members or any(member == speaker for speaker, _, _ in self.words):
+            return None
+        self.words.append((member, what, reason))
+        how = None if self.how else how_it_ends(self.words, len(self.members), why)
+        self.how = how[0] if how else self.how
+        return how
+
+    @property
+    def differs(self) -> bool:
+        said = [what for _, what, _ in self.words if what != OUT]
+        return len({what if what in {"ACKED", "FAILED by the user"} else "no" for what in said}) > 1
+
+    @property
+    def is_saved(self) -> bool:
+        return self.how == "ACKED" and any(what != "ACKED" for _, what, _ in self.words)
+
+
+class BatchTwin:
+    """Keeps every word, a root and an outcome at a time."""
+
+    def __init__(self, up_to: int, replicas: npt.NDArray[np.uint16]) -> None:
+        numbers = map(root_of, range(up_to))
+        self.roots = {root: Root(set(replicas[slot(root)].tolist())) for root in numbers}
+        self.silenced: set[int] = set()
+
+    def heard(self, member: int) -> int:
+        return sum(1 for root in self.roots.values() for speaker, _, _ in root.words if speaker == member)
+
+    def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
+        """What ended, and how many were foreign."""
+        found: list[Ended] = []
+        if member in self.silenced:
+            return found, 0
+        foreign = [root for root, _ in said if root not in self.roots or member not in self.roots[root].members]
+        for root, word in said:
+            if root in self.roots and self.roots[root].say(member, what_of(word), word[1]):
+                found.append(self._ended(root))
+        return found, len(foreign)
+
+    def silence(self, member: int, what: str, why: str) -> tuple[set[Ended], set[int]]:
+        found: set[Ended] = set()
+        absent: set[int] = set()
+        if member not in self.silenced:
+            self.silenced.add(member)
+            for number, root in self.roots.items():
+                how = root.say(member, what, why, why)
+                if how and how[0] == ABSENT:
+                    absent.add(number)
+                elif how:
+                    found.add((number, VERDICTS.get(how[0], LOST), how[1]))
+        return found, absent
+
+    def _ended(self, number: int) -> Ended:
+        root = self.roots[number]
+        how = how_it_ends(root.words, len(root.members), "")
+        assert how is not None
+        return number, VERDICTS.get(how[0], LOST), how[1]
+
+
+Heard = tuple[str, int, list[tuple[int, Word]], bool]
+Settled = tuple[str, int, int]
+Left = tuple[str, int]
+MEMBERS = 4
+
+members = st.integers(0, MEMBERS)
+hears = st.tuples(
+    st.just("hear"),
+    members,
+    st.lists(st.tuples(st.integers(-2, 14), st.sampled_from(WORDS)), max_size=12),
+    st.booleans(),
+)
+settles = st.tuples(st.just("settled"), members, st.sampled_from([0, 0, 0, 1, -1]))
+leaves = st.tuples(st.just("leave"), members)
+programs = st.lists(st.one_of(hears, hears, hears, settles, leaves), max_size=16)
+
+
+def check(twin: BatchTwin, votes: BatchVotes) -> None:
+    over = sum(bool(root.how) for root in twin.roots.values())
+    assert votes.ended == over
+    assert votes.is_over == (over == len(twin.roots))
+    assert votes.differed == sum(root.differs for root in twin.roots.values())
+    assert votes.saved == sum(root.is_saved for root in twin.roots.values())
+
+
+@given(st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), programs)
+def test_a_batch_ends_each_root_as_the_table_says_whoever_speaks_settles_or_leaves(
+    up_to: int, replicas: int, seed: int, program: list[Heard | Settled | Left]
+) -> None:
+    table = placed(MEMBERS, replicas, seed)
+    votes, twin = BatchVotes(FIRST, up_to, table), BatchTwin(up_to, table)
+    for step in program:
+        member = step[1]
+        if len(step) == 4:
+            said = [(root_of(number), word) for number, word in step[2]]
+            merged = votes.hear(member, reply(said, alike=step[3]))
+            found, foreign = twin.hear(member, said)
+            numbers = [root for root, _, _ in found]
+            # What one reply ends through an absent one is apart; the rest comes in the order of the reply.
+            gone = [root for root in numbers if twin.roots[root].how == ABSENT]
+            assert ended(merged.outcomes) == [each for each in found if each[0] not in gone]
+            assert merged.absent.tolist() == gone
+            assert (merged.foreign, merged.unheard) == (foreign, 0)
+        else:
+            silence(votes, twin, step)
+        check(twin, votes)
+
+
+def silence(votes: BatchVotes, twin: BatchTwin, step: Settled | Left) -> None:
+    member, was_silenced = step[1], step[1] in twin.silenced
+    if len(step) == 2:
+        merged = votes.leave(member, f"member {member} is gone")
+        found, absent = twin.silence(member, OUT, f"member {member} is gone")
+        unheard = 0
+    else:
+        heard = twin.heard(member)
+        unheard = 0 if was_silenced else step[2]
+        merged = votes.settled(member, heard + step[2])
+        why = f"its server counted {heard + step[2]} outcomes, and {heard} were heard"
+        found, absent = twin.silence(member, "LOST" if step[2] else ABSENT, why if step[2] else "")
+    assert set(ended(merged.outcomes)) == found
+    assert set(merged.absent.tolist()) == absent
+    assert (len(merged.outcomes), len(merged.absent)) == (len(found), len(absent))
+    assert (merged.foreign, merged.unheard) == (0, unheard)
+
+
+@given(st.integers(1, 3), st.integers(0, 99), st.integers(0, 12), programs)
+def test_a_batch_is_over_when_every_member_has_settled_or_left(
+    replicas: int, seed: int, up_to: int, program: list[Heard | Settled | Left]
+) -> None:
+    votes = BatchVotes(FIRST, up_to, placed(MEMBERS, replicas, seed))
+    given_once: list[int] = []
+
+    def take(merged: Merged) -> None:
+        given_once.extend([*merged.outcomes.root_ids.tolist(), *merged.absent.tolist()])
+
+    for step in program:
+        if len(step) == 4:
+            take(votes.hear(step[1], reply((root_of(number), word) for number, word in step[2])))
+        else:
+            take(votes.leave(step[1], "gone") if len(step) == 2 else votes.settled(step[1], step[2]))
+    for member in range(MEMBERS):
+        take(votes.leave(member, "gone"))
+    assert votes.is_over
+    assert sorted(given_once) == sorted(map(root_of, range(up_to)))
+
+
+class StreamTwin:
+    """Remembers a root as long as the open stream does, with a set for each."""
+
+    def __init__(self, replicas: npt.NDArray[np.uint16]) -> None:
+        self.members = [set(row.tolist()) for row in replicas]
+        self.replicas = replicas.shape[1]
+        self.roots: dict[int, Root] = {}
+        self.out: set[int] = set()
+        self.differed = self.saved = 0
+
+    def say(self, member: int, number: int, what: str, reason: str) -> list[Ended]:
+        here = self.members[slot(number)]
+        if member not in here or member in self.out:
+            return []
+        if self.replicas == 1 and what != OUT:
+            return [(number, VERDICTS.get(what, LOST), reason)]
+        if number not in self.roots:
+            self.roots[number] = Root(here, [(gone, OUT, "") for gone in here & self.out])
+        root = self.roots[number]
+        how = root.say(member, what, reason, reason)
+        if len(root.words) == self.replicas:
+            del self.roots[number]
+            self.differed += root.differs
+            self.saved += root.is_saved
+        return [(number, VERDICTS.get(how[0], LOST), how[1])] if how else []
+
+    def leave(self, member: int, why: str) -> tuple[set[Ended], set[int]]:
+        is_new = member not in self.out
+        found = {each for number in list(self.roots) for each in self.say(member, number, OUT, why)}
+        self.out.add(member)
+        lost = {index for index, here in enumerate(self.members) if member in here and here <= self.out}
+        return found, lost if is_new else set()
+
+
+Missed = tuple[str, int, list[int]]
+misses = st.tuples(st.just("missed"), members, st.lists(st.integers(0, 10), max_size=6))
+streams = st.lists(st.one_of(hears, hears, hears, misses, leaves), max_size=20)
+
+
+@given(st.integers(1, 3), st.integers(0, 99), streams)
+def test_a_stream_ends_each_root_as_the_table_says_and_remembers_it_until_all_have_spoken(
+    replicas: int, seed: int, program: list[Heard | Missed | Left]
+) -> None:
+    table = placed(MEMBERS, replicas, seed)
+    votes, twin = StreamVotes(table), StreamTwin(table)
+    for step in program:
+        member = step[1]
+        if len(step) == 4:
+            said = [(root_of(number), word) for number, word in step[2]]
+            # Alone a replica is not remembered; else a root counts once in a reply, even if it is forgotten by it.
+            heard = (
+                said if replicas == 1 else list({root: (root, word) for root, word in reversed(said)}.values())[::-1]
+            )
+            found = [each for root, word in heard for each in twin.say(member, root, what_of(word), word[1])]
+            assert sorted(ended(votes.hear(member, reply(said, alike=step[3])))) == sorted(found)
+        elif len(step) == 3:
+            roots = list(dict.fromkeys(map(root_of, step[2])))
+            found = [each for root in roots for each in twin.say(member, root, OUT, MISSED)]
+            assert ended(votes.missed(member, np.array(roots, np.uint64))) == found
+        else:
+            outcomes, slots = votes.leave(member, f"member {member} is gone")
+            gone, lost = twin.leave(member, f"member {member} is gone")
+            assert set(ended(outcomes)) == gone
+            assert len(outcomes) == len(gone)
+            assert set(np.flatnonzero(slots).tolist()) == lost
+        assert votes.remembered == len(twin.roots)
+        assert (votes.differed, votes.saved) == (twin.differed, twin.saved)
+
+
+@given(st.integers(2, 3), st.integers(0, 99), st.integers(0, 6), streams)
+def test_a_stream_remembers_no_more_than_it_may_and_acks_only_what_a_replica_acked(
+    replicas: int, seed: int, most: int, program: list[Heard | Missed | Left]
+) -> None:
+    votes = StreamVotes(placed(MEMBERS, replicas, seed), most)
+    acked: set[int] = set()
+    for step in program:
+        if len(step) == 4:
+            said = [(root_of(number), word) for number, word in step[2]]
+            acked |= {root for root, word in said if word == ACK}
+            outcomes = votes.hear(step[1], reply(said))
+        elif len(step) == 3:
+            outcomes = votes.missed(step[1], np.array(list(map(root_of, step[2])), np.uint64))
+        else:
+            outcomes, _ = votes.leave(step[1], "gone")
+        assert {root for root, verdict, _ in ended(outcomes) if verdict is ACKED} <= acked
+        assert votes.remembered <= most
+
+
+# -- the table, a row at a time: two members, 0 and 1, hold every slot, and there is one root unless more are named
+
+ROOT = root_of(0)
+BOTH = np.tile(np.array([0, 1], np.uint16), (SLOTS, 1))
+NONE: list[Ended] = []
+
+
+def pair(up_to: int = 1) -> BatchVotes:
+    return BatchVotes(FIRST, up_to, BOTH)
+
+
+def says(votes: BatchVotes, member: int, word: Word) -> list[Ended]:
+    return ended(votes.hear(member, reply([(ROOT, word)])).outcomes)
+
+
+def test_one_ack_ends_a_root_at_once_and_a_late_no_changes_nothing() -> None:
+    votes = pair()
+    assert says(votes, 0, ACK) == [(ROOT, ACKED, "")]
+    assert votes.is_over
+    assert says(votes, 1, UNFINISHED) == NONE
+    assert (votes.ended, votes.differed, votes.saved) == (1, 1, 1)
+
+
+def test_an_ack_saves_a_root_that_the_other_replica_missed() -> None:
+    votes = pair()
+    assert says(votes, 1, UNFINISHED) == NONE
+    assert votes.saved == 0
+    assert says(votes, 0, ACK) == [(ROOT, ACKED, "")]
+    assert votes.saved == 1
+
+
+def test_a_users_fail_ends_a_root_at_once() -> None:
+    votes = pair()
+    assert says(votes, 1, BAD) == [(ROOT, *BAD)]
+    assert says(votes, 0, UNFINISHED) == NONE
+    assert (votes.differed, votes.saved) == (1, 0)
+
+
+@pytest.mark.parametrize(("first", "second"), [(ACK, BAD), (BAD, ACK)])
+def test_of_an_ack_and_a_users_fail_the_first_heard_counts(first: Word, second: Word) -> None:
+    votes = pair()
+    assert says(votes, 0, first) == [(ROOT, *first)]
+    assert says(votes, 1, second) == NONE
+
+
+def test_a_users_own_fail_for_the_reason_unfinished_counts_as_a_no() -> None:
+    votes = pair()
+    assert says(votes, 0, (FAILED, "unfinished")) == NONE
+    assert says(votes, 1, ACK) == [(ROOT, ACKED, "")]
+
+
+@pytest.mark.parametrize(
+    ("stronger", "weaker"),
+    [(UNFINISHED, TIMEOUT), (UNFINISHED, ABANDONED), (TIMEOUT, ABANDONED), (TIMEOUT, UNREAD), (ABANDONED, UNREAD)],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Word, is_first: bool) -> None:
+    votes = pair()
+    one, other = (stronger, weaker) if is_first else (weaker, stronger)
+    assert says(votes, 0, one) == NONE
+    assert says(votes, 1, other) == [(ROOT, *stronger)]
+    assert votes.differed == 0
+
+
+def test_of_noes_that_are_equals_the_first_heard_gives_the_reason() -> None:
+    votes = pair()
+    assert says(votes, 1, (LOST, "root_conflict")) == NONE
+    assert says(votes, 0, ABANDONED) == [(ROOT, LOST, "root_conflict")]
+
+
+@pytest.mark.parametrize("word", [UNFINISHED, TIMEOUT, ABANDONED])
+def test_a_record_whose_init_one_replica_had_is_not_absent(word: Word) -> None:
+    votes = pair()
+    assert says(votes, 0, word) == NONE
+    merged = votes.settled(1, 0)
+    assert ended(merged.outcomes) == [(ROOT, *word)]
+    assert not len(merged.absent)
+
+
+def test_a_root_that_one_replica_covered_and_the_other_did_not_read_is_absent() -> None:
+    votes = pair()
+    assert votes.settled(1, 0).absent.tolist() == []
+    merged = votes.hear(0, reply([(ROOT, UNREAD)]))
+    assert (merged.absent.tolist(), len(merged.outcomes)) == ([ROOT], 0)
+    assert votes.is_over
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_a_root_that_one_replica_covered_while_the_other_left_is_absent(leaves_first: bool) -> None:
+    votes = pair()
+    first = votes.leave(0, "gone") if leaves_first else votes.settled(1, 0)
+    last = votes.settled(1, 0) if leaves_first else votes.leave(0, "gone")
+    assert (first.absent.tolist(), last.absent.tolist()) == ([], [ROOT])
+
+
+@pytest.mark.parametrize("leaves_first", [True, False])
+def test_unread_is_the_reason_where_the_other_replica_left(leaves_first: bool) -> None:
+    votes = pair()
+    if leaves_first:
+        votes.leave(1, "gone")
+        assert says(votes, 0, UNREAD) == [(ROOT, *UNREAD)]
+    else:
+        says(votes, 0, UNREAD)
+        assert ended(votes.leave(1, "gone").outcomes) == [(ROOT, *UNREAD)]
+
+
+def test_a_root_of_which_all_replicas_left_is_lost_for_the_reason_of_the_last() -> None:
+    votes = pair()
+    assert ended(votes.leave(1, "member 1 is gone").outcomes) == NONE
+    assert ended(votes.leave(0, "member 0 has lost its state").outcomes) == [
+        (ROOT, LOST, "member 0 has lost its state")
+    ]
+
+
+def test_a_root_with_one_replica_is_lost_as_soon_as_it_leaves_and_no_other_is() -> None:
+    table = placed(2, 1, 0)
+    votes = BatchVotes(FIRST, 50, table)
+    mine = {root for root in map(root_of, range(50)) if table[slot(root), 0] == 0}
+    assert {root for root, _, _ in ended(votes.leave(0, "gone").outcomes)} == mine
+    assert votes.ended == len(mine) < 50
+
+
+def test_the_silence_of_a_member_that_settled_with_another_count_is_a_loss_and_not_absence() -> None:
+    votes = pair(2)
+    votes.hear(0, reply([(root_of(1), ACK)]))
+    assert votes.settled(1, 0).unheard == 0
+    merged = votes.settled(0, 2)
+    assert merged.unheard == 1
+    assert ended(merged.outcomes) == [(ROOT, LOST, "its server counted 2 outcomes, and 1 were heard")]
+    assert not len(merged.absent)
+
+
+def test_outcomes_of_roots_that_have_ended_belong_to_the_count_at_settled() -> None:
+    votes = pair(2)
+    votes.hear(0, reply([(ROOT, ACK)]))
+    votes.hear(1, reply([(ROOT, ACK)]))
+    assert votes.settled(0, 1).unheard == 0
+    merged = votes.settled(1, 1)
+    assert (merged.unheard, merged.absent.tolist()) == (0, [root_of(1)])
+
+
+def test_an_outcome_that_is_repeated_is_counted_and_given_once() -> None:
+    votes = pair(2)
+    for _ in range(2):
+        assert says(votes, 0, UNFINISHED) == NONE
+    assert says(votes, 0, ACK) == NONE
+    assert says(votes, 1, UNFINISHED) == [(ROOT, *UNFINISHED)]
+    assert says(votes, 1, UNFINISHED) == NONE
+    assert votes.settled(0, 1).unheard == 0
+
+
+def test_a_root_that_stands_twice_in_one_reply_is_heard_once_and_first() -> None:
+    votes = pair()
+    merged = votes.hear(0, reply([(ROOT, (LOST, "root_conflict")), (ROOT, ACK)]))
+    assert ended(merged.outcomes) == NONE
+    assert says(votes, 1, UNREAD) == [(ROOT, LOST, "root_conflict")]
+
+
+def test_a_root_that_ends_twice_in_one_reply_has_one_outcome() -> None:
+    votes = BatchVotes(FIRST, 1, np.zeros((SLOTS, 1), np.uint16))
+    assert ended(votes.hear(0, reply([(ROOT, BAD), (ROOT, ACK)])).outcomes) == [(ROOT, *BAD)]
+    assert votes.ended == 1
+
+
+def test_a_member_that_comes_back_after_it_left_is_not_listened_to() -> None:
+    votes = pair()
+    votes.leave(0, "gone")
+    assert says(votes, 0, ACK) == NONE
+    assert says(votes, 1, UNFINISHED) == [(ROOT, *UNFINISHED)]
+
+
+def test_who_has_settled_has_nothing_to_lose_by_leaving() -> None:
+    votes = pair()
+    votes.settled(0, 0)
+    assert not votes.leave(0, "gone").outcomes.root_ids.size
+    assert votes.settled(1, 0).absent.tolist() == [ROOT]
+
+
+def test_who_has_left_cannot_say_what_is_absent() -> None:
+    votes = pair()
+    votes.leave(0, "gone")
+    merged = votes.settled(0, 5)
+    assert (len(merged.outcomes), merged.unheard) == (0, 0)
+    assert ended(votes.leave(1, "gone too").outcomes) == [(ROOT, LOST, "gone too")]
+
+
+def test_roots_of_other_batches_and_of_slots_that_a_member_does_not_hold_are_foreign() -> None:
+    table = placed(2, 1, 3)
+    votes = BatchVotes(FIRST, 20, table)
+    said = [(root_of(number), ACK) for number in range(-3, 23)]
+    mine = [root for root in map(root_of, range(20)) if table[slot(root), 0] == 1]
+    merged = votes.hear(1, reply(said))
+    assert [root for root, _, _ in ended(merged.outcomes)] == mine
+    assert merged.foreign == len(said) - len(mine)
+    assert votes.hear(7, reply(said)).foreign == len(said)
+
+
+def test_a_reason_that_one_replica_gave_first_stays_with_its_root_among_others() -> None:
+    votes = pair(3)
+    roots = [root_of(number) for number in range(3)]
+    votes.hear(0, reply([(roots[0], TIMEOUT), (roots[2], (TIMED_OUT, "progress_timeout"))]))
+    merged = votes.hear(1, reply([(roots[1], BAD), (roots[0], ABANDONED), (roots[2], UNREAD)]))
+    assert ended(merged.outcomes) == [
+        (roots[1], *BAD),
+        (roots[0], *TIMEOUT),
+        (roots[2], TIMED_OUT, "progress_timeout"),
+    ]
+
+
+def test_replicas_of_a_real_placement_are_taken_as_they_are() -> None:
+    placement = place(View(1, tuple(Member(index, 1, f"host{index}:7070") for index in range(5))), 77, 3, 2)
+    votes = BatchVotes(FIRST, 1000, placement.replicas)
+    for member in range(5):
+        votes.hear(member, reply((root_of(number), ACK) for number in range(1000)))
+    assert votes.is_over
+    assert (votes.differed, votes.saved) == (0, 0)
+
+
+def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
+    votes = BatchVotes(FIRST, 1, np.tile(np.arange(8, dtype=np.uint16), (SLOTS, 1)))
+    for member in range(7):
+        assert says(votes, member, UNREAD) == NONE
+    assert says(votes, 7, TIMEOUT) == [(ROOT, *TIMEOUT)]
+
+
+@pytest.mark.parametrize("shape", [(SLOTS, 0), (SLOTS, 9), (SLOTS - 1, 2), (SLOTS,)])
+@pytest.mark.parametrize("build", [lambda table: BatchVotes(FIRST, 1, table), StreamVotes])
+def test_votes_refuse_what_is_not_one_to_eight_replicas_a_slot(shape: tuple[int, ...], build: object) -> None:
+    assert callable(build)
+    with pytest.raises(ValueError, match="1 to 8 replicas"):
+        build(np.zeros(shape, np.uint16))
+
+
+# -- the open stream
+
+
+def hears_of(votes: StreamVotes, member: int, *said: tuple[int, Word]) -> list[Ended]:
+    return ended(votes.hear(member, reply(said)))
+
+
+def test_a_root_of_a_stream_is_forgotten_when_every_replica_has_spoken_of_it() -> None:
+    votes = StreamVotes(BOTH)
+    assert hears_of(votes, 0, (ROOT, ACK)) == [(ROOT, ACKED, "")]
+    assert votes.remembered == 1
+    assert hears_of(votes, 0, (ROOT, ACK)) == NONE
+    assert hears_of(votes, 1, (ROOT, UNFINISHED)) == NONE
+    assert (votes.remembered, votes.differed, votes.saved) == (0, 1, 1)
+
+
+def test_a_stream_with_one_replica_remembers_nothing() -> None:
+    table = placed(2, 1, 0)
+    votes = StreamVotes(table)
+    mine = [root for root in map(root_of, range(20)) if table[slot(root), 0] == 1]
+    said = [(root_of(number), BAD) for number in range(20)]
+    assert [root for root, _, _ in hears_of(votes, 1, *said)] == mine
+    assert votes.remembered == 0
+    outcomes, lost = votes.leave(1, "gone")
+    assert (len(outcomes), set(np.flatnonzero(lost))) == (0, set(np.flatnonzero(table[:, 0] == 1)))
+    assert hears_of(votes, 1, *said) == NONE
+
+
+def test_slots_are_lost_once_and_only_when_the_last_of_their_replicas_has_left() -> None:
+    votes = StreamVotes(BOTH)
+    hears_of(votes, 1, (ROOT, TIMEOUT))
+    outcomes, lost = votes.leave(1, "gone")
+    assert not len(outcomes)
+    assert not lost.any()
+    outcomes, lost = votes.leave(0, "gone too")
+    assert ended(outcomes) == [(ROOT, *TIMEOUT)]
+    assert lost.all()
+    assert votes.remembered == 0
+    assert not votes.leave(0, "gone too")[1].any()
+
+
+def test_nothing_is_waited_for_from_a_member_that_missed_the_init() -> None:
+    votes = StreamVotes(BOTH)
+    assert ended(votes.missed(1, np.array([ROOT], np.uint64))) == NONE
+    assert hears_of(votes, 0, (ROOT, TIMEOUT)) == [(ROOT, *TIMEOUT)]
+    hears_of(votes, 0, (root_of(1), TIMEOUT))
+    assert ended(votes.missed(1, np.array([root_of(1)], np.uint64))) == [(root_of(1), *TIMEOUT)]
+    assert votes.remembered == 0
+
+
+def test_a_root_whose_init_reached_nobody_who_is_left_is_lost() -> None:
+    votes = StreamVotes(BOTH)
+    votes.missed(0, np.array([ROOT, root_of(1)], np.uint64))
+    assert ended(votes.missed(1, np.array([ROOT], np.uint64))) == [(ROOT, LOST, MISSED)]
+    outcomes, lost = votes.leave(1, "gone")
+    assert ended(outcomes) == [(root_of(1), LOST, "gone")]
+    assert not lost.any()
+
+
+def test_a_member_that_left_a_stream_is_neither_heard_nor_waited_for() -> None:
+    votes = StreamVotes(BOTH)
+    votes.leave(0, "gone")
+    assert hears_of(votes, 0, (ROOT, ACK)) == NONE
+    assert hears_of(votes, 1, (ROOT, UNREAD)) == [(ROOT, *UNREAD)]
+    assert votes.remembered == 0
+
+
+def test_beyond_its_bound_a_stream_forgets_what_has_ended_before_what_waits() -> None:
+    votes = StreamVotes(BOTH, remembered_max=8)
+    roots = [root_of(number) for number in range(9)]
+    assert hears_of(votes, 0, (roots[0], TIMEOUT)) == NONE
+    assert len(hears_of(votes, 0, *((root, ACK) for root in roots[1:]))) == 8
+    assert votes.remembered == 7
+    assert hears_of(votes, 1, (roots[0], ACK)) == [(roots[0], ACKED, "")]
+    # Forgotten, and so heard as if for the first time; the youngest is not.
+    assert hears_of(votes, 1, (roots[1], ACK)) == [(roots[1], ACKED, "")]
+    assert hears_of(votes, 1, (roots[8], ACK)) == NONE
+
+
+def test_beyond_its_bound_a_root_that_waits_ends_with_the_no_that_it_has() -> None:
+    votes = StreamVotes(BOTH, remembered_max=8)
+    roots = [root_of(number) for number in range(10)]
+    votes.missed(0, np.array(roots[:1], np.uint64))
+    found = hears_of(votes, 0, *((root, TIMEOUT) for root in roots[1:]))
+    # The oldest three go; of the first nobody has said anything.
+    assert found == [(root, *TIMEOUT) for root in roots[1:3]]
+    assert votes.remembered == 7
