@@ -592,6 +592,15 @@ def test_a_root_of_a_stream_is_forgotten_when_every_replica_has_spoken_of_it() -
     assert (votes.remembered, votes.differed, votes.saved) == (0, 1, 1)
 
 
+def test_a_stream_takes_no_more_memory_however_many_roots_come_and_go() -> None:
+    votes, sizes = StreamVotes(BOTH), set[int]()
+    for start in range(0, 100, 10):
+        for member in (0, 1):
+            hears_of(votes, member, *((root_of(number), ACK) for number in range(start, start + 10)))
+        sizes.add(votes.nbytes)
+    assert len(sizes) == 1
+
+
 def test_a_stream_with_one_replica_remembers_nothing() -> None:
     table = placed(2, 1, 0)
     votes = StreamVotes(table)

@@ -63,6 +63,11 @@ class StreamVotes:
         """Roots of which some replica has spoken, or has missed them, and another one, which is in, has not."""
         return len(self._rows)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its columns, for the most roots that were remembered at once; its dictionary is apart."""
+        return self._votes.nbytes
+
     def hear(self, member: int, outcomes: Outcomes) -> Outcomes:
         """``member`` reports ``outcomes``; what is final because of them, in their order. What it says of slots that it
         does not hold is ignored, and so is all that it says after it left."""

@@ -103,6 +103,11 @@ class Votes:
         return len(self._said)
 
     @property
+    def nbytes(self) -> int:
+        columns = (self._said, self._spoken, self._endings, self._reason_ids, self._places)
+        return sum(column.nbytes for column in columns)
+
+    @property
     def spoken(self) -> Bits:
         """Which replicas have spoken, settled or left, uint8 by row; not to be written into."""
         return self._spoken
