@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -154,20 +154,19 @@ class Bench:
         self._batch += 1
         scope = BatchScope(self.session, self._batch, self._first)
         self._first += records
-        self.client.open_batch(scope.number, scope.first, records)
+        pin = self.client.open_batch(scope.number, scope.first, records)
+        settings = replace(self.settings, pins=(pin,))
         parts: list[Slice] = slices
-        run(frame_of(self.spark, name="bench", scope=scope, schema=schema, slices=parts, settings=self.settings).df)
-        reply = self.client.settle(scope.number, Settlement.DONE)
-        if reply.roots != records:
-            raise RuntimeError(f"{reply.roots} outcomes for {records} records")
-        self._confirm(reply.cursor, records)
+        run(frame_of(self.spark, name="bench", scope=scope, schema=schema, slices=parts, settings=settings).df)
+        self.client.settle(scope.number, Settlement.DONE)
+        self._confirm(scope.number, records)
 
-    def _confirm(self, cursor: int, records: int) -> None:
-        acked, reached = 0, 0
-        while reached < cursor:
+    def _confirm(self, number: int, records: int) -> None:
+        acked, is_over = 0, False
+        while not is_over:
             watched = self.client.watch(1.0)
             acked += int(np.count_nonzero(watched.outcomes.verdicts == Verdict.ACKED))
-            reached = watched.cursor
+            is_over = number in watched.settled
         if acked != records:
             raise RuntimeError(f"{acked} of {records} records were acked")
 

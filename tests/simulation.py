@@ -12,7 +12,7 @@ import numpy as np
 from acker_client import AckerClient, Settings, Settlement, Verdict, WatchResult
 from acker_client.errors import RETRYABLE
 from acker_protocol import ids
-from acker_protocol.messages import Identity, InitScope, SettleReply, Transport
+from acker_protocol.messages import Identity, InitScope, Transport
 from acker_protocol.reports import fold
 from tests.faulty import FAULTS, FaultyTransport
 from tests.trees import Forest, Update
@@ -139,8 +139,8 @@ class Simulation:
             root: self._expected_at(root, settlement) for root in self.forest.started if root not in self.reported
         }
         known = set(self.reported)
-        reply: SettleReply = self._again(lambda: self.source.settle(number, settlement))
-        while self.watch(0.05).cursor < reply.cursor:
+        self._again(lambda: self.source.settle(number, settlement))
+        while number not in self.watch(0.05).settled:
             pass
         assert {root: self.reported[root] for root in expected} == expected
         assert {self.reported[root][0] for root in self.reported.keys() - known - expected.keys()} <= {Verdict.LOST}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from acker_client import errors
 from acker_client.core.delivery import ReportResult
-from acker_client.core.registration import WatchResult
+from acker_client.core.watched import WatchResult
 from acker_client.errors import (
     AckerError,
     Closed,
@@ -27,7 +27,6 @@ from acker_protocol.messages import (
     Outcomes,
     RootOutcome,
     Settlement,
-    SettleReply,
     Verdict,
 )
 
@@ -44,7 +43,6 @@ __all__ = [
     "Rejected",
     "ReportResult",
     "RootOutcome",
-    "SettleReply",
     "Settings",
     "Settlement",
     "Unavailable",

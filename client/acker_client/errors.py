@@ -31,6 +31,10 @@ class UnknownBatch(AckerError):
     """The batch is not open at the server: settled, never opened, or lost with the server's state. Replay its roots."""
 
 
+class Draining(AckerError):
+    """The server takes nothing new: it is about to leave. Place it on another one."""
+
+
 class Closed(AckerError):
     """The client was closed in this process."""
 

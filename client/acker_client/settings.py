@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from acker_client.core.pins import Pin
+from acker_protocol.placement import IDS, SPREAD
+
 DEFAULT_PORT = 7070
 SERVERS_VARIABLE = "ACKER_SERVERS"
 TOKEN_VARIABLE = "ACKER_TOKEN"
@@ -19,6 +22,9 @@ TOKEN_VARIABLE = "ACKER_TOKEN"
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\])(:(?P<port>[0-9]{1,5}))?")
 _WRITE = f"write host:port, like 'localhost:{DEFAULT_PORT}'"
 
+# What votes can count.
+REPLICAS_MAX = 8
+
 OnUnreachable = Literal["fail", "continue"]
 
 
@@ -26,12 +32,17 @@ OnUnreachable = Literal["fail", "continue"]
 class Settings:
     """How to reach the server, and how long to try.
 
-    ``servers``: addresses ``host:port``, tried in order; they name one server (for now one server serves every slot).
-    ``token``: bearer token, or None. ``budget_s``: how long one flush, report, open or settle may take, retries
-    included. ``call_timeout_s``: after this time without an answer a single call counts as lost and is sent again.
-    ``on_unreachable``: what to do with a report when its budget is spent: "fail" raises; "continue" counts it, logs
-    once and goes on, which is safe and costs replays. ``buffer_entries``: roots that a plain client folds before it
-    flushes.
+    ``servers``: addresses ``host:port``. Without ZooKeeper these are the servers, each with an id of its own; with it
+    some of them will do, since each knows all others. ``token``: bearer token, or None. ``budget_s``: how long one
+    flush, report, open or settle may take, retries included. ``call_timeout_s``: after this time without an answer a
+    single call counts as lost and is sent again. ``on_unreachable``: what to do with a report when its budget is spent:
+    "fail" raises; "continue" counts it, logs once and goes on, which is safe and costs replays. ``buffer_entries``:
+    roots that a plain client folds before it flushes.
+
+    ``replicas``: on how many servers each root lives (None: two where there are two, else one); ``spread``: on how many
+    a batch lives at most. ``replica_wait_s``: how long one replica is waited for when another has answered.
+    ``gone_after_s``: a server of a list, without ZooKeeper, that was silent for so long is gone. ``pins``: where the
+    roots of batches live, as whoever opened them decided.
     """
 
     servers: tuple[str, ...]
@@ -40,12 +51,21 @@ class Settings:
     on_unreachable: OnUnreachable = "fail"
     call_timeout_s: float = 10.0
     buffer_entries: int = 65_536
+    replicas: int | None = None
+    spread: int = SPREAD
+    replica_wait_s: float = 10.0
+    gone_after_s: float = 15.0
+    # Not a part of what makes two settings the same: clients are shared by those with other pins.
+    pins: tuple[Pin, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "servers", addresses(self.servers))
         _check_token(self.token)
         _check_seconds("budget_s", self.budget_s, "a report")
         _check_seconds("call_timeout_s", self.call_timeout_s, "a call")
+        _check_seconds("replica_wait_s", self.replica_wait_s, "the answer of one replica")
+        _check_seconds("gone_after_s", self.gone_after_s, "the silence of a server")
+        _check_members(self.replicas, self.spread)
         if self.on_unreachable not in ("fail", "continue"):
             raise ValueError(f"on_unreachable={self.on_unreachable!r}: give 'fail' or 'continue'")
         if not isinstance(self.buffer_entries, int) or self.buffer_entries < 1:
@@ -92,6 +112,13 @@ def _address(given: str) -> str:
 def _check_seconds(option: str, value: object, of: str) -> None:
     if not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise ValueError(f"{option}={value!r}: give the seconds that {of} may take, above 0")
+
+
+def _check_members(replicas: object, spread: object) -> None:
+    if replicas is not None and (type(replicas) is not int or not 1 <= replicas <= REPLICAS_MAX):
+        raise ValueError(f"replicas={replicas!r}: give how many servers each root lives on, 1 to {REPLICAS_MAX}")
+    if type(spread) is not int or not (replicas or 1) <= spread <= IDS:
+        raise ValueError(f"spread={spread!r}: give on how many servers a batch lives at most, {replicas or 1} to {IDS}")
 
 
 def _check_token(token: object) -> None:

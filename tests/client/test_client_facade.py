@@ -297,15 +297,15 @@ def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
     scope = InitScope(session, 1, np.array([[0, 6]], np.uint64))
     assert client.report(Identity(5, 6), fold(roots, roots), scope).applied == 4
     client.report(Identity(7, 8), fold(roots[:3], roots[:3]))
-    reply = client.settle(1, Settlement.DONE)
+    client.settle(1, Settlement.DONE)
     reported = outcomes(client)
     assert [reported[int(root)] for root in roots] == [(Verdict.ACKED, "")] * 3 + [(Verdict.FAILED, "unfinished")]
     assert sorted(reported[ids.root_id(first, number)] for number in range(6, 10)) == [(Verdict.LOST, "unread")] * 4
-    assert reply.roots == len(reported) == 8
+    assert len(reported) == 8
 
 
 def test_settling_what_is_not_open_is_an_unknown_batch(client: AckerClient) -> None:
-    with pytest.raises(errors.UnknownBatch, match="settle batch 9"):
+    with pytest.raises(errors.UnknownBatch, match="batch 9 is not open on this client"):
         client.settle(9, Settlement.DONE)
 
 
@@ -544,17 +544,13 @@ def test_another_protocol_version_is_refused_by_a_sentence_with_both(
         make(connect=connect).hello()
 
 
-def test_the_first_server_that_answers_is_used_and_another_when_it_falls_silent(time: SimulatedTime) -> None:
-    servers = {f"{name}:1": LocalServer(clock=time.clock, sleep=time.sleep) for name in "abc"}
+def test_two_servers_of_one_id_are_refused_with_what_to_do(time: SimulatedTime) -> None:
+    servers = {f"{name}:1": LocalServer(clock=time.clock, sleep=time.sleep) for name in "ab"}
     client = AckerClient(
         list(servers), connect=lambda address: servers[address].connect(address), clock=time.clock, sleep=time.sleep
     )
-    servers["a:1"].stop()
-    assert client.hello().incarnation == servers["b:1"].shard.incarnation
-    client.ack(ROOT, 5)
-    servers["b:1"].stop()
-    client.flush()
-    assert client.hello().incarnation == servers["c:1"].shard.incarnation
+    with pytest.raises(errors.Rejected, match="a:1 and b:1 both have the id 0: start each with an --id of its own"):
+        client.hello()
 
 
 def test_threads_may_share_a_client(client: AckerClient) -> None:

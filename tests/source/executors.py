@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from acker_client import AckerClient, Settings
-from acker_client.core.registration import WatchResult
+from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Emissions, Files, Listener
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.run.environment import Environment, FramePlan
-from acker_client.source.run.watcher import says_something
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 from acker_protocol.reports import fold, fold_updates
@@ -31,6 +30,7 @@ class Record:
 
     error: BaseException | None = None
     unfinished_because: str = ""
+    without: frozenset[int] = frozenset()
     released: bool = False
 
     def judge(self) -> BaseException | None:
@@ -97,7 +97,9 @@ class Frame:
             self._report(fold_updates(roots, edge0_column(roots), kinds, reasons))
 
     def _report(self, entries: Entries, scope: InitScope | None = None) -> None:
-        self.client.report(Identity(secrets.randbits(64), secrets.randbits(64)), entries, scope)
+        identity = Identity(secrets.randbits(64), secrets.randbits(64))
+        result = self.client.report_pinned(identity, entries, scope, (self.plan.pin,), may_leave=True)
+        self.evidence.without |= result.without
 
 
 @dataclass
@@ -137,17 +139,12 @@ def frame_of(batch: Batch) -> Frame:
 class Polling:
     """Watches only when it is asked, in the caller's thread: as time is simulated."""
 
-    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
+    def __init__(self, client: AckerClient) -> None:
         self._client = client
-        self._on_lost = on_lost
-        self._cursor = 0
 
     def take(self, timeout_s: float) -> WatchResult | None:
         watched = self._client.watch(timeout_s)
-        if watched.generation_changed:
-            self._on_lost()
-        says, self._cursor = says_something(watched, self._cursor), watched.cursor
-        return watched if says else None
+        return watched if watched.says_something else None
 
     def stop(self) -> None:
         """Nothing runs."""

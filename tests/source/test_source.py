@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
-from acker_client.core.registration import WatchResult
+from acker_client.core.pins import Pin
+from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.run.environment import Blame
 from tests.source.disks import full
@@ -542,11 +543,11 @@ def losing(cluster: Cluster) -> type[AckerClient]:
     asked: list[int] = []
 
     class Losing(AckerClient):
-        def open_batch(self, number: int, *args: Any, **options: Any) -> None:
+        def open_batch(self, number: int, *args: Any, **options: Any) -> Pin:
             asked.append(number)
             if asked == [1, 2]:
                 cluster.server.start(with_state=False)
-            super().open_batch(number, *args, **options)
+            return super().open_batch(number, *args, **options)
 
     return Losing
 
@@ -646,7 +647,7 @@ def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_
     source = cluster.source(retry=QUICK, deadline_s=60.0, lease_s=1000.0, listener=log)
     summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.lost) == (2, 2)
-    assert {reason for _, reason in log.failed} == {"the server lost the batch"}
+    assert {reason for _, reason in log.failed} == {"the servers did not settle the batch"}
 
 
 def test_no_server_at_all_ends_the_run_with_a_clear_error(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client import AckerClient, Settings
+from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Emissions, Retry, SourceError
 from acker_client.source.run.watcher import Watcher
 from acker_testing import LocalServer
@@ -156,21 +157,21 @@ def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(
     assert summary.acked == len(seen) == 30 - len(first)
 
 
-def test_the_watchers_thread_tells_of_a_lost_server_at_once_and_of_its_own_death() -> None:
+def test_the_watchers_thread_tells_of_its_own_death(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LocalServer()
     client = AckerClient(Settings(("in-memory:1",)), connect=server.connect)
     client.open_source("lines")
-    lost = threading.Event()
+    watched = threading.Event()
 
-    def on_lost() -> None:
-        lost.set()
+    def watch(wait_s: float) -> WatchResult:
+        watched.set()
         raise RuntimeError("a bug of ours")
 
+    monkeypatch.setattr(client, "watch", watch)
     threading.excepthook, before = lambda arguments: None, threading.excepthook
     try:
-        watcher = Watcher(client, on_lost)
-        server.start(with_state=False)
-        assert lost.wait(30)
+        watcher = Watcher(client)
+        assert watched.wait(30)
         with pytest.raises(SourceError, match="a bug of ours"):
             _take_for_ever(watcher)
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from acker_client import errors
-from acker_client.core.registration import WatchResult
+from acker_client.core.watched import WatchResult
 from acker_client.source.run import watcher
 from acker_client.source.run.watcher import ERRORS_A_LINE, Watcher
 
@@ -32,7 +32,7 @@ def test_refusals_in_a_row_are_logged_seldom_and_each_first_one_at_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(watcher, "PAUSE_S", 0.0)
-    watching = Watcher(Refusing(2 * ERRORS_A_LINE), lambda: None)  # type: ignore[arg-type]
+    watching = Watcher(Refusing(2 * ERRORS_A_LINE))  # type: ignore[arg-type]
     watching._thread.join(60.0)
     assert [record.getMessage() for record in caplog.records] == [
         "watching for outcomes: no; trying again",

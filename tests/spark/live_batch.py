@@ -99,8 +99,6 @@ class LiveBatch:
         deadline = time.monotonic() + ANSWER_S
         while len(self.verdicts) < len(self.texts) and time.monotonic() < deadline:
             watched = self.client.watch(1.0)
-            if watched.generation_changed:
-                self._take_lost()
             self._take(watched.outcomes)
         return self.verdicts
 
@@ -113,10 +111,6 @@ class LiveBatch:
             assert number not in self.verdicts, f"a second outcome for {number}"
             self.verdicts[number] = Verdict(int(outcomes.verdicts[index]))
             self.reasons[number] = outcomes.reason(index)
-
-    def _take_lost(self) -> None:
-        for number in range(len(self.texts)):
-            self.verdicts.setdefault(number, LOST)
 
     def close(self) -> None:
         self.client.close()

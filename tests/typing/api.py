@@ -22,7 +22,6 @@ from acker_client import (
     RootOutcome,
     Settings,
     Settlement,
-    SettleReply,
     Verdict,
     WatchResult,
 )
@@ -74,8 +73,9 @@ def plain(client: AckerClient) -> None:
     client.ack_columns(np.arange(3, dtype=np.uint64), [1, 2, 3])
     assert_type(client.report(Identity(1, 2), Entries(np.arange(1), np.arange(1))), ReportResult)  # type: ignore[arg-type]
     client.open_batch(1, 1 << 40, 10, held=False, message_timeout_s=1.5)
-    assert_type(client.settle(1, Settlement.DONE), SettleReply)
+    client.settle(1, Settlement.DONE)
     watched = client.watch(5.0)
+    assert_type(watched.settled, tuple[int, ...])
     assert_type(watched, WatchResult)
     assert_type(watched.outcomes, Outcomes)
     for outcome in watched.outcomes:

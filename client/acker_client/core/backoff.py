@@ -43,6 +43,10 @@ class Deadline:
         """Seconds left; 0 when it is spent."""
         return max(0.0, self._end - self._clock())
 
+    def end(self) -> None:
+        """It is spent as of now: whoever waits on it gives up."""
+        self._end = self._clock()
+
 
 class Patience:
     """The waits of one operation within its deadline. Progress makes the next wait short again."""

@@ -6,7 +6,7 @@ counted) and what the answers add up to. Never sends, waits or gives up.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ class ReportResult:
     """What became of one report, in sections. ``unreported``: given up under ``on_unreachable="continue"``.
 
     ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
-    of roots that another source, or another batch, had pending: each is LOST, there and here.
+    of roots that another source, or another batch, had pending: each is LOST, there and here. ``without``: ids of the
+    servers that were gone, or were not waited for any longer, as replicas of theirs had answered.
     """
 
     applied: int = 0
@@ -33,9 +34,14 @@ class ReportResult:
     unreported: int = 0
     inits_known: int = 0
     inits_conflicting: int = 0
+    without: frozenset[int] = frozenset()
 
     def __add__(self, other: ReportResult) -> ReportResult:
-        return ReportResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return ReportResult(**counts, without=self.without | other.without)
+
+
+_COUNTS = [each.name for each in fields(ReportResult) if each.name != "without"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +67,22 @@ class Delivery:
         "inits",
     )
 
-    def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        entries: Entries,
+        inits: InitScope | None = None,
+        *,
+        report_digest: int | None = None,
+    ) -> None:
+        """``report_digest``: of the whole report, where ``entries`` are the part of it that one member gets."""
         self.identity = identity
         self.inits = inits
         self._counts = np.zeros(max(Status) + 1, np.int64)
         self._inits_known = self._inits_conflicting = 0
         self._message_bytes = MESSAGE_BYTES
-        self._messages = _numbered(pack(identity, entries, inits, report_digest=digest(entries)))
+        whole = digest(entries) if report_digest is None else report_digest
+        self._messages = _numbered(pack(identity, entries, inits, report_digest=whole))
         # The key of the message that says what is covered: it has to be answered last.
         self._covering = len(self._messages) - 1 if inits is not None and len(inits.covered) else -1
 

@@ -1,4 +1,4 @@
-"""Registration: what a source knows of itself at the server, poll by poll. Pure.
+"""Registration: what a source knows of itself at one server, poll by poll. Pure.
 
 Decides what each poll asks and confirms, and when the server has lost what it knew. Never waits or sends.
 """
@@ -47,19 +47,16 @@ def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class WatchResult:
-    """What one watch brought.
+class Heard:
+    """What one answer of one server brought.
 
-    ``generation_changed``: the server no longer knows what this source had pending (it restarted without its state, or
-    the lease ran out): every root that is pending at the source is LOST, now. It is reported once; ``outcomes`` are
-    then of the new state, whose ``generation`` it is. ``answered``: False when the server was silent during the whole
-    call.
-    ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
+    ``generation_changed``: the server no longer knows what this source had pending there (it restarted without its
+    state, or the lease ran out). It is said once; ``outcomes`` are then of the new registration, whose ``generation``
+    it is. ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     generation_changed: bool = False
-    answered: bool = False
     cursor: int = 0
     generation: int | None = None
 
@@ -114,7 +111,7 @@ class Registration:
         self.heard_at = now
         return reply.status != Status.INVALID or not is_foreign
 
-    def heard(self, request: Watch, reply: WatchReply, now: float) -> WatchResult | None:
+    def heard(self, request: Watch, reply: WatchReply, now: float) -> Heard | None:
         """Take an answer whole: its outcomes are handed over now, and confirmed by the next request.
 
         None when the poll has to be made again.
@@ -122,11 +119,11 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        return WatchResult(reply.outcomes, self._take_loss(), True, reply.cursor, reply.generation)
+        return Heard(reply.outcomes, self._take_loss(), reply.cursor, reply.generation)
 
-    def nothing(self) -> WatchResult:
-        """What a watch brings that was not answered; what a renewal has found out is reported also then."""
-        return WatchResult(generation_changed=self._take_loss(), cursor=self.cursor, generation=self.generation)
+    def nothing(self) -> Heard:
+        """What a poll brings that was not answered; what a renewal has found out is said also then."""
+        return Heard(generation_changed=self._take_loss(), cursor=self.cursor, generation=self.generation)
 
     def _take_loss(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False

@@ -1,4 +1,4 @@
-"""Caller: a call is tried until the server answers, whatever it says, or the budget is spent.
+"""Caller: a call to one server is tried until the server answers, whatever it says, or the budget is spent.
 
 Decides how long one try may take, that a server which gave no answer is greeted anew, and what is said of a silence.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.core.backoff import Clock, Deadline, Patience
 from acker_client.core.silence import Silence
 from acker_client.errors import Rejected, Unavailable
 from acker_client.members.connection import Connection, Greeted
@@ -23,38 +23,40 @@ Call = Callable[[Transport, float], Reply]
 
 
 class Caller:
-    """Thread-safe; belongs to one process."""
+    """Thread-safe; belongs to one process. ``heard`` is called with each reply."""
 
-    def __init__(self, settings: Settings, connection: Connection, clock: Clock, sleep: Sleep, random: Random) -> None:
+    def __init__(
+        self, settings: Settings, connection: Connection, clock: Clock, heard: Callable[[Any], None] = lambda _: None
+    ) -> None:
         self.connection = connection
         self._settings = settings
         self._clock = clock
-        self._sleep = sleep
-        self._random = random
-        self._silence = Silence(", ".join(settings.servers))
+        self._heard = heard
+        self._silence = Silence(connection.address)
 
     @property
     def silent_since(self) -> float | None:
         """When the first try began that has had no answer, nor any after it; None: the last one was answered."""
         return self._silence.since
 
-    def patience(self, budget_s: float | None = None) -> Patience:
-        """A new budget: that of the settings, unless one is given."""
-        deadline = Deadline(self._settings.budget_s if budget_s is None else budget_s, self._clock)
-        return Patience(deadline, self._sleep, self._random)
-
     def greeted(self, patience: Patience) -> Greeted:
-        """A server that answered the handshake."""
+        """The server, once it has answered the handshake."""
         while True:
-            asked_at = self._clock()
             try:
-                greeted = self.connection.greeted(patience.deadline)
+                return self.greeted_once(patience.deadline)
             except Unavailable as error:
-                self._unanswered(asked_at, error)
                 self._wait_after(error, patience)
-            else:
-                self._answered()
-                return greeted
+
+    def greeted_once(self, deadline: Deadline) -> Greeted:
+        """One try of the handshake; Unavailable when no answer came."""
+        asked_at = self._clock()
+        try:
+            greeted = self.connection.greeted(deadline)
+        except Unavailable as error:
+            self._unanswered(asked_at, error)
+            raise
+        self._answered(greeted.hello)
+        return greeted
 
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float) -> Reply:
         """One try; Unavailable when no answer came."""
@@ -66,9 +68,9 @@ class Caller:
             self._unanswered(asked_at, error)
             raise
         except Rejected:
-            self._answered()
+            self._answered(None)
             raise
-        self._answered()
+        self._answered(reply)
         return reply
 
     def answer(self, call: Call[Reply], patience: Patience) -> Reply:
@@ -91,7 +93,9 @@ class Caller:
         if line:
             log.warning(line)
 
-    def _answered(self) -> None:
+    def _answered(self, reply: object) -> None:
+        if reply is not None:
+            self._heard(reply)
         if self._silence.since is None:
             return
         line = self._silence.answered(self._clock())
@@ -99,11 +103,14 @@ class Caller:
             log.warning(line)
 
     def _wait_after(self, error: Unavailable, patience: Patience) -> None:
-        if patience.wait():
-            return
-        servers = ", ".join(self._settings.servers)
-        raise Unavailable(
-            f"no answer from the acker at {servers} within {patience.deadline.budget_s:g} s ({patience.tries} tries; "
-            f"last: {error}). Is it running there? `acker serve` starts one; the address comes from AckerClient(...), "
-            "spark.acker.servers or ACKER_SERVERS"
-        ) from error
+        if not patience.wait():
+            raise unanswered(self.connection.address, patience, error) from error
+
+
+def unanswered(servers: str, patience: Patience, error: Unavailable) -> Unavailable:
+    """What to say when a budget is spent."""
+    return Unavailable(
+        f"no answer from the acker at {servers} within {patience.deadline.budget_s:g} s ({patience.tries} tries; "
+        f"last: {error}). Is it running there? `acker serve` starts one; the address comes from AckerClient(...), "
+        "spark.acker.servers or ACKER_SERVERS"
+    )

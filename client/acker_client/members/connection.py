@@ -1,7 +1,7 @@
-"""Connection: which server this process talks to, and the handshake with it.
+"""Connection: the channel to one server, and the handshake with it.
 
-Decides the order in which addresses are tried and that both sides speak the same protocol. For now one server serves
-every slot; where views come, ``greeted`` becomes a question per slot. Never retries: who calls has the budget.
+Decides that both sides speak the same protocol, and that one server answers at an address. Never retries: who calls has
+the budget. No lock is held over a call: two threads may greet at once, which does no harm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Connect = Callable[[str], Transport]
 _ENVELOPE_BYTES = 4096
 # The first greeting may take no longer than this, so that a server which is there and mute is soon known to be; the
 # next one has all the time of a call.
-_FIRST_GREETING_S = 1.0
+FIRST_GREETING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,69 +41,84 @@ class Greeted:
 
 
 class Connection:
-    """Channels of one process, one a server, made when first needed. Thread-safe."""
+    """The channel of one process to one server, made when first needed. Thread-safe."""
 
-    def __init__(self, settings: Settings, connect: Connect) -> None:
+    def __init__(self, address: str, settings: Settings, connect: Connect) -> None:
+        self.address = address
         self._settings = settings
         self._connect = connect
         self._lock = threading.Lock()
-        self._transports: dict[str, Transport] = {}
+        self._transport: Transport | None = None
         self._greeted: Greeted | None = None
-        self._current = 0
-        self._greeting_s = _FIRST_GREETING_S
+        self._greeting_s = FIRST_GREETING_S
+        # Servers that another one has replaced here; none of them comes back.
+        self._replaced: set[int] = set()
         self._is_closed = False
+        # What the server said of itself last; None: it was never heard.
+        self.hello: HelloReply | None = None
 
     @property
     def is_greeted(self) -> bool:
-        """Whether there is a server that has answered the handshake, and has answered ever since."""
+        """Whether the server has answered the handshake, and has answered ever since."""
         return self._greeted is not None
 
     def greeted(self, deadline: Deadline) -> Greeted:
-        """The server to talk to, greeted; at first the first that answers. Unavailable when none does."""
+        """The server, greeted. Raises Unavailable when it does not answer, Rejected when it is the wrong one."""
+        greeted = self._greeted
+        if greeted is None:
+            transport = self._open_transport()
+            timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
+            try:
+                greeted = self._greet(transport, timeout_s)
+            except Unavailable:
+                self._greeting_s = self._settings.call_timeout_s
+                raise
+            self._greeted, self._greeting_s = greeted, FIRST_GREETING_S
+        return greeted
+
+    def lost(self, greeted: Greeted) -> None:
+        """No answer came from there: greet again before the next call."""
+        if self._greeted is greeted:
+            self._greeted = None
+
+    def greet_anew(self) -> None:
+        """Ask it what it is before the next call."""
+        self._greeted = None
+
+    def close(self) -> None:
+        """Close the channel."""
+        with self._lock:
+            self._is_closed = True
+            transport, self._transport, self._greeted = self._transport, None, None
+        if transport is not None:
+            transport.close()
+
+    def _open_transport(self) -> Transport:
         with self._lock:
             if self._is_closed:
                 raise Closed("this client was closed: make another AckerClient")
-            if self._greeted is not None:
-                return self._greeted
-            failures: list[str] = []
-            servers = self._settings.servers
-            for index in range(self._current, self._current + len(servers)):
-                address = servers[index % len(servers)]
-                try:
-                    self._greeted = self._greet(address, deadline)
-                except Unavailable as error:
-                    failures.append(str(error))
-                else:
-                    self._current = index % len(servers)
-                    self._greeting_s = _FIRST_GREETING_S
-                    return self._greeted
-            self._greeting_s = self._settings.call_timeout_s
-            raise Unavailable("; ".join(failures))
+            if self._transport is None:
+                self._transport = self._connect(self.address)
+            return self._transport
 
-    def lost(self, greeted: Greeted) -> None:
-        """No answer came from there: greet again before the next call. It may be another server by then."""
-        with self._lock:
-            if self._greeted is greeted:
-                self._greeted = None
-
-    def close(self) -> None:
-        """Close every channel."""
-        with self._lock:
-            self._is_closed = True
-            transports, self._transports, self._greeted = self._transports, {}, None
-        for transport in transports.values():
-            transport.close()
-
-    def _greet(self, address: str, deadline: Deadline) -> Greeted:
-        transport = self._transports.get(address)
-        if transport is None:
-            transport = self._transports[address] = self._connect(address)
-        timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
+    def _greet(self, transport: Transport, timeout_s: float) -> Greeted:
         reply = transport.hello(Hello(PROTOCOL_VERSION, VERSION), timeout_s)
         if reply.protocol_version != PROTOCOL_VERSION:
             raise Rejected(
-                f"the acker at {address} (version {reply.server_version}) speaks protocol version "
+                f"the acker at {self.address} (version {reply.server_version}) speaks protocol version "
                 f"{reply.protocol_version}, this client (version {VERSION}) speaks {PROTOCOL_VERSION}: "
                 "install the same version of acker on both sides"
             )
-        return Greeted(address, transport, reply)
+        self._check_replaced(reply)
+        self.hello = reply
+        return Greeted(self.address, transport, reply)
+
+    def _check_replaced(self, reply: HelloReply) -> None:
+        known = self.hello
+        if reply.incarnation in self._replaced:
+            raise Rejected(
+                f"two servers answer at {self.address}, in turn: give each server an address of its own, and no load"
+                " balancer before them"
+            )
+        if known is not None and known.incarnation != reply.incarnation:
+            self._replaced.add(known.incarnation)

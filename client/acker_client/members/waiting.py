@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from acker_client.core.backoff import Patience
 from acker_client.core.delivery import ErrorReply
-from acker_client.errors import AckerError, Overloaded, Rejected, UnknownBatch, UnknownSource
+from acker_client.errors import AckerError, Draining, Overloaded, Rejected, UnknownBatch, UnknownSource
 from acker_protocol.messages import Status
 
 # Called with what is left of the budget when the server does not know the source.
@@ -19,11 +19,13 @@ _WAITED_OUT = {
     Status.OVERLOADED: Overloaded,
     Status.UNKNOWN_SOURCE: UnknownSource,
 }
+_KINDS = {Status.UNKNOWN_BATCH: UnknownBatch, Status.DRAINING: Draining}
 _HINTS = {
     Status.OVERLOADED: "Emit less at a time, let outcomes be confirmed, or start the server with more --max-pending",
     Status.UNKNOWN_SOURCE: "The source has to be open, and watched more often than its lease lasts",
     Status.UNKNOWN_BATCH: "It was settled, never opened, or lost with the server's state; replay its roots",
     Status.INVALID: "Sending it again gives the same answer",
+    Status.DRAINING: "It is about to leave; what is new goes to another server",
     Status.CONFLICT: "The same number was used before with other content",
 }
 
@@ -41,7 +43,7 @@ def wait_out(error: ErrorReply, what: str, patience: Patience, renew: Renew) -> 
 
 
 def _refused(error: ErrorReply, what: str) -> AckerError:
-    kind = UnknownBatch if error.status == Status.UNKNOWN_BATCH else Rejected
+    kind = _KINDS.get(error.status, Rejected)
     hint = _HINTS.get(error.status, "Install the same version of acker on both sides")
     return kind(f"{what}: the server answered {_said(error)}. {hint}.")
 

@@ -13,41 +13,42 @@ import random as random_module
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy.typing as npt
 
-from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
-from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.registration import Registration, WatchResult, check_number, check_source, limits_of
-from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
-from acker_client.members.caller import Call, Caller
-from acker_client.members.connection import Connect, Connection
-from acker_client.members.retrying import deliver, until_accepted
+from acker_client.core.backoff import Clock, Patience, Random, Sleep
+from acker_client.core.delivery import ReportResult
+from acker_client.core.pins import Pin
+from acker_client.core.registration import check_number, check_source, limits_of
+from acker_client.core.replication import Replication
+from acker_client.core.watched import WatchResult
+from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected
+from acker_client.members.cluster import Cluster
+from acker_client.members.connection import Connect
+from acker_client.members.replicas import ask
+from acker_client.members.retrying import deliver
+from acker_client.members.side_by_side import InTurn, SideBySide, Threads
+from acker_client.members.source_session import SourceSession
 from acker_client.plain.state import ClientState
 from acker_client.settings import Settings, addresses
-from acker_protocol.ids import check_column, edge0
+from acker_protocol.ids import BASE_MAX, check_column, edge0
 from acker_protocol.messages import (
     Entries,
     HelloReply,
     Identity,
     InitScope,
     OpenBatch,
-    Settle,
     Settlement,
-    SettleReply,
     StatsReply,
-    Status,
     Transport,
-    Watch,
-    WatchReply,
 )
+from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
 
-# A watch that was answered early and empty (the server is short of threads, or stops) asks again at this pace.
-_POLL_PAUSE_S = 0.05
 # What the wire can say: counts of 32 bits.
 COUNT_MAX = (1 << 32) - 1
 
@@ -62,9 +63,11 @@ class Anchor(NamedTuple):
 class AckerClient:
     """A client of the acker.
 
-    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``connect`` makes
-    the transport to an address (``acker_testing`` has one without sockets); ``clock``, ``sleep`` and ``random``
-    are for tests. Thread-safe; only ``watch`` is for one thread at a time.
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``replicas``: on how
+    many servers each root lives (None: two where there are two); ``spread``: on how many a batch lives at most.
+    ``connect`` makes the transport to an address (``acker_testing`` has one without sockets); ``clock``, ``sleep``,
+    ``random`` and ``side_by_side`` are for tests (where time is simulated, calls to several servers are made in turn).
+    Thread-safe; only ``watch`` is for one thread at a time.
 
     >>> with AckerClient("localhost:7070") as client:
     ...     client.open_source("orders")
@@ -79,12 +82,18 @@ class AckerClient:
         servers: str | Sequence[str] | Settings | None = None,
         *,
         token: str | None = None,
+        replicas: int | None = None,
+        spread: int | None = None,
         connect: Connect | None = None,
         clock: Clock = time.monotonic,
         sleep: Sleep = time.sleep,
         random: Random | None = None,
+        side_by_side: SideBySide | None = None,
     ) -> None:
-        self.settings = _settings(servers, token, is_local=connect is not None)
+        given = {"token": token, "replicas": replicas, "spread": spread}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.settings = _settings(servers, given, is_local=connect is not None)
+        self._side_by_side = side_by_side or (Threads() if clock is time.monotonic else InTurn())
         self._connect = connect
         self._clock = clock
         self._sleep = sleep
@@ -99,8 +108,7 @@ class AckerClient:
 
         For root ids of your own, or those of a batch, call ``init``.
         """
-        state = self._state()
-        root = state.new_root()
+        root = self._state().source().new_root()
         edge = edge0(root)
         self.init(root, edge)
         return Anchor(root, edge)
@@ -167,11 +175,11 @@ class AckerClient:
         refuses a report for good: that report is dropped, and its roots time out.
         """
         state = self._state()
-        patience = state.caller.patience()
-        # Reports go one after the other, so no more than one sequence is ever unanswered at the server.
+        deadline = state.cluster.patience().deadline
+        # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
         with state.sending:
             while state.unanswered or state.seal():
-                self._send_oldest(state, patience)
+                self._send_oldest(state, deadline.left_s)
 
     # -- whole reports
 
@@ -182,17 +190,34 @@ class AckerClient:
         same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent (the same report may be sent
         again); :class:`Rejected` and :class:`UnknownBatch` at once.
         """
+        return self.report_pinned(identity, entries, inits, self.settings.pins)
+
+    def report_pinned(
+        self,
+        identity: Identity,
+        entries: Entries,
+        inits: InitScope | None,
+        pins: Sequence[Pin],
+        *,
+        may_leave: bool = False,
+    ) -> ReportResult:
+        """``report`` for roots that live where ``pins`` say; no pins: where this client knows by itself.
+
+        ``may_leave``: a server may be left out that does not answer while replicas of it do. Whoever allows it sees to
+        it that the source leaves it out as well (``ReportResult.without``, ``leave_out``): another attempt at the same
+        work may have reached that server, with other content.
+        """
         state = self._state()
         check_column("entries.root_ids", entries.root_ids)
         check_column("entries.ack_vals", entries.ack_vals)
-        delivery = Delivery(identity, entries, inits)
+        replication = Replication(identity, entries, inits, pins or state.pins())
         try:
-            deliver(state.caller, delivery, state.caller.patience(), self._renewal(state, delivery))
+            self._deliver(state, replication, None, may_leave=may_leave)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
-            state.go_on_without(delivery, error)
-        return state.counted(delivery.result)
+            state.go_on_without(error)
+        return state.counted(replication.result)
 
     # -- sources
 
@@ -212,32 +237,27 @@ class AckerClient:
         for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their own.
         """
         state = self._state()
-        if state.registration is not None:
+        if state.source_or_none is not None:
             raise ValueError(
-                f"source {state.registration.name!r} is open on this client, and one client has one source: make"
+                f"source {state.source_or_none.name!r} is open on this client, and one client has one source: make"
                 " another AckerClient, or close_source() first"
             )
         check_source(name, session, lease_s)
         timeouts = limits_of(message_timeout_s, progress_timeout_s)
         drawn = session if session is not None else secrets.randbits(63) + 1
-        registration = Registration(name, drawn, lease_s, timeouts, self._clock())
-        self._renew(state, registration, state.caller.patience())
-        state.registration = registration
-        state.source_session = drawn
+        # Where the root ids of emissions begin.
+        base = 1 + secrets.randbelow(BASE_MAX - 1)
+        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base, self._clock)
+        source.open(state.cluster.patience())
+        state.source_or_none, state.session_of_source = source, drawn
         return drawn
 
     def close_source(self) -> None:
-        """End the session: the server drops the source's roots. Tried for a second; else the lease ends it."""
+        """End the session: the servers drop the source's roots. Tried for a second; else the lease ends it."""
         state = self._state()
-        registration, state.registration = state.registration, None
-        if registration is None:
-            return
-        with state.lock:
-            request = registration.request(0.0, 1, close=True)
-        try:
-            state.caller.answer(_watch(request), state.caller.patience(1.0))
-        except AckerError as error:
-            log.info("source %r could not be closed, and ends with its lease: %s", registration.name, error)
+        source, state.source_or_none = state.source_or_none, None
+        if source is not None:
+            source.close()
 
     def open_batch(
         self,
@@ -249,94 +269,73 @@ class AckerClient:
         message_timeout_s: float | None = None,
         progress_timeout_s: float | None = None,
         budget_s: float | None = None,
-    ) -> None:
-        """Reserve room for ``up_to`` roots; number i of the batch has root id ``mix64(first + i)``.
+    ) -> Pin:
+        """Place a batch on servers, and reserve room for ``up_to`` roots; number i has root id ``mix64(first + i)``.
 
-        ``held``: no root of it is reported ACKED before the batch is settled. Waits while the server is overloaded,
-        within ``budget_s`` (None: that of the settings): this is the backpressure. Raises ``Overloaded`` after it. The
-        timeouts are as those of ``open_source``, and off unless given; a held root that is done has none.
+        Returns where they live; whoever reports of them needs it (``Settings.pins``). ``held``: no root of it is
+        reported ACKED before the batch is settled. Waits while a server is overloaded, within ``budget_s`` (None: that
+        of the settings): this is the backpressure. Raises ``Overloaded`` after it. The timeouts are as those of
+        ``open_source``, and off unless given; a held root that is done has none.
         """
         state = self._state()
         check_number("number", number, least=1)
         check_number("first", first, least=1)
         check_number("up_to", up_to)
         timeouts = limits_of(message_timeout_s, progress_timeout_s)
-        request = OpenBatch(state.source().session, number, first, up_to, held, timeouts)
-        until_accepted(
-            state.caller,
-            lambda transport, timeout_s: transport.open_batch(request, timeout_s),
-            f"open batch {number}",
-            state.caller.patience(budget_s),
-            self._renewal(state),
-        )
+        source = state.source()
+        return source.open_batch(OpenBatch(source.session, number, first, up_to, held, timeouts), budget_s)
 
-    def settle(self, number: int, settlement: Settlement) -> SettleReply:
-        """End a batch; every root of it has its outcome once ``watch`` has passed the reply's cursor.
+    def settle(self, number: int, settlement: Settlement) -> None:
+        """End a batch; each root of it has its outcome once ``watch`` has named it among those ``settled``.
 
-        ``UnknownBatch`` when the server does not know it: it has lost its state, or the batch was never opened.
+        Raises ``UnknownBatch`` for one that is not open on this client. Where a server has lost it meanwhile, its roots
+        there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again.
         """
         state = self._state()
         check_number("number", number, least=1)
-        request = Settle(state.source().session, number, Settlement(settlement))
-        return until_accepted(
-            state.caller,
-            lambda transport, timeout_s: transport.settle(request, timeout_s),
-            f"settle batch {number}",
-            state.caller.patience(),
-            self._renewal(state),
-        )
+        state.source().settle(number, Settlement(settlement), None)
+
+    def leave_out(self, number: int, servers: Iterable[int]) -> None:
+        """Servers, by their ids, that somebody has reported without: what they say of the batch counts no more."""
+        self._state().source().leave_out(number, frozenset(servers))
+
+    def forget_batch(self, number: int) -> None:
+        """Hear nothing more of a batch, whatever becomes of it at the servers."""
+        self._state().source().forget(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
-        """Outcomes of this source, waiting up to ``wait_s`` for the first of them. Confirms those of the call before.
+        """What has become of this source's roots, waiting up to ``wait_s`` for the first of it. Confirms what the call
+        before has brought.
 
-        Also renews the lease, so call it again and again. A silent server is no error here: the call keeps trying for
+        Also renews the leases, so call it again and again. A silent server is no error here: the call keeps trying for
         its time and comes back with nothing; ``silent_for_s`` has for how long.
         """
-        state = self._state()
-        registration = state.source()
         check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
-        patience = state.caller.patience(wait_s)
-        watched: WatchResult | None = None
-        while True:
-            asked_at = self._clock()
-            polled = self._poll(state, registration, patience.deadline, max_outcomes)
-            watched = polled or watched
-            if polled is not None and (len(polled.outcomes) or polled.generation_changed):
-                return polled
-            if not patience.deadline.left_s or (polled is None and not patience.wait()):
-                break
-            if polled is not None and self._clock() - asked_at < _POLL_PAUSE_S:
-                self._sleep(min(_POLL_PAUSE_S, patience.deadline.left_s))
-        with state.lock:
-            return watched or registration.nothing()
+        return self._state().source().watch(wait_s, max_outcomes)
 
     @property
     def silent_for_s(self) -> float:
-        """Seconds since the server last answered for this source. The source decides when that is too long."""
+        """Seconds since a server last answered for this source. The source decides when that is too long."""
         return self._clock() - self._state().source().heard_at
 
     @property
     def lease_s(self) -> float:
-        """Seconds without a watch after which the server drops the source, as it was opened."""
-        return self._state().source().lease_ms / 1000
-
-    @property
-    def generation(self) -> int | None:
-        """Which registration of this source the server knows, as of its last answer: another one has lost what the one
-        before it knew (``WatchResult.generation_changed``)."""
-        return self._state().source().generation
+        """Seconds without a watch after which a server drops the source, as it was opened."""
+        return self._state().source().lease_s
 
     # -- the server
 
     def hello(self) -> HelloReply:
-        """Do the handshake within the budget; returns the server's version and limits."""
-        caller = self._state().caller
-        return caller.greeted(caller.patience()).hello
+        """Do the handshake within the budget; returns the version and limits of a server."""
+        cluster = self._state().cluster
+        patience = cluster.patience()
+        return cluster.any_caller(patience).greeted(patience).hello
 
     def stats(self) -> StatsReply:
-        """The server's own figures, as its /metrics names them."""
-        caller = self._state().caller
-        return caller.answer(lambda transport, timeout_s: transport.stats(timeout_s), caller.patience())
+        """The figures of a server, as its /metrics names them."""
+        cluster = self._state().cluster
+        patience = cluster.patience()
+        return cluster.any_caller(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
 
     @property
     def totals(self) -> ReportResult:
@@ -352,7 +351,7 @@ class AckerClient:
         dropped = state.buffered() + len(state.unanswered)
         if dropped:
             log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
-        state.caller.connection.close()
+        state.cluster.close()
 
     @property
     def is_closed(self) -> bool:
@@ -363,7 +362,7 @@ class AckerClient:
     def __repr__(self) -> str:
         """Where its server is, whether it is connected in this process, and its source. Never the token."""
         state = self._states.get(os.getpid())
-        source = None if state is None else state.registration
+        source = None if state is None else state.source_or_none
         words = ["AckerClient", ", ".join(self.settings.servers), self._standing(state)]
         return f"<{' '.join(words)}{f', source {source.name!r}' if source else ''}>"
 
@@ -392,10 +391,10 @@ class AckerClient:
             return "not connected yet"
         if state.is_closed:
             return "closed"
-        since = state.caller.silent_since
+        since = state.cluster.silent_since
         if since is not None:
             return f"silent for {self._clock() - since:.0f} s"
-        return "connected" if state.caller.connection.is_greeted else "not connected yet"
+        return "connected" if state.cluster.is_greeted else "not connected yet"
 
     def _state(self) -> ClientState:
         state = self._states.get(os.getpid())
@@ -407,8 +406,8 @@ class AckerClient:
         return state
 
     def _new_state(self) -> ClientState:
-        connection = Connection(self.settings, self._connect or _grpc(self.settings))
-        return ClientState(Caller(self.settings, connection, self._clock, self._sleep, self._random))
+        connect = self._connect or _grpc(self.settings)
+        return ClientState(Cluster(self.settings, connect, self._clock, self._sleep, self._random, self._side_by_side))
 
     def _with_room(self) -> ClientState:
         state = self._state()
@@ -416,51 +415,38 @@ class AckerClient:
             self.flush()
         return state
 
-    def _send_oldest(self, state: ClientState, patience: Patience) -> None:
-        delivery = state.unanswered[0]
+    def _send_oldest(self, state: ClientState, budget_s: float) -> None:
+        replication = state.unanswered[0]
         try:
-            deliver(state.caller, delivery, patience, self._renewal(state, delivery))
+            self._deliver(state, replication, budget_s, may_leave=True)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
-            state.go_on_without(delivery, error)
+            state.go_on_without(error)
         except AckerError:
             state.unanswered.popleft()
             raise
         state.unanswered.popleft()
-        if state.counted(delivery.result).stale:
-            raise _stale(delivery.identity)
+        if state.counted(replication.result).stale:
+            raise _stale(replication.identity)
 
-    def _renewal(self, state: ClientState, delivery: Delivery | None = None) -> _Renewal:
-        return _Renewal(self, state, delivery)
+    def _deliver(
+        self, state: ClientState, replication: Replication, budget_s: float | None, *, may_leave: bool
+    ) -> None:
+        source = state.source_or_none
+        own = source if source is not None and _is_of(replication.inits, source) else None
 
-    def _renew(self, state: ClientState, registration: Registration, patience: Patience) -> None:
-        while True:
-            with state.lock:
-                request = registration.request(0.0, 1)
-            reply = state.caller.answer(_watch(request), patience)
-            with state.lock:
-                is_current = registration.renewed(request, reply, self._clock())
-            if is_current:
-                _raise_unless_applied(reply, registration.name)
-                return
+        def call(member: Member, patience: Patience) -> None:
+            def renew(patience: Patience) -> None:
+                # Another client's source is not ours to renew.
+                if own is not None:
+                    own.renew(member, patience)
 
-    def _poll(
-        self, state: ClientState, registration: Registration, deadline: Deadline, max_outcomes: int
-    ) -> WatchResult | None:
-        with state.lock:
-            request = registration.request(deadline.left_s, max_outcomes)
-        # The answer needs time to travel, and the handshake too, also when the caller will not wait.
-        answer_by = Deadline(request.wait_ms / 1000 + self.settings.call_timeout_s / 2, self._clock)
-        try:
-            reply = state.caller.once(_watch(request), answer_by, answer_by.budget_s)
-        except Unavailable:
-            return None
-        with state.lock:
-            watched = registration.heard(request, reply, self._clock())
-        if watched is not None:
-            _raise_unless_applied(reply, registration.name)
-        return watched
+            deliver(state.cluster.caller_of(member), replication.deliveries[member], patience, renew)
+
+        ask(state.cluster, replication, call, budget_s, may_leave=may_leave)
+        if own is not None and replication.inits is not None and not replication.inits.batch:
+            own.initialised(replication)
 
 
 _CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
@@ -476,36 +462,18 @@ def shared_client(settings: Settings) -> AckerClient:
     return client
 
 
-class _Renewal:
-    """Renews the client's own source when the server does not know it: nobody may be watching while a report waits.
-
-    What the server has lost by then is reported by the next watch. Another client's source is not ours to renew.
-    """
-
-    __slots__ = ("_client", "_delivery", "_state")
-
-    def __init__(self, client: AckerClient, state: ClientState, delivery: Delivery | None) -> None:
-        self._client = client
-        self._state = state
-        self._delivery = delivery
-
-    def __call__(self, patience: Patience) -> None:
-        registration = self._state.registration
-        if registration is None:
-            return
-        inits = None if self._delivery is None else self._delivery.inits
-        if inits is None or inits.session == registration.session:
-            self._client._renew(self._state, registration, patience)
+def _is_of(inits: InitScope | None, source: SourceSession) -> bool:
+    return inits is None or inits.session == source.session
 
 
-def _settings(servers: str | Sequence[str] | Settings | None, token: str | None, *, is_local: bool) -> Settings:
+def _settings(servers: str | Sequence[str] | Settings | None, given: dict[str, Any], *, is_local: bool) -> Settings:
     if isinstance(servers, Settings):
-        if token is not None:
-            raise ValueError("token: give it in the Settings")
+        if given:
+            raise ValueError(f"{', '.join(given)}: give it in the Settings")
         return servers
     if servers is None:
-        return Settings(("in-memory",), token=token) if is_local else Settings.from_environment()
-    return Settings(addresses(servers), token=token)
+        return Settings(("in-memory",), **given) if is_local else replace(Settings.from_environment(), **given)
+    return Settings(addresses(servers), **given)
 
 
 def _grpc(settings: Settings) -> Connect:
@@ -516,15 +484,6 @@ def _grpc(settings: Settings) -> Connect:
         return GrpcTransport(address, settings.token)
 
     return connect
-
-
-def _watch(request: Watch) -> Call[WatchReply]:
-    return lambda transport, timeout_s: transport.watch(request, timeout_s)
-
-
-def _raise_unless_applied(reply: WatchReply, name: str) -> None:
-    if reply.status not in (Status.APPLIED, Status.DUPLICATE):
-        raise Rejected(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")
 
 
 def _stale(identity: Identity) -> Rejected:

@@ -1,84 +1,92 @@
-"""State: what a client has in one process: its sending session, its buffer, its source and its channels.
+"""State: what a client has in one process: its sending session, its buffer, its source and its servers.
 
 Decides which identity a report gets, and which root id an emission. Never sends: the client does.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import secrets
 import threading
 from collections import deque
 
 from acker_client.core.accumulator import Accumulator
-from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.registration import Registration
-from acker_client.errors import AckerError, UnknownSource
-from acker_client.members.caller import Caller
-from acker_protocol.ids import BASE_MAX, root_id
+from acker_client.core.delivery import ReportResult
+from acker_client.core.pins import ANY_NUMBER, Pin, Pins
+from acker_client.core.replication import Replication
+from acker_client.errors import AckerError, Unavailable, UnknownSource
+from acker_client.members.cluster import Cluster
+from acker_client.members.source_session import SourceSession
 from acker_protocol.messages import Identity, InitScope
+from acker_protocol.placement import Member, View, place
+
+# How long it is looked who there is, before a report that goes to the only server anyway.
+GREETING_S = 1.0
 
 log = logging.getLogger("acker_client")
 
 
 class ClientState:
-    """What a client has in one process: its sending session, its buffer, its source and its channels."""
+    """What a client has in one process: its sending session, its buffer, its source and its servers."""
 
     __slots__ = (
         "accumulator",
-        "base",
-        "caller",
-        "emissions",
+        "cluster",
         "is_closed",
+        "joined",
         "lock",
-        "registration",
         "sending",
         "sequence",
         "session",
-        "source_session",
+        "session_of_source",
+        "source_or_none",
         "totals",
         "unanswered",
     )
 
-    def __init__(self, caller: Caller) -> None:
-        self.caller = caller
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
         self.lock = threading.Lock()
         self.sending = threading.Lock()
         self.session = secrets.randbits(64)
-        # Base of the root ids that `emit` gives out.
-        self.base = 1 + secrets.randbelow(BASE_MAX - 1)
-        self.emissions = itertools.count()
         self.sequence = 0
         self.accumulator = Accumulator()
-        self.unanswered: deque[Delivery] = deque()
-        self.registration: Registration | None = None
-        self.source_session = 0
+        self.unanswered: deque[Replication] = deque()
+        self.source_or_none: SourceSession | None = None
+        # That of the source that was open last: what is buffered is sent for it, also when it was closed meanwhile.
+        self.session_of_source = 0
+        # Where the roots of other processes' sources live, by their sessions.
+        self.joined: dict[int, Pins] = {}
         self.totals = ReportResult()
         self.is_closed = False
 
-    def source(self) -> Registration:
-        if self.registration is None:
+    def source(self) -> SourceSession:
+        if self.source_or_none is None:
             raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
-        return self.registration
-
-    def new_root(self) -> int:
-        # One step of a counter: no lock is needed for it.
-        return root_id(self.base, next(self.emissions))
+        return self.source_or_none
 
     def buffered(self) -> int:
         with self.lock:
             return len(self.accumulator)
 
+    def pins(self) -> Pins:
+        """Where the roots live that this client may speak of."""
+        own = () if self.source_or_none is None else self.source_or_none.pins
+        pins = (*own, *(pin for pins in self.joined.values() for pin in pins))
+        return pins or self._pins_of_the_only_server()
+
     def seal(self) -> bool:
         """Turn what is buffered into reports with identities; False when there is nothing."""
+        if not self.buffered():
+            return False
+        pins = self.pins()
         with self.lock:
             drafts = self.accumulator.take()
         for draft in drafts:
             identity = Identity(self.session, self.sequence, sequenced=True)
             self.sequence += 1
-            inits = None if draft.batch is None else InitScope(self.source_session, draft.batch)
-            self.unanswered.append(Delivery(identity, draft.entries, inits))
+            inits = None if draft.batch is None else InitScope(self.session_of_source, draft.batch)
+            self.unanswered.append(Replication(identity, draft.entries, inits, pins))
         return bool(drafts)
 
     def counted(self, result: ReportResult) -> ReportResult:
@@ -87,7 +95,26 @@ class ClientState:
             self.totals += result
         return result
 
-    def go_on_without(self, delivery: Delivery, error: AckerError) -> None:
+    def go_on_without(self, error: AckerError) -> None:
         """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
+
+    def _pins_of_the_only_server(self) -> Pins:
+        """Where there is one server, all roots live there."""
+        members = self._members()
+        if len(members) > 1:
+            raise UnknownSource(
+                f"there are {len(members)} servers, and this client does not know on which of them the roots live that"
+                " it speaks of: join(session) the source first, with the session that its open_source() returned"
+            )
+        return (Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1)),)
+
+    def _members(self) -> tuple[Member, ...]:
+        try:
+            return self.cluster.view(self.cluster.patience(GREETING_S)).members
+        except Unavailable:
+            if not self.cluster.is_alone:
+                raise
+            # Whoever answers there in time.
+            return (Member(0, 0, self.cluster.settings.servers[0]),)

@@ -13,6 +13,7 @@ as for a sink (``record``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from acker_client.spark import compat
 from acker_client.spark.core.anchors import EDGE, ROOT, Anchors, of_columns
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.lineage import ACK, new_tag
-from acker_client.spark.driver.session import SessionError, settings_of
+from acker_client.spark.driver.session import SessionError, pins_here, settings_of
 from acker_client.spark.task.chain import Sender
 
 THIN = (ROOT, EDGE)
@@ -97,7 +98,8 @@ def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[A
 
 def _send(report: Report, settings: Settings) -> None:
     if not report.is_empty:
-        Sender(settings)(report)
+        # The column may have been made for another batch.
+        Sender(replace(settings, pins=pins_here() or settings.pins))(report)
 
 
 def _anchors(columns: Any) -> tuple[Anchors, int]:

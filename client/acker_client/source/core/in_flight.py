@@ -135,10 +135,10 @@ class InFlight:
         applied = self.tracker.end(start, stop, Verdict.LOST)
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
-    def end_absent(self, start: int, stop: int) -> Counted:
-        """The records of all emissions of ``start <= number < stop`` that have no outcome do not exist: they are
+    def end_absent(self, roots: Column) -> Counted:
+        """The records of the emissions ``roots: uint64[n]``, as far as these have no outcome, do not exist: they are
         done."""
-        absent = self.tracker.end(start, stop, ABSENT)
+        absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self._finish(absent.records)
         return absent

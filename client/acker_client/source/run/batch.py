@@ -31,11 +31,9 @@ class Batch:
     replays: int
     frame: Frame
     emitted: EmissionRange
-    # The registration of the source under which it was opened.
-    generation: int | None
     # How often its records have been in a batch that broke as a whole, and must be alone therefore.
     depth: int = 0
-    # The server has lost its state while the batch was open: everything is LOST already, whatever else is heard of it.
+    # A server has lost it, or its state, while the batch was open: what failed may have failed for that.
     is_lost: bool = False
     # Its work is complete, as the user has said.
     is_done: bool = False

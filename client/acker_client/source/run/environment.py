@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from acker_client.core.pins import Pin
 from acker_client.core.scope import BatchScope
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
@@ -23,10 +24,12 @@ from acker_protocol.ids import BASE_MAX
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """A batch as it is to be read: its numbers 0 to k - 1 over ``slices``. ``name``: of the source."""
+    """A batch as it is to be read: its numbers 0 to k - 1 over ``slices``. ``name``: of the source; ``pin``: where its
+    roots live."""
 
     name: str
     scope: BatchScope
+    pin: Pin
     schema: Any
     slices: Sequence[Any]
 
@@ -38,6 +41,11 @@ class Evidence(Protocol):
     def unfinished_because(self) -> str:
         """Why records of the batch may be unfinished through no fault of their own, as far as :meth:`judge` has seen;
         nothing ("") where there is no such reason."""
+        ...
+
+    @property
+    def without(self) -> frozenset[int]:
+        """The servers, by their ids, that tasks have reported without."""
         ...
 
     def judge(self) -> BaseException | None:
@@ -82,7 +90,7 @@ class Environment:
     frame: Callable[[Any, FramePlan], Frame]
     parallelism: Callable[[Any], int]
     blame: Callable[[BaseException], Blame] = _always_work
-    watch: Callable[[AckerClient, Callable[[], None]], Watching] = Watcher
+    watch: Callable[[AckerClient], Watching] = Watcher
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -131,7 +139,7 @@ def _frames() -> Callable[[Any, FramePlan], Frame]:
 
         nonlocal once
         once = once or Once()
-        settings = settings_of(spark)
+        settings = replace(settings_of(spark), pins=(plan.pin,))
         return frame_of(
             spark,
             name=plan.name,

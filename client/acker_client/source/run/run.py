@@ -14,8 +14,8 @@ from typing import Any, Self
 import numpy as np
 
 from acker_client.core.gist import gist
-from acker_client.core.registration import WatchResult
 from acker_client.core.scope import BatchScope
+from acker_client.core.watched import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
 from acker_client.source.core.input import Committed, Input
@@ -31,7 +31,8 @@ from acker_client.source.run.dead_lettering import DeadLettering
 from acker_client.source.run.environment import Blame, Environment, FramePlan
 from acker_client.source.run.options import Options, checkpoint_store
 from acker_client.source.run.server_batches import ServerBatches
-from acker_protocol.messages import NO_IDS, Settlement, SettleReply
+from acker_protocol.ids import Column
+from acker_protocol.messages import NO_IDS, Settlement
 
 log = logging.getLogger("acker_client.source")
 
@@ -60,9 +61,8 @@ class Run:
         self._use(Parts({}))
         self._started_s = environment.clock()
         self._ended_s: float | None = None
-        # Cursors count the outcomes of one generation.
-        self._generation: int | None = None
-        self._cursor = 0
+        # Batches of which all has been heard.
+        self._settled: set[int] = set()
         self._number = 0
         self._broken_in_a_row = 0
         self._is_read = False
@@ -80,9 +80,8 @@ class Run:
             undo.callback(self._client.close)
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
             undo.callback(self._client.close_source)
-            self._generation = self._client.generation
             self._server_batches = ServerBatches(self._client, self._environment, self.options.deadline_s)
-            self._watching = self._environment.watch(self._client, self._server_batches.reopen)
+            self._watching = self._environment.watch(self._client)
             undo.callback(self._watching.stop)
             self._tasks = self.options.partitions or self._environment.parallelism(self._spark)
             self._exits = undo.pop_all()
@@ -187,17 +186,17 @@ class Run:
         self._number += 1
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
         scope = BatchScope(self._session, self._number, first)
-        generation = self._server_batches.reserve(scope, len(records))
+        pin = self._server_batches.reserve(scope, len(records))
         emitted = self._in_flight.emit(records, replays=replays)
         try:
-            plan = FramePlan(self.options.name, scope, self._schema, slices)
+            plan = FramePlan(self.options.name, scope, pin, self._schema, slices)
             frame = self._environment.frame(self._spark, plan)
             self._announce(emitted, replays)
         except BaseException:
             self._server_batches.settle_once(self._number, Settlement.ABANDON)
             raise
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
-        return Batch(self._number, len(emitted), replays, frame, emitted, generation, group.depth)
+        return Batch(self._number, len(emitted), replays, frame, emitted, group.depth)
 
     def _announce(self, emitted: EmissionRange, replays: int) -> None:
         for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
@@ -238,6 +237,8 @@ class Run:
         record = batch.frame.evidence
         batch.error = error or batch.error or record.judge()
         batch.unfinished_because = record.unfinished_because
+        # Before it is settled: from then on what a server says of it counts.
+        self._server_batches.leave_out(batch.number, record.without)
 
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Stop where the program is at fault: its records are not, and trying again costs them their retries."""
@@ -249,14 +250,17 @@ class Run:
             self._finish(batch, self._server_batches.settle_once(batch.number, Settlement.ABANDON))
             raise error
 
-    def _finish(self, batch: Batch, reply: SettleReply | None) -> None:
+    def _finish(self, batch: Batch, is_settled: bool) -> None:
         """See to it that every root of the batch has exactly one outcome here, and act on those of a broken batch."""
-        if reply is not None:
-            self._drain(batch, reply.cursor)
-            self._end_absent(batch, reply)
-        why = "the server lost the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
+        if is_settled:
+            self._drain(batch)
+        why = (
+            "the servers did not settle the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
+        )
         start, stop, now = batch.emitted.start, batch.emitted.stop, self._environment.clock()
         self._act_on(batch, self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken))
+        self._server_batches.forget(batch.number)
+        self._settled.discard(batch.number)
         self._isolate(batch, Failures.merged(batch.broken, why), now)
         batch.frame.evidence.release()
 
@@ -268,34 +272,11 @@ class Run:
             self.options.listener.on_retry(self._emissions_of(retried))
         self._write_dead(spent)
 
-    def _drain(self, batch: Batch, cursor: int) -> None:
-        """Take outcomes until the server's cursor is reached, or the source's deadline."""
+    def _drain(self, batch: Batch) -> None:
+        """Take outcomes until all of the batch has been heard, or the source's deadline."""
         deadline_s = self._environment.clock() + self.options.deadline_s
-        while not self._has_heard(batch, cursor) and not batch.is_lost and self._environment.clock() < deadline_s:
+        while batch.number not in self._settled and self._environment.clock() < deadline_s:
             self._look(LOOK_S, batch)
-
-    def _has_heard(self, batch: Batch, cursor: int) -> bool:
-        return self._generation == batch.generation and self._cursor >= cursor
-
-    def _end_absent(self, batch: Batch, reply: SettleReply) -> None:
-        """What was covered by a read task and never initialised does not exist: the server gives an outcome to all
-        else, and says how many those are."""
-        start, stop = batch.emitted.start, batch.emitted.stop
-        reported = batch.records - self._in_flight.tracker.pending_between(start, stop)
-        if batch.is_lost or reported == reply.roots == batch.records:
-            return
-        if reported != reply.roots:
-            log.error(
-                "batch %d has %d records, the server settled %d of them and reported %d: the others are replayed",
-                batch.number,
-                batch.records,
-                reply.roots,
-                reported,
-            )
-            return
-        absent = self._in_flight.end_absent(start, stop)
-        log.debug("batch %d: %d records do not exist", batch.number, len(absent.records))
-        self.options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
 
     def _check_breaking(self, batch: Batch) -> None:
         """Slow down while batch after batch fails as a whole, and stop when that does not end."""
@@ -325,27 +306,24 @@ class Run:
         return batch is not None and batch.is_lost
 
     def _hear(self, watched: WatchResult, batch: Batch | None) -> None:
-        self._generation, self._cursor = watched.generation, watched.cursor
-        now = self._environment.clock()
-        if watched.generation_changed:
-            self._lose(watched.generation, batch, now)
+        self._settled.update(watched.settled)
+        if batch is not None and batch.number in watched.interrupted:
+            batch.is_lost = True
+        if len(watched.absent):
+            self._end_absent(watched.absent)
         if len(watched.outcomes):
             is_broken = batch is not None and batch.is_broken
             outcomes = watched.outcomes
             if batch is not None and batch.unfinished_because:
                 outcomes = excusing(outcomes, batch.unfinished_because)
-            self._act_on(batch, self._in_flight.apply(outcomes, now, is_broken=is_broken))
+            effects = self._in_flight.apply(outcomes, self._environment.clock(), is_broken=is_broken)
+            self._act_on(batch, effects)
 
-    def _lose(self, generation: int | None, batch: Batch | None, now: float) -> None:
-        """All that is pending is LOST, but for a batch that was opened after the loss, before it was heard of."""
-        stop = self._in_flight.tracker.emitted
-        if batch is not None and batch.generation == generation:
-            stop = batch.emitted.start
-        elif batch is not None:
-            batch.is_lost = True
-        effects = self._in_flight.lose(0, stop, "the server lost its state", now)
-        log.warning("the server has lost its state: %d pending roots are LOST", len(effects.failures))
-        self._act_on(batch, effects)
+    def _end_absent(self, roots: Column) -> None:
+        """What was covered by a read task and never initialised does not exist: it is done."""
+        absent = self._in_flight.end_absent(roots)
+        log.debug("%d records do not exist", len(absent.records))
+        self.options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
 
     def _act_on(self, batch: Batch | None, effects: Effects) -> None:
         listener = self.options.listener

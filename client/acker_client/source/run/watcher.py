@@ -1,7 +1,6 @@
 """Watcher: the thread that renews a source's lease and collects its outcomes while Spark works.
 
-Decides nothing about outcomes: it hands over what each watch brought, in order. When the server has lost its state,
-it says so at once to ``on_lost`` (in its own thread), so that the batch in work need not die of it.
+Decides nothing about outcomes: it hands over what each watch brought, in order.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
 from typing import Protocol
 
-from acker_client.core.registration import WatchResult
+from acker_client.core.watched import WatchResult
 from acker_client.errors import AckerError, Closed
 from acker_client.plain.client import AckerClient
 from acker_client.source.errors import SourceError
@@ -38,12 +36,10 @@ class Watching(Protocol):
 class Watcher:
     """Watches from a thread of its own until it is stopped."""
 
-    def __init__(self, client: AckerClient, on_lost: Callable[[], None]) -> None:
+    def __init__(self, client: AckerClient) -> None:
         self._client = client
-        self._on_lost = on_lost
         self._brought: queue.SimpleQueue[WatchResult] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._cursor = 0
         self._errors = 0
         self._died_of: BaseException | None = None
         self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
@@ -85,13 +81,5 @@ class Watcher:
                 self._stopped.wait(PAUSE_S)
             return
         self._errors = 0
-        if watched.generation_changed:
-            self._on_lost()
-        if says_something(watched, self._cursor):
+        if watched.says_something:
             self._brought.put(watched)
-        self._cursor = watched.cursor
-
-
-def says_something(watched: WatchResult, cursor: int) -> bool:
-    """Whether a watch brought anything that the one before it, which ended at ``cursor``, had not."""
-    return bool(len(watched.outcomes)) or watched.generation_changed or watched.cursor != cursor

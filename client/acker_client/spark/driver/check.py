@@ -78,7 +78,7 @@ def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
 
 def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """What runs in a task. Pickled by value and importing inside, so that it can still say which package is missing."""
-    packages, plain = PACKAGES, dataclasses.asdict(settings)
+    packages, plain = PACKAGES, dataclasses.asdict(dataclasses.replace(settings, pins=()))
 
     def acker_check(batches: Iterator[Any]) -> Iterator[Any]:
         import importlib.metadata

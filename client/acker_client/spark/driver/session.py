@@ -18,18 +18,27 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata, util
 from pathlib import Path
+from typing import TypeVar
 
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
+from acker_client.core.pins import Pins, decode, encode
 from acker_client.errors import AckerError
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
 from acker_client.spark import compat
+from acker_protocol import placement
+
+N = TypeVar("N", int, float)
 
 SERVERS = "spark.acker.servers"
 TOKEN = "spark.acker.token"  # Spark redacts keys that hold "token" in its UI and logs
 BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
+REPLICAS = "spark.acker.replicas"
+SPREAD = "spark.acker.spread"
+# Where the roots of the batch live that this thread has taken; set by the acker.
+PINS = "spark.acker.pins"
 
 # Workers that are ready at once; see `acker_client.spark.daemon`.
 DAEMON = "acker_client.spark.daemon"
@@ -46,7 +55,9 @@ def settings_of(spark: SparkSession) -> Settings:
     check_packages()
     check_session(spark)
     _check_workers(spark)
-    found = _settings(lambda key: spark.conf.get(key, None))
+    found = _settings(
+        lambda key: spark.sparkContext.getLocalProperty(key) if key == PINS else spark.conf.get(key, None)
+    )
     if found is None:
         raise SessionError(
             f"no acker server is named: set {SERVERS} on the session (.config('{SERVERS}', 'localhost:7070')) or"
@@ -90,9 +101,16 @@ def hand_down(spark: SparkSession, settings: Settings) -> None:
         TOKEN: settings.token,
         BUDGET_S: str(settings.budget_s),
         ON_UNREACHABLE: settings.on_unreachable,
+        PINS: encode(settings.pins),
     }
     for key, value in values.items():
         spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
+
+
+def pins_here() -> Pins:
+    """Where the roots of the batch live that this task is at work on, as the thread has said that began its job."""
+    task = TaskContext.get()
+    return () if task is None else decode(task.getLocalProperty(PINS) or "")
 
 
 def _settings(get: Callable[[str], str | None]) -> Settings | None:
@@ -100,23 +118,32 @@ def _settings(get: Callable[[str], str | None]) -> Settings | None:
     servers = get(SERVERS) or os.environ.get(SERVERS_VARIABLE)
     if not servers:
         return None
-    budget_s = get(BUDGET_S) or "60"
-    try:
-        budget = float(budget_s)
-    except ValueError:
-        raise SessionError(f"{BUDGET_S}={budget_s!r} is no number; give seconds, as 60") from None
+    budget = _number(BUDGET_S, get(BUDGET_S) or "60", float, "seconds, as 60")
+    replicas, spread = get(REPLICAS), get(SPREAD)
     try:
         return Settings(
             servers=addresses(servers),
             token=get(TOKEN) or os.environ.get(TOKEN_VARIABLE) or None,
             budget_s=budget,
             on_unreachable=get(ON_UNREACHABLE) or "fail",  # type: ignore[arg-type]
+            replicas=None
+            if not replicas
+            else _number(REPLICAS, replicas, int, "on how many servers a root lives, as 2"),
+            spread=placement.SPREAD if not spread else _number(SPREAD, spread, int, "a number of servers, as 8"),
+            pins=decode(get(PINS) or ""),
         )
     except ValueError as error:
         raise SessionError(
             f"the acker's settings of this session do not work: {error} (servers is {SERVERS}, budget_s is {BUDGET_S},"
-            f" on_unreachable is {ON_UNREACHABLE})"
+            f" on_unreachable is {ON_UNREACHABLE}, replicas is {REPLICAS}, spread is {SPREAD})"
         ) from None
+
+
+def _number(key: str, text: str, kind: Callable[[str], N], what: str) -> N:
+    try:
+        return kind(text)
+    except ValueError:
+        raise SessionError(f"{key}={text!r} is no number; give {what}") from None
 
 
 def local_session(

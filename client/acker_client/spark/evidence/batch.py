@@ -186,6 +186,12 @@ class BatchEvidence:
         read_acked = (self._read_what_was_pruned(acked, look) for acked in self._acked_frames)
         return finding or next(filter(None, (*read, *read_acked)), None)
 
+    @property
+    def without(self) -> frozenset[int]:
+        """The servers, by their ids, that tasks have reported without."""
+        notes = self._note_store.of([node.tag for node in lineage.of(self)])
+        return frozenset(note.index for note in notes if note.kind == "without")
+
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
         with self._lock:

@@ -53,7 +53,9 @@ def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
     """A chain that begins with the rows of ``df``."""
     batches: tuple[Any, ...] = upstream.batches
     base, names = into_python(df)
-    return AppliedChain(base, Chain(batches[0].settings, Arriving(names)), batches)
+    # Rows of several batches may meet, each of which lives somewhere else.
+    pins = tuple({(pin.session, pin.batch): pin for batch in batches for pin in batch.settings.pins}.values())
+    return AppliedChain(base, Chain(replace(batches[0].settings, pins=pins), Arriving(names)), batches)
 
 
 def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:

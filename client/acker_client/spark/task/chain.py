@@ -112,6 +112,8 @@ class Chain:
             return
         if any(result is not None and result.conflict for result in results):
             self.note_writer.write("conflict", self.tag)
+        for server in sorted({server for result in results if result is not None for server in result.without}):
+            self.note_writer.write("without", self.tag, index=server)
         if not self.entry.from_outside:
             self.note_writer.write("read", self.tag)
         if not self.is_tracked:
@@ -127,7 +129,7 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
     """What Spark pickles and calls in each task."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return chain.run(batches, Sender(chain.settings))
+        return chain.run(batches, Sender(chain.settings, may_leave=chain.note_writer is not None))
 
     return run
 
@@ -135,14 +137,17 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 class Sender:
     """Sends reports from inside a task and waits for each answer; grpc is loaded here and nowhere before."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, may_leave: bool = False) -> None:
+        """``may_leave``: whoever sends notes which servers were left out."""
         self._settings = settings
+        self._may_leave = may_leave
 
     def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
         from acker_client.plain.client import shared_client
 
-        return shared_client(self._settings).report(report.identity, report.entries, report.inits)
+        client, pins = shared_client(self._settings), self._settings.pins
+        return client.report_pinned(report.identity, report.entries, report.inits, pins, may_leave=self._may_leave)
 
 
 def _through(take: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:

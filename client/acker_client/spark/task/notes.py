@@ -1,8 +1,8 @@
 """Notes: what tasks report to the driver about themselves, beside what they report to the acker.
 
 Decides that a note travels in an accumulator of Spark's, which adds only what tasks that succeed have written, and is
-there by the time its job has ended. Notes say where rows were read to their end, where they were not, and which reports
-were in CONFLICT; they never carry rows or ids.
+there by the time its job has ended. Notes say where rows were read to their end, where they were not, which reports
+were in CONFLICT, and which servers were left out; they never carry rows or ids of roots.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pyspark.accumulators import AccumulatorParam
 
 # read: a chain has read records of a source, and its reports are answered; end: a tracked chain has read its input
 # to the end, and its reports are answered; cut: a function of the user's ended before its input did; part: one
-# partition of an RDD was read to its end; conflict: a report was counted before with other content.
-Kind = Literal["read", "end", "cut", "part", "conflict"]
+# partition of an RDD was read to its end; conflict: a report was counted before with other content; without: a server
+# was left out of a report.
+Kind = Literal["read", "end", "cut", "part", "conflict", "without"]
 
 EXECUTION = "spark.sql.execution.id"
 
@@ -27,7 +28,7 @@ EXECUTION = "spark.sql.execution.id"
 class Note:
     """``tag`` names the tracked step that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
     ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether it ``is_empty``;
-    ``function``: that was cut."""
+    ``function``: that was cut. Of *without* ``index`` is the server's id."""
 
     kind: Kind
     tag: str

@@ -1,0 +1,149 @@
+"""Pins: where the roots of batches live, and which part of a report goes to which member. Pure.
+
+Decides nothing about placement (``acker_protocol.placement`` does): a pin is a placement that was decided when its
+batch was opened, and it travels to whoever works on the batch. A section goes whole to each replica of its slot; if a
+report has roots of several batches, what a member gets of a slot is the part of the batches that it holds there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of
+from acker_protocol.messages import FAIL, Entries, InitScope
+from acker_protocol.placement import Member, Placement
+
+Mask = npt.NDArray[np.bool_]
+
+# So many numbers has a pin of an open stream; the next pin of the stream begins behind them.
+STREAM_NUMBERS = 1 << 40
+# What a pin has that is to take any root.
+ANY_NUMBER = MASK
+
+
+class NowhereToSend(ValueError):
+    """Roots of which nobody has said where they live."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The roots ``mix64(first + i)``, i below ``up_to``, of a batch live on ``placement``. Picklable."""
+
+    session: int
+    batch: int
+    first: int
+    up_to: int
+    placement: Placement
+
+    def has(self, root_ids: Column) -> Mask:
+        """Which of ``root_ids: uint64[n]`` are of it."""
+        return numbers_of(self.first, root_ids) < np.uint64(self.up_to)
+
+
+Pins = tuple[Pin, ...]
+
+
+def encode(pins: Sequence[Pin]) -> str:
+    """Pins as ASCII text, for another process."""
+    return json.dumps([_plain(pin) for pin in pins], separators=(",", ":"))
+
+
+def decode(text: str | bytes) -> Pins:
+    """What :func:`encode` gave. Raises ValueError for anything else."""
+    try:
+        return tuple(_pin(content) for content in json.loads(text)) if text else ()
+    except (KeyError, TypeError, zlib.error) as error:
+        raise ValueError(f"pins: this is no list of pins ({error!r}); hand them on as they came") from None
+
+
+def _plain(pin: Pin) -> dict[str, Any]:
+    placement = pin.placement
+    table = zlib.compress(placement.replicas.astype("<u2").tobytes())
+    return {
+        "batch": [pin.session, pin.batch, pin.first, pin.up_to],
+        "epoch": placement.epoch,
+        "members": [[member.id, member.generation, member.address] for member in placement.members],
+        "replicas": base64.b64encode(table).decode("ascii"),
+    }
+
+
+def _pin(content: dict[str, Any]) -> Pin:
+    table = np.frombuffer(zlib.decompress(base64.b64decode(content["replicas"])), "<u2").reshape(SLOTS, -1)
+    members = tuple(Member(*each) for each in content["members"])
+    session, batch, first, up_to = content["batch"]
+    return Pin(session, batch, first, up_to, Placement(content["epoch"], members, table.astype(np.uint16)))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one member gets of a report. ``held``: bool[pins, 1024], the slots of which it gets a section."""
+
+    member: Member
+    entries: Entries
+    held: Mask
+
+
+def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
+    """The part of each member, those without a section left out unless ``inits`` says what is covered.
+
+    Raises :class:`NowhereToSend` where there is no pin. Roots may be in no pin, as those of an open
+    stream that a user has chosen: their inits go by the newest one. Their updates go by all of them: nobody can say
+    which it was, and to the others they do no harm.
+    """
+    if inits is not None:
+        # One that is not pinned is refused by whoever gets it.
+        pins = [pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch)] or pins
+    members = sorted({member for pin in pins for member in pin.placement.members})
+    if len(members) == 1:
+        return [Share(members[0], entries, np.ones((1, SLOTS), np.bool_))]
+    if not members:
+        raise NowhereToSend("nobody has said where the roots of this report live")
+    slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
+    of_pin = _of_pins(pins, entries.root_ids, are_inits=inits is not None)
+    covers = inits is not None and len(inits.covered) > 0
+    shares = []
+    for member in members:
+        held_by_pin = np.stack([_slots_held(pin.placement, member) for pin in pins])
+        is_his = np.asarray((held_by_pin[:, slots] & of_pin).any(axis=0))
+        if is_his.any() or (covers and held_by_pin.any()):
+            held = np.zeros((len(pins), SLOTS), np.bool_)
+            for index, row in enumerate(of_pin):
+                held[index, slots[row]] = True
+            held &= held_by_pin
+            if covers:
+                held |= held_by_pin
+            shares.append(Share(member, entries if is_his.all() else _only(entries, is_his), held))
+    return shares
+
+
+def _of_pins(pins: Sequence[Pin], root_ids: Column, *, are_inits: bool) -> Mask:
+    """Which roots are of which pin: bool[pins, n]."""
+    if len(pins) == 1:
+        return np.ones((1, len(root_ids)), np.bool_)
+    of_pin = np.stack([pin.has(root_ids) for pin in pins])
+    of_pin[-1 if are_inits else slice(None), ~of_pin.any(axis=0)] = True
+    return of_pin
+
+
+def _slots_held(placement: Placement, member: Member) -> Mask:
+    if member not in placement.members:
+        return np.zeros(SLOTS, np.bool_)
+    held: Mask = (placement.replicas == placement.members.index(member)).any(axis=1)
+    return held
+
+
+def _only(entries: Entries, chosen: Mask) -> Entries:
+    roots, vals = entries.root_ids[chosen], entries.ack_vals[chosen]
+    if not len(entries.kinds):
+        return Entries(roots, vals)
+    kinds = entries.kinds[chosen]
+    reason_ids = entries.reason_ids[chosen[(entries.kinds & FAIL) != 0]]
+    return Entries(roots, vals, kinds, reason_ids, entries.reasons)

@@ -1,0 +1,77 @@
+"""Replication: one report on its way to all replicas of its sections. Pure.
+
+Decides which member gets what of it, and which sections have been answered by somebody. Who is out, and why, is the
+caller's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from acker_client.core.delivery import Delivery, ReportResult
+from acker_client.core.pins import Mask, Pin, Share, shares_of
+from acker_protocol.messages import Entries, Identity, InitScope
+from acker_protocol.placement import Member
+from acker_protocol.reports import digest
+
+
+class Replication:
+    """The deliveries of one report, one a member; each of them may be in a thread of its own."""
+
+    __slots__ = ("_shares", "deliveries", "identity", "inits", "out", "root_ids")
+
+    def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None, pins: Sequence[Pin]) -> None:
+        """Raises :class:`~acker_client.core.pins.NowhereToSend` where no pin says where its roots live."""
+        self.identity = identity
+        self.inits = inits
+        self.root_ids = entries.root_ids
+        whole = digest(entries)
+        self._shares: dict[Member, Share] = {share.member: share for share in shares_of(pins, entries, inits)}
+        self.deliveries = {
+            member: Delivery(identity, share.entries, inits, report_digest=whole)
+            for member, share in self._shares.items()
+        }
+        # Who is out for this report, and why.
+        self.out: dict[Member, str] = {}
+
+    @property
+    def left(self) -> list[Member]:
+        """The members that are in and have not answered all of it."""
+        return [member for member, delivery in self.deliveries.items() if not delivery.done and member not in self.out]
+
+    @property
+    def result(self) -> ReportResult:
+        """The counts so far, in sections: one that went to two replicas counts twice, one that nobody has is
+        ``unreported``."""
+        counts = sum((delivery.result for delivery in self.deliveries.values()), ReportResult())
+        return replace(counts, unreported=self._missing(), without=frozenset(member.id for member in self.out))
+
+    def covers(self, member: Member) -> bool:
+        """Whether other members have answered all sections of ``member``."""
+        return bool((self._answered() | ~self._shares[member].held).all())
+
+    def leave(self, member: Member, why: str) -> None:
+        """``member`` is out for this report."""
+        self.out[member] = why
+
+    def missed_by(self, member: Member) -> Entries:
+        """The entries that ``member`` was to get."""
+        return self._shares[member].entries
+
+    def _answered(self) -> Mask:
+        """The sections that some member has answered."""
+        held = [self._shares[member].held for member, delivery in self.deliveries.items() if delivery.done]
+        shape = next(iter(self._shares.values())).held.shape
+        found: Mask = np.logical_or.reduce(held) if held else np.zeros(shape, np.bool_)
+        return found
+
+    def _missing(self) -> int:
+        if len(self.deliveries) == 1:
+            return next(iter(self.deliveries.values())).result.unreported
+        if all(delivery.done for delivery in self.deliveries.values()):
+            return 0
+        wanted: Mask = np.logical_or.reduce([share.held for share in self._shares.values()])
+        return int(np.count_nonzero(wanted & ~self._answered()))

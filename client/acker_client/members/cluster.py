@@ -1,0 +1,339 @@
+"""Cluster: which servers there are, as far as this process knows, and how each is called.
+
+Decides the view that new batches are placed on, and which member is gone for good. Where the servers have a registry
+(ZooKeeper), they hand the view out: who is in it, is draining, or is away for a planned restart. Without one the list
+of addresses is the cluster: who answers is in, and who has been silent for ``gone_after_s`` is gone, unless it is the
+only one. Never places anything, and never says what a lost member means for a root.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.errors import AckerError, Closed, Rejected, Unavailable
+from acker_client.members.caller import Caller, unanswered
+from acker_client.members.connection import FIRST_GREETING_S, Connect, Connection, Greeted
+from acker_client.members.side_by_side import SideBySide
+from acker_client.settings import Settings
+from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
+from acker_protocol.placement import Member, View
+
+log = logging.getLogger("acker_client")
+
+# How often servers that are silent, or were never heard, are asked anew.
+AGAIN_S = 1.0
+# A member that was not waited for to the end is given only so long next time, for a while.
+BRIEF_WAIT_S = 0.5
+SLOW_S = 60.0
+
+
+class Cluster:
+    """Thread-safe; belongs to one process. No lock is held over a call."""
+
+    def __init__(
+        self, settings: Settings, connect: Connect, clock: Clock, sleep: Sleep, random: Random, side_by_side: SideBySide
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.sleep = sleep
+        self.side_by_side = side_by_side
+        self._connect = connect
+        self._random = random
+        self._callers: dict[str, Caller] = {}
+        self._is_closed = False
+        self._looked_at = float("-inf")
+        # What a registry said last; None: there is none, or nothing was heard.
+        self._listed: ViewReply | None = None
+        self._epoch_heard = 0
+        # Without a registry: the epoch counts changes.
+        self._view: View | None = None
+        # (address, incarnation) of those that have said that they take nothing new.
+        self._draining: set[tuple[str, int]] = set()
+        self._slow: dict[Member, float] = {}
+
+    # -- calls
+
+    def caller(self, address: str) -> Caller:
+        """How the server at ``address`` is called."""
+        caller = self._callers.get(address)
+        if caller is None:
+            if self._is_closed:
+                raise Closed("this client was closed: make another AckerClient")
+            connection = Connection(address, self.settings, self._connect)
+            caller = self._callers.setdefault(address, Caller(self.settings, connection, self.clock, self._heard))
+        return caller
+
+    def caller_of(self, member: Member) -> Caller:
+        """How ``member`` is called."""
+        return self.caller(self.address_of(member))
+
+    def address_of(self, member: Member) -> str:
+        """Where ``member`` is now."""
+        listed = self._listing_of(member)
+        return member.address if listed is None else listed.member.address
+
+    def patience(self, budget_s: float | None = None) -> Patience:
+        """A new budget: that of the settings, unless one is given."""
+        deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
+        return Patience(deadline, self.sleep, self._random)
+
+    def close(self) -> None:
+        """Close every channel."""
+        self._is_closed = True
+        for caller in list(self._callers.values()):
+            caller.connection.close()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one server only, which is never given up."""
+        return len(self.settings.servers) == 1 and not self._epoch_heard
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether some server has answered the handshake, and has answered ever since."""
+        return any(caller.connection.is_greeted for caller in list(self._callers.values()))
+
+    @property
+    def silent_since(self) -> float | None:
+        """Since when no server has answered; None: one has, or nobody was asked."""
+        callers = list(self._callers.values())
+        since = [caller.silent_since for caller in callers]
+        known = [each for each in since if each is not None]
+        return min(known) if known and len(known) == len(since) else None
+
+    # -- the view
+
+    def any_caller(self, patience: Patience) -> Caller:
+        """How some server that answers is called."""
+        view = self.view(patience)
+        return self.caller_of(min(view.members, key=lambda member: self._silent_s(member.address)))
+
+    def view(self, patience: Patience) -> View:
+        """The members that new batches are to be placed on. Waits until there is one."""
+        while True:
+            view = self._look(patience)
+            if view.members:
+                return view
+            if not patience.wait():
+                raise Unavailable(
+                    f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
+                )
+
+    def refresh(self) -> None:
+        """Look whether something has changed, if there is reason to; raises nothing and waits for little."""
+        if self.is_alone:
+            return
+        try:
+            self._look(self.patience(AGAIN_S))
+        except AckerError as error:
+            log.debug("the view could not be refreshed: %s", error)
+
+    def drains(self, member: Member) -> None:
+        """``member`` has said that it takes nothing new."""
+        hello = self._hello_of(member.address)
+        if hello is not None:
+            self._draining.add((member.address, hello.incarnation))
+        self._looked_at = float("-inf")
+
+    def gone(self, member: Member) -> str:
+        """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows."""
+        hello = self._hello_of(member.address)
+        if hello is not None and (hello.id, hello.generation) != (member.id, member.generation):
+            return "its server came back without its state"
+        if self._listed is not None:
+            return "" if self._listing_of(member) is not None else "its server is gone"
+        silent_s = self._silent_s(member.address)
+        if not self.is_alone and silent_s >= self.settings.gone_after_s:
+            return f"its server has not answered for {silent_s:.0f} s"
+        return ""
+
+    # -- replicas that keep others waiting
+
+    def replica_wait_s(self, member: Member) -> float:
+        """How long ``member`` is waited for when another replica has answered."""
+        is_slow = self._slow.get(member, float("-inf")) > self.clock()
+        return min(BRIEF_WAIT_S, self.settings.replica_wait_s) if is_slow else self.settings.replica_wait_s
+
+    def note_slow(self, member: Member, *, is_slow: bool) -> None:
+        """``member`` was waited for in vain, or has answered."""
+        if is_slow:
+            self._slow[member] = self.clock() + SLOW_S
+        else:
+            self._slow.pop(member, None)
+
+    # -- inside
+
+    def _heard(self, reply: Any) -> None:
+        self._epoch_heard = max(self._epoch_heard, reply.epoch)
+
+    def _listing_of(self, member: Member) -> ListedMember | None:
+        """What a registry says of ``member``, which may have another address by now."""
+        listed = () if self._listed is None else self._listed.members
+        same = (each for each in listed if (each.member.id, each.member.generation) == (member.id, member.generation))
+        return next(same, None)
+
+    def _hello_of(self, address: str) -> HelloReply | None:
+        caller = self._callers.get(address)
+        return None if caller is None else caller.connection.hello
+
+    def _silent_s(self, address: str) -> float:
+        caller = self._callers.get(address)
+        since = None if caller is None else caller.silent_since
+        return 0.0 if since is None else self.clock() - since
+
+    def _look(self, patience: Patience) -> View:
+        if self._listed is None and self._epoch_heard == 0:
+            self._greet_seeds(patience)
+        if self._epoch_heard:
+            self._ask_registry(patience)
+        if self._listed is not None:
+            return self._listed_view(self._listed)
+        return self._answering_view()
+
+    # with a registry
+
+    def _ask_registry(self, patience: Patience) -> None:
+        """Ask for the view, if what is known of it is not the newest, or somebody is silent."""
+        known = self._listed
+        is_newest = known is not None and known.epoch >= self._epoch_heard
+        is_due = self.clock() - self._looked_at >= AGAIN_S
+        if is_newest and not (is_due and self._has_reason(known)):
+            return
+        self._looked_at = self.clock()
+        while True:
+            try:
+                reply = self._asked()
+            except Unavailable as error:
+                if known is not None:
+                    return
+                if not patience.wait():
+                    raise unanswered(", ".join(self.settings.servers), patience, error) from error
+            else:
+                if known is None or reply.epoch >= known.epoch:
+                    self._note_changes(known, reply)
+                    self._listed = reply
+                return
+
+    def _has_reason(self, known: ViewReply | None) -> bool:
+        """Whether to ask though nobody has spoken of a newer view: someone is silent, or on the way out or back."""
+        if known is None or self._draining:
+            return True
+        return any(
+            listed.state != MemberState.ACTIVE or self._silent_s(listed.member.address) for listed in known.members
+        )
+
+    def _asked(self) -> ViewReply:
+        """The view of the first server that answers, those first that are not known to be silent."""
+        known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
+        addresses = sorted(dict.fromkeys((*known, *self.settings.servers)), key=self._silent_s)
+        failures: list[str] = []
+        for address in addresses:
+            try:
+                reply = self.caller(address).once(
+                    lambda transport, timeout_s: transport.view(timeout_s), Deadline(AGAIN_S, self.clock), AGAIN_S
+                )
+            except Unavailable as error:
+                failures.append(str(error))
+                continue
+            if reply.epoch:
+                return reply
+            failures.append(f"{address}: this server knows of no others")
+        raise Unavailable("; ".join(failures))
+
+    def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
+        self._draining.clear()
+        if known is not None and known.members != reply.members:
+            log.info("view %d: %s", reply.epoch, ", ".join(map(_described, reply.members)))
+
+    def _listed_view(self, listed: ViewReply) -> View:
+        members = [each.member for each in listed.members if each.state == MemberState.ACTIVE]
+        return View(listed.epoch, tuple(member for member in members if not self._is_draining(member)))
+
+    # without one
+
+    def _greet_seeds(self, patience: Patience) -> None:
+        """Greet the servers that are not greeted: at first until one has answered, later beside other work."""
+        seeds = self.settings.servers
+        if len(seeds) == 1:
+            self._greet_one(self.caller(seeds[0]), patience)
+            return
+        is_due = self.clock() - self._looked_at >= AGAIN_S
+        absent = [caller for caller in map(self.caller, seeds) if not caller.connection.is_greeted]
+        if self._view is not None and not (absent and is_due):
+            return
+        self._looked_at = self.clock()
+        calls = [self._started(caller) for caller in absent]
+        while self._view is None:
+            self._await(calls)
+            failures = [error for call in calls if (error := _error_of(call)) is not None]
+            for error in failures:
+                if not isinstance(error, Unavailable):
+                    raise error
+            if any(caller.connection.is_greeted for caller in map(self.caller, seeds)):
+                return
+            said = Unavailable("; ".join(map(str, failures)))
+            if not patience.wait():
+                raise unanswered(", ".join(seeds), patience, said)
+            calls = [self._started(caller) for caller in absent]
+
+    def _greet_one(self, caller: Caller, patience: Patience) -> None:
+        if self._view is None or self._draining:
+            if self._draining:
+                self._draining.clear()
+                caller.connection.greet_anew()
+            caller.greeted(patience)
+
+    def _started(self, caller: Caller) -> Future[Greeted]:
+        return self.side_by_side.start(lambda: caller.greeted_once(Deadline(FIRST_GREETING_S, self.clock)))
+
+    def _await(self, calls: Sequence[Future[Greeted]]) -> None:
+        """Wait for all of ``calls``: each is over within the time of a greeting."""
+        deadline = Deadline(2 * FIRST_GREETING_S, self.clock)
+        while deadline.left_s:
+            left = [call for call in calls if not call.done()]
+            if not left:
+                return
+            self.side_by_side.wait(left, deadline.left_s)
+
+    def _answering_view(self) -> View:
+        """Those of the list who answer, and have not said that they take nothing new."""
+        members: dict[int, Member] = {}
+        seen: set[int] = set()
+        for seed in self.settings.servers:
+            hello = self._hello_of(seed)
+            if hello is None or hello.incarnation in seen or self._is_out(seed):
+                continue
+            seen.add(hello.incarnation)
+            member = Member(hello.id, hello.generation, seed)
+            other = members.setdefault(hello.id, member)
+            if other is not member:
+                raise Rejected(
+                    f"the servers at {other.address} and {seed} both have the id {hello.id}: start each with an --id of"
+                    " its own, 0, 1, 2 ..."
+                )
+        open_to_new = tuple(member for member in members.values() if not self._is_draining(member))
+        if self._view is None or self._view.members != tuple(sorted(open_to_new, key=lambda each: each.id)):
+            self._view = View(0 if self._view is None else self._view.epoch + 1, open_to_new)
+        return self._view
+
+    def _is_out(self, seed: str) -> bool:
+        return len(self.settings.servers) > 1 and self._silent_s(seed) >= self.settings.gone_after_s
+
+    def _is_draining(self, member: Member) -> bool:
+        hello = self._hello_of(member.address)
+        if hello is None:
+            return False
+        return hello.is_draining or (member.address, hello.incarnation) in self._draining
+
+
+def _described(listed: ListedMember) -> str:
+    state = "" if listed.state == MemberState.ACTIVE else f" ({listed.state.name.lower()})"
+    return f"{listed.member.id} at {listed.member.address}{state}"
+
+
+def _error_of(call: Future[Any]) -> BaseException | None:
+    return call.exception() if call.done() else Unavailable("no answer yet")

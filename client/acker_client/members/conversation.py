@@ -1,0 +1,116 @@
+"""Conversation: one source with one server: its registration there, and the calls about batches.
+
+Decides how a registration is renewed, and how one poll is made and taken. Outcomes are handed over as they come: what
+they mean beside those of other servers is not decided here.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from acker_client.core.backoff import Clock, Deadline, Patience
+from acker_client.core.registration import Heard, Registration
+from acker_client.errors import Rejected, Unavailable
+from acker_client.members.caller import Call, Caller
+from acker_client.members.retrying import until_accepted
+from acker_client.settings import Settings
+from acker_protocol.messages import OpenBatch, Settle, SettleReply, Status, Watch, WatchReply
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """An answer that was not taken yet."""
+
+    request: Watch
+    reply: WatchReply
+
+
+class Conversation:
+    """Thread-safe; polls are for one thread at a time."""
+
+    def __init__(self, caller: Caller, registration: Registration, settings: Settings, clock: Clock) -> None:
+        self.address = caller.connection.address
+        self.caller = caller
+        self.registration = registration
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def renew(self, patience: Patience) -> None:
+        """Make the server know this source, and learn whether it still knows what it knew."""
+        while True:
+            with self._lock:
+                request = self.registration.request(0.0, 1)
+            reply = self.caller.answer(_watch(request), patience)
+            with self._lock:
+                is_current = self.registration.renewed(request, reply, self._clock())
+            if is_current:
+                _raise_unless_applied(reply, self.registration.name)
+                return
+
+    def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
+        """Returns the generation of this registration in which the batch is open."""
+        if self.registration.generation is None:
+            self.renew(patience)
+        while True:
+            generation = self.registration.generation
+            until_accepted(
+                self.caller,
+                lambda transport, timeout_s: transport.open_batch(request, timeout_s),
+                f"open batch {request.number}",
+                patience,
+                self.renew,
+            )
+            # One that was opened in two generations is opened again.
+            if self.registration.generation == generation:
+                return generation
+
+    def settle(self, request: Settle, patience: Patience) -> SettleReply:
+        """Settle a batch. Raises ``UnknownBatch`` where the server does not know it."""
+        return until_accepted(
+            self.caller,
+            lambda transport, timeout_s: transport.settle(request, timeout_s),
+            f"settle batch {request.number}",
+            patience,
+            self.renew,
+        )
+
+    def poll(self, wait_s: float, max_outcomes: int) -> Polled | None:
+        """Ask for outcomes once, waiting for the first up to ``wait_s``. None: there was no answer."""
+        with self._lock:
+            request = self.registration.request(wait_s, max_outcomes)
+        # The answer needs time to travel, and the handshake too, also when the caller will not wait.
+        answer_by = Deadline(request.wait_ms / 1000 + self._settings.call_timeout_s / 2, self._clock)
+        try:
+            return Polled(request, self.caller.once(_watch(request), answer_by, answer_by.budget_s))
+        except Unavailable:
+            return None
+
+    def take(self, polled: Polled) -> Heard | None:
+        """What a poll brought; it is confirmed by the next one. None when the poll has to be made again."""
+        with self._lock:
+            heard = self.registration.heard(polled.request, polled.reply, self._clock())
+        if heard is not None:
+            _raise_unless_applied(polled.reply, self.registration.name)
+        return heard
+
+    def take_loss(self) -> bool:
+        """Whether a renewal has found out that the server has lost what it knew; said once."""
+        with self._lock:
+            return self.registration.nothing().generation_changed
+
+    def close(self, patience: Patience) -> None:
+        """End the session there: the server drops the source's roots."""
+        with self._lock:
+            request = self.registration.request(0.0, 1, close=True)
+        self.caller.answer(_watch(request), patience)
+
+
+def _watch(request: Watch) -> Call[WatchReply]:
+    return lambda transport, timeout_s: transport.watch(request, timeout_s)
+
+
+def _raise_unless_applied(reply: WatchReply, name: str) -> None:
+    if reply.status not in (Status.APPLIED, Status.DUPLICATE):
+        raise Rejected(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")

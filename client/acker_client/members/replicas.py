@@ -1,0 +1,137 @@
+"""Replicas: one thing asked of several members, side by side.
+
+Decides how long a member is waited for that keeps the others waiting, and when nobody is left to wait for. What that
+means for a root is decided by votes: a member that has missed something says no, never a false yes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from acker_client.core.backoff import Patience
+from acker_client.errors import RETRYABLE, UnknownBatch
+from acker_client.members.cluster import Cluster
+from acker_protocol.placement import Member
+
+log = logging.getLogger("acker_client")
+
+# How often it is looked whether a member that has not answered is gone.
+LOOK_S = 0.25
+# A call that takes so long is a reason to ask what has become of the members.
+REFRESH_S = 1.0
+
+# After one of these the call may succeed at another member.
+_HERE_ONLY = (*RETRYABLE, UnknownBatch)
+
+
+class Party(Protocol):
+    """What is asked of several members."""
+
+    @property
+    def left(self) -> Sequence[Member]:
+        """The members that are in and have not answered."""
+        ...
+
+    def covers(self, member: Member) -> bool:
+        """Whether the answers of others make that of ``member`` dispensable."""
+        ...
+
+    def leave(self, member: Member, why: str) -> None:
+        """``member`` is out."""
+        ...
+
+
+def ask(
+    cluster: Cluster,
+    party: Party,
+    call: Callable[[Member, Patience], None],
+    budget_s: float | None = None,
+    *,
+    may_leave: bool = True,
+) -> None:
+    """Make ``call`` to every member that is left, and wait until each has answered or is out.
+
+    A member is out when it is gone, or when it does not answer, or only that it does not know the batch, and the
+    answers of others do without its own; without ``may_leave`` only when it is gone. Raises what stopped the call to a
+    member that is in.
+    """
+    members = list(party.left)
+    if len(members) == 1 and cluster.is_alone:
+        call(members[0], cluster.patience(budget_s))
+        return
+    asking = _Asking(cluster, party, may_leave=may_leave)
+    for member in members:
+        asking.start(call, member, cluster.patience(budget_s))
+    try:
+        asking.await_all()
+    finally:
+        asking.end()
+    for error in asking.errors.values():
+        raise error
+
+
+class _Asking:
+    """The calls under way."""
+
+    def __init__(self, cluster: Cluster, party: Party, *, may_leave: bool) -> None:
+        self._cluster = cluster
+        self._party = party
+        self._may_leave = may_leave
+        self._since = cluster.clock()
+        self._calls: dict[Member, Future[None]] = {}
+        self._patiences: dict[Member, Patience] = {}
+        self.errors: dict[Member, BaseException] = {}
+
+    def start(self, call: Callable[[Member, Patience], None], member: Member, patience: Patience) -> None:
+        self._patiences[member] = patience
+        self._calls[member] = self._cluster.side_by_side.start(lambda: call(member, patience))
+
+    def await_all(self) -> None:
+        while self._calls:
+            self._cluster.side_by_side.wait(list(self._calls.values()), LOOK_S)
+            for member in [member for member, future in self._calls.items() if future.done()]:
+                self._ended(member, self._calls.pop(member).exception())
+            if self._calls or self.errors:
+                self._drop_absent()
+
+    def end(self) -> None:
+        """Whoever is waited for no longer gives up by itself."""
+        for member in self._calls:
+            self._patiences[member].deadline.end()
+
+    def _ended(self, member: Member, error: BaseException | None) -> None:
+        if error is None:
+            self._cluster.note_slow(member, is_slow=False)
+            return
+        self.errors[member] = error
+        if not isinstance(error, _HERE_ONLY):
+            raise error
+
+    def _drop_absent(self) -> None:
+        waited_s = self._cluster.clock() - self._since
+        if waited_s >= REFRESH_S:
+            self._cluster.refresh()
+        for member in [*self.errors, *self._calls]:
+            why = self._cluster.gone(member) or self._dispensable(member, waited_s)
+            if why:
+                self._drop(member, why)
+
+    def _dispensable(self, member: Member, waited_s: float) -> str:
+        """Why ``member`` is not waited for any longer; nothing ("") while it is."""
+        error = self.errors.get(member)
+        if error is None and waited_s < self._cluster.replica_wait_s(member):
+            return ""
+        if not self._may_leave or not self._party.covers(member):
+            return ""
+        return f"no answer for {waited_s:.0f} s" if error is None else str(error)
+
+    def _drop(self, member: Member, why: str) -> None:
+        log.warning("going on without the server at %s: %s", member.address, why)
+        self._party.leave(member, why)
+        self.errors.pop(member, None)
+        if self._calls.pop(member, None) is not None:
+            self._patiences[member].deadline.end()
+            self._cluster.note_slow(member, is_slow=True)

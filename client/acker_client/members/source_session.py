@@ -1,0 +1,498 @@
+"""Source session: one source at all servers that its roots live on.
+
+Decides where a batch is placed when it is opened, which servers are watched, and that what they say comes out as one
+outcome a root. A server that has lost what it knew, or is gone, is out for what was pinned to it, and heard no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+
+from acker_client.core.backoff import Clock, Patience
+from acker_client.core.pinned_batch import PinnedBatch
+from acker_client.core.pins import Pin, Pins, encode
+from acker_client.core.registration import Registration
+from acker_client.core.replication import Replication
+from acker_client.core.stream import Stream
+from acker_client.core.votes import Merged
+from acker_client.core.watched import NO_SLOTS, Mask, WatchResult, joined, only
+from acker_client.errors import AckerError, Draining, UnknownBatch
+from acker_client.members.cluster import Cluster
+from acker_client.members.conversation import Conversation, Polled
+from acker_client.members.replicas import ask
+from acker_protocol.ids import Column
+from acker_protocol.messages import NO_IDS, Limits, OpenBatch, Outcomes, Settle, Settlement
+from acker_protocol.placement import Member, Placement, View, place
+
+log = logging.getLogger("acker_client")
+
+# A poll that was answered early and empty (the server is short of threads, or stops) is made again at this pace.
+_POLL_PAUSE_S = 0.05
+# How long several polls are waited for before it is looked who else is to be polled.
+_LOOK_S = 0.5
+# How long one server is asked to open a batch again that it has lost.
+_REOPEN_S = 3.0
+_CLOSE_S = 1.0
+
+LOST_STATE = "the server lost its state"
+
+
+class SourceSession:
+    """Thread-safe; ``watch`` is for one thread at a time. No lock is held over a call."""
+
+    def __init__(
+        self, cluster: Cluster, name: str, session: int, lease_s: float, limits: Limits, base: int, clock: Clock
+    ) -> None:
+        self.name = name
+        self.session = session
+        self.lease_s = lease_s
+        self._limits = limits
+        self._cluster = cluster
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stream = Stream(session, base)
+        # By address: a server that comes back without its state is another member, and the same conversation.
+        self._conversations: dict[str, Conversation] = {}
+        self._batches: dict[int, PinnedBatch] = {}
+        # Up to which outcome of which registration has been heard, by address.
+        self._reached: dict[str, tuple[int | None, int]] = {}
+        self._polls: dict[str, Future[Polled | None]] = {}
+        # Done when there is something to say that no poll has brought.
+        self._news: Future[None] = Future()
+        self._unsaid = _Unsaid()
+        self._opened_at = clock()
+
+    # -- where things live
+
+    @property
+    def pins(self) -> Pins:
+        """Of the batches that are not over, and of the open stream, oldest first."""
+        with self._lock:
+            return (*(batch.pin for batch in self._batches.values()), *self._stream.pins)
+
+    @property
+    def heard_at(self) -> float:
+        """When a server last answered for this source."""
+        heard = [each.registration.heard_at for each in list(self._conversations.values())]
+        return max(heard, default=self._opened_at)
+
+    def open(self, patience: Patience) -> None:
+        """Open the source at the servers of its open stream; where the view has changed, pin the stream anew."""
+        placement = self._place(self._cluster.view(patience), 0)
+        with self._lock:
+            if self._stream.is_placed_on(placement):
+                return
+        log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
+        self._pin_stream(placement, patience)
+
+    def new_root(self) -> int:
+        """The root id of the next emission in the open stream."""
+        return self._stream.new_root()
+
+    def initialised(self, replication: Replication) -> None:
+        """Inits of the open stream have been answered by those members that are in."""
+        with self._lock:
+            self._stream.initialised(replication.root_ids)
+            for member in replication.out:
+                self._stream.missed(member, replication.missed_by(member).root_ids)
+
+    def renew(self, member: Member, patience: Patience) -> None:
+        """``member`` does not know this source: nobody may be watching while a report waits. What it has lost by then
+        comes with the next watch."""
+        self._conversation(member).renew(patience)
+
+    # -- batches
+
+    def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
+        """Place a batch, and open it at all its members; placed anew where one of them is gone or takes nothing new."""
+        with self._lock:
+            known = self._batches.get(request.number)
+        if known is not None and known.request == request:
+            return known.pin
+        silent: set[Member] = set()
+        while True:
+            batch = self._placed(request, self._cluster.view(self._cluster.patience(budget_s)), silent)
+            with self._lock:
+                self._batches[request.number] = batch
+            opening = _Opening(batch)
+            try:
+                self._open_at_members(opening, budget_s)
+            except Draining:
+                continue
+            except BaseException:
+                self.forget(request.number)
+                raise
+            if not opening.out:
+                return batch.pin
+            silent |= opening.out
+
+    def settle(self, number: int, settlement: Settlement, budget_s: float | None) -> None:
+        """Settle a batch at all its members. Raises ``UnknownBatch`` for one that is not open here."""
+        with self._lock:
+            batch = self._batches.get(number)
+        if batch is None:
+            raise UnknownBatch(f"batch {number} is not open on this client: it was settled, or never opened")
+        batch.settlement = settlement
+        request = Settle(self.session, number, settlement)
+
+        def call(member: Member, patience: Patience) -> None:
+            try:
+                reply = self._conversation(member).settle(request, patience)
+            except UnknownBatch as error:
+                log.warning("batch %d is not known to the server at %s any more: %s", number, member.address, error)
+                self._leave(batch, member, "the server lost the batch")
+            else:
+                with self._lock:
+                    batch.settled_at(member, reply)
+                    reached = self._reached.get(self._cluster.address_of(member), (None, 0))
+                    self._note(batch, batch.reached(member, *reached))
+
+        if batch.left:
+            ask(self._cluster, _BatchParty(self, batch), call, budget_s)
+        with self._lock:
+            self._tell(batch)
+
+    def leave_out(self, number: int, ids: AbstractSet[int]) -> None:
+        """Members of a batch that a task has reported without are out for it."""
+        with self._lock:
+            batch = self._batches.get(number)
+        if batch is not None:
+            for member in batch.members:
+                if member.id in ids:
+                    self._leave(batch, member, "a task went on without it")
+
+    def forget(self, number: int) -> None:
+        """Nothing more is to be heard of a batch."""
+        with self._lock:
+            self._batches.pop(number, None)
+
+    # -- outcomes
+
+    def watch(self, wait_s: float, max_outcomes: int) -> WatchResult:
+        """What has come, waiting up to ``wait_s`` for the first of it. Confirms what earlier calls have brought."""
+        patience = self._cluster.patience(wait_s)
+        answered = False
+        while True:
+            asked_at = self._clock()
+            heard = self._poll(0.0 if self._news.done() else patience.deadline.left_s, max_outcomes)
+            answered = answered or heard
+            self._look_around()
+            watched = self._take(answered=answered)
+            if watched.says_something or not patience.deadline.left_s:
+                return watched
+            if not heard and not patience.wait():
+                return watched
+            if heard and self._clock() - asked_at < _POLL_PAUSE_S:
+                self._cluster.sleep(min(_POLL_PAUSE_S, patience.deadline.left_s))
+
+    def close(self) -> None:
+        """End the session: servers drop its roots. Tried for a second; else the lease ends it."""
+        with self._lock:
+            conversations, self._conversations = dict(self._conversations), {}
+        calls = [self._cluster.side_by_side.start(partial(self._close, each)) for each in conversations.values()]
+        deadline = self._cluster.patience(_CLOSE_S).deadline
+        while deadline.left_s and (left := [call for call in calls if not call.done()]):
+            self._cluster.side_by_side.wait(left, deadline.left_s)
+
+    # -- inside: placing and opening
+
+    def _place(self, view: View, number: int) -> Placement:
+        settings = self._cluster.settings
+        members = len(view.members)
+        wanted = min(2, members) if settings.replicas is None else settings.replicas
+        spread = max(settings.spread, wanted)
+        if wanted > members:
+            log.warning("%d replicas are asked for, and there are %d servers: going on with fewer", wanted, members)
+        return place(view, self.session, number, min(wanted, members), spread)
+
+    def _pin_stream(self, placement: Placement, patience: Patience) -> None:
+        generations = {}
+        for member in placement.members:
+            conversation = self._conversation(member)
+            conversation.renew(patience)
+            generations[member] = conversation.registration.generation
+        with self._lock:
+            self._stream.pin(placement, generations)
+
+    def _placed(self, request: OpenBatch, view: View, silent: AbstractSet[Member]) -> PinnedBatch:
+        answering = tuple(member for member in view.members if member not in silent)
+        placement = self._place(View(view.epoch, answering or view.members), request.number)
+        pin = Pin(self.session, request.number, request.first, request.up_to, placement)
+        return PinnedBatch(pin, request)
+
+    def _open_at_members(self, opening: _Opening, budget_s: float | None) -> None:
+        batch = opening.batch
+
+        def call(member: Member, patience: Patience) -> None:
+            try:
+                generation = self._conversation(member).open_batch(batch.request_for(member), patience)
+            except Draining:
+                self._cluster.drains(member)
+                raise
+            with self._lock:
+                batch.opened(member, generation)
+
+        ask(self._cluster, opening, call, budget_s)
+
+    def _conversation(self, member: Member) -> Conversation:
+        address = self._cluster.address_of(member)
+        with self._lock:
+            conversation = self._conversations.get(address)
+            if conversation is None:
+                registration = Registration(self.name, self.session, self.lease_s, self._limits, self._clock())
+                conversation = self._conversations[address] = Conversation(
+                    self._cluster.caller(address), registration, self._cluster.settings, self._clock
+                )
+            return conversation
+
+    def _is_at(self, address: str) -> Callable[[Member], bool]:
+        return lambda member: self._cluster.address_of(member) == address
+
+    def _close(self, conversation: Conversation) -> None:
+        try:
+            conversation.close(self._cluster.patience(_CLOSE_S))
+        except AckerError as error:
+            log.info(
+                "source %r could not be closed at %s, and ends with its lease: %s",
+                self.name,
+                conversation.address,
+                error,
+            )
+
+    # -- inside: hearing
+
+    def _pinned(self) -> set[Member]:
+        """The members that something is pinned to. Under the lock."""
+        pinned = {member for batch in self._batches.values() for member in batch.members if member not in batch.out}
+        return pinned.union(*(pin.placement.members for pin in self._stream.pins))
+
+    def _watched(self) -> list[Conversation]:
+        """The conversations with those members."""
+        with self._lock:
+            addresses = dict.fromkeys(map(self._cluster.address_of, sorted(self._pinned())))
+            return [self._conversations[address] for address in addresses if address in self._conversations]
+
+    def _poll(self, wait_s: float, max_outcomes: int) -> bool:
+        """Poll every server that is to be watched, until one has answered or there is news; whether one has."""
+        conversations = self._watched()
+        if not wait_s and len(conversations) == 1 and not self._polls:
+            polled = conversations[0].poll(0.0, max_outcomes)
+            return polled is not None and self._hear(conversations[0], polled)
+        for each in conversations:
+            if each.address not in self._polls:
+                poll = partial(each.poll, wait_s, max_outcomes)
+                self._polls[each.address] = self._cluster.side_by_side.start(poll)
+        # One that was begun with more time to wait may still be under way.
+        least_s = 0.0 if wait_s else self._cluster.settings.call_timeout_s
+        self._cluster.side_by_side.wait([*self._polls.values(), self._news], max(least_s, min(wait_s, _LOOK_S)))
+        heard = False
+        for address in [address for address, poll in self._polls.items() if poll.done()]:
+            polled = self._polls.pop(address).result()
+            conversation = self._conversations.get(address)
+            if polled is not None and conversation is not None:
+                heard = self._hear(conversation, polled) or heard
+        return heard
+
+    def _hear(self, conversation: Conversation, polled: Polled) -> bool:
+        heard = conversation.take(polled)
+        if heard is None:
+            return False
+        if heard.generation_changed:
+            self._lost(conversation)
+        is_here = self._is_at(conversation.address)
+        with self._lock:
+            if len(heard.outcomes):
+                self._distribute(is_here, heard.outcomes)
+            self._reached[conversation.address] = heard.generation, heard.cursor
+            for batch in self._batches.values():
+                for member in filter(is_here, batch.members):
+                    self._note(batch, batch.reached(member, heard.generation, heard.cursor))
+        return True
+
+    def _distribute(self, is_here: Callable[[Member], bool], outcomes: Outcomes) -> None:
+        """Outcomes to the batches that they are of, and the rest to the open stream. Under the lock."""
+        for batch in self._batches.values():
+            member = next(filter(is_here, batch.members), None)
+            if member is None:
+                continue
+            own = batch.pin.has(outcomes.root_ids)
+            if own.all():
+                self._note(batch, batch.hear(member, outcomes))
+                return
+            if own.any():
+                self._note(batch, batch.hear(member, only(outcomes, own)))
+                outcomes = only(outcomes, ~own)
+        self._unsaid.outcomes += self._stream.hear(is_here, outcomes)
+
+    def _lost(self, conversation: Conversation) -> None:
+        """A server has another registration of this source: what was pinned to the one before is lost there."""
+        is_here, generation = self._is_at(conversation.address), conversation.registration.generation
+        with self._lock:
+            lost = [
+                (batch, member)
+                for batch in self._batches.values()
+                for member in filter(is_here, batch.members)
+                if batch.was_lost_by(member, generation)
+            ]
+            self._unsaid.lose(*self._stream.lose(is_here, generation, LOST_STATE))
+        if lost:
+            log.warning(
+                "the server at %s has lost its state: what it had pending of source %r is LOST there",
+                conversation.address,
+                self.name,
+            )
+        for batch, member in lost:
+            self._leave(batch, member, LOST_STATE)
+            self._reopen(batch, member, conversation)
+
+    def _reopen(self, batch: PinnedBatch, member: Member, conversation: Conversation) -> None:
+        """Open a batch again where it was lost while Spark may be at work on it, so that its tasks can end. Its roots
+        are LOST all the same, whatever becomes of them there."""
+        if batch.settlement is not None or len(batch.members) > 1:
+            return
+        # Whoever watches, and this is its thread, has the lease to renew meanwhile.
+        patience = self._cluster.patience(min(_REOPEN_S, self.lease_s / 3))
+        try:
+            conversation.open_batch(batch.request_for(member), patience)
+        except AckerError as error:
+            log.warning("batch %d could not be opened again: %s", batch.request.number, error)
+
+    def _look_around(self) -> None:
+        """Who is gone is out."""
+        if self._cluster.is_alone:
+            return
+        self._cluster.refresh()
+        with self._lock:
+            pinned = self._pinned()
+        for member in pinned:
+            why = self._cluster.gone(member)
+            if not why:
+                continue
+            log.warning("source %r: the server %d at %s is out: %s", self.name, member.id, member.address, why)
+            with self._lock:
+                held = [batch for batch in self._batches.values() if member in batch.members]
+                self._unsaid.lose(*self._stream.leave(member, why))
+            for batch in held:
+                self._leave(batch, member, why)
+
+    def _leave(self, batch: PinnedBatch, member: Member, why: str) -> None:
+        with self._lock:
+            if member not in batch.out:
+                self._unsaid.interrupted.add(batch.request.number)
+            self._note(batch, batch.leave(member, why))
+
+    def _note(self, batch: PinnedBatch, merged: Merged) -> None:
+        """Under the lock."""
+        if merged.unheard:
+            log.error(
+                "batch %d: a server has counted %d outcomes more than it has reported: what it did not report is LOST",
+                batch.request.number,
+                merged.unheard,
+            )
+        if len(merged.outcomes):
+            self._unsaid.outcomes.append(merged.outcomes)
+        if len(merged.absent):
+            self._unsaid.absent.append(merged.absent)
+        self._tell(batch)
+
+    def _tell(self, batch: PinnedBatch) -> None:
+        """Wake a watch that waits, if there is something to say. Under the lock."""
+        if (batch.is_over or not self._unsaid.is_empty) and not self._news.done():
+            self._news.set_result(None)
+
+    def _take(self, *, answered: bool) -> WatchResult:
+        """All that was not said yet."""
+        with self._lock:
+            unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
+            over = [number for number, batch in self._batches.items() if batch.is_over]
+            for number in over:
+                self._report_differing(self._batches.pop(number))
+            self._stream.forget_ended()
+        return unsaid.said(over, answered=answered)
+
+    def _report_differing(self, batch: PinnedBatch) -> None:
+        votes = batch.votes
+        if votes.differed:
+            log.info(
+                "batch %d: the servers differed about %d roots, %d of which a second replica saved",
+                batch.request.number,
+                votes.differed,
+                votes.saved,
+            )
+
+
+class _Unsaid:
+    """What has come and was not handed over yet."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcomes] = []
+        self.absent: list[Column] = []
+        self.interrupted: set[int] = set()
+        self.lost_slots: Mask = NO_SLOTS
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.outcomes or self.absent or self.interrupted or self.lost_slots.any())
+
+    def lose(self, outcomes: list[Outcomes], slots: Mask) -> None:
+        """Of the open stream."""
+        self.outcomes += outcomes
+        self.lost_slots = self.lost_slots | slots
+
+    def said(self, over: Sequence[int], *, answered: bool) -> WatchResult:
+        absent = np.concatenate(self.absent) if self.absent else NO_IDS
+        return WatchResult(
+            joined(self.outcomes), absent, tuple(over), tuple(sorted(self.interrupted)), self.lost_slots, answered
+        )
+
+
+class _BatchParty:
+    """A batch that is to be settled at its members."""
+
+    def __init__(self, session: SourceSession, batch: PinnedBatch) -> None:
+        self._session, self._batch = session, batch
+
+    @property
+    def left(self) -> list[Member]:
+        return self._batch.left
+
+    def covers(self, member: Member) -> bool:
+        return self._batch.covers(member)
+
+    def leave(self, member: Member, why: str) -> None:
+        self._session._leave(self._batch, member, why)
+
+
+class _Opening:
+    """A batch that is to be opened at its members."""
+
+    def __init__(self, batch: PinnedBatch) -> None:
+        self.batch = batch
+        self.out: set[Member] = set()
+
+    @property
+    def left(self) -> tuple[Member, ...]:
+        return self.batch.members
+
+    def covers(self, member: Member) -> bool:
+        # The batch is placed anew then, without the one that is silent.
+        return all(self.batch.is_opened(other) for other in self.batch.members if other != member)
+
+    def leave(self, member: Member, why: str) -> None:
+        self.out.add(member)
+
+
+def _ids(members: Sequence[Member]) -> str:
+    return ", ".join(str(member.id) for member in members)
+
+
+def encoded(pins: Pins) -> bytes:
+    """Pins as a server keeps them for others."""
+    return encode(pins).encode("ascii")
