@@ -21,6 +21,9 @@ OF_CLIENTS = frozenset({"ACKER_SERVERS", "ACKER_TOKEN"})
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
 
+# Listened at, and no address at which anybody is reached.
+EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
+
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -54,6 +57,18 @@ def _place(text: str) -> str | None:
     if not host or not 0 < _whole(port) < 1 << 16:
         raise ValueError(text)
     return text
+
+
+def _places(text: str) -> str | None:
+    for place in text.partition("/")[0].split(",") if text else ():
+        _place(place or ":")
+    return text or None
+
+
+def _user(text: str) -> str | None:
+    if text and not all(text.partition(":")[::2]):
+        raise ValueError(text)
+    return text or None
 
 
 def _switch(text: str) -> bool:
@@ -96,14 +111,52 @@ class Config:
         low=0,
         high=65535,
     )
-    id: int = _option(
-        0, _whole, "a whole number", "Number of this server among those of its cluster: 0, 1, 2 ...", low=0, high=1023
+    zookeeper: str | None = _option(
+        None,
+        _places,
+        "host:port,host:port/chroot",
+        "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server.",
+    )
+    id: int | None = _option(
+        None,
+        _whole,
+        "a whole number",
+        "Number of this server in its cluster: 0, 1, 2 ...; needed with --zookeeper, else 0.",
+        low=0,
+        high=1023,
     )
     advertise: str | None = _option(
         None,
         _place,
         "host:port",
         "Where clients reach this server; off: where it listens.",
+    )
+    zookeeper_session_s: float = _option(
+        10.0,
+        float,
+        "seconds",
+        "How long ZooKeeper believes a silent server to be there; at the start, how long to wait for ZooKeeper.",
+        low=0.5,
+        high=600,
+    )
+    zookeeper_digest: str | None = _option(
+        None,
+        _user,
+        "user:password",
+        "Who this server is to ZooKeeper; then nobody else may read or change its nodes.",
+    )
+    zookeeper_ca: str | None = _option(
+        None, _text, "a path", "Certificates of those that ZooKeeper's may be signed by; with it, TLS is spoken."
+    )
+    zookeeper_cert: str | None = _option(None, _text, "a path", "This server's certificate for ZooKeeper.")
+    zookeeper_key: str | None = _option(None, _text, "a path", "The key of that certificate.")
+    away_s: float = _option(
+        60.0,
+        float,
+        "seconds",
+        "How long clients wait for this server after a planned stop with --state-dir.",
+        low=0,
+        high=86_400,
     )
     max_pending: int = _option(
         20_000_000,
@@ -238,6 +291,24 @@ class Config:
             raise ConfigError(
                 f"{label('discard_state')}: there is no state to discard without --state-dir; name that too"
             )
+        self._check_cluster()
+
+    def _check_cluster(self) -> None:
+        if self.zookeeper is None:
+            return
+        if self.id is None:
+            raise ConfigError(
+                f"{label('id')}: needed with --zookeeper; number the servers of a cluster 0, 1, 2 ..., each its own"
+            )
+        if self.advertise is None and self.host in EVERYWHERE:
+            raise ConfigError(
+                f"{label('advertise')}: needed with --zookeeper where --host is {self.host}, at which no client "
+                "reaches this server; give host:port"
+            )
+        if (self.zookeeper_cert is None) != (self.zookeeper_key is None):
+            raise ConfigError(f"{label('zookeeper_cert')}: goes with --zookeeper-key; give both or neither")
+        if self.zookeeper_cert is not None and self.zookeeper_ca is None:
+            raise ConfigError(f"{label('zookeeper_ca')}: needed with --zookeeper-cert, to know ZooKeeper by")
 
 
 OPTIONS: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(Config)

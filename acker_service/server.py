@@ -31,11 +31,13 @@ from acker_protocol.placement import Member
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import Config
+from acker_service.core import members
 from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.core.shard import Shard
 from acker_service.doors.health_service import Health
 from acker_service.doors.http import HttpDoor, Page, bound, text
 from acker_service.doors.metrics import CONTENT_TYPE, Metrics
+from acker_service.doors.registry import Registry, RegistryError, ZooKeeper
 from acker_service.doors.servicer import SERVICE, Servicer
 from acker_service.doors.state_file import StateDir, StateError
 from acker_service.shared import SharedShard
@@ -96,6 +98,7 @@ class Server:
         self._drain_lock = threading.Lock()
         self._workers: dict[str, Workers] = {}
         self._http: HttpDoor | None = None
+        self._registry: Registry | None = None
         self._state_dir = _claim(options)
         try:
             opened = time.monotonic()
@@ -115,7 +118,8 @@ class Server:
             self._giving_back = _Ticker("acker-heap", self._give_back, TRIM_S)
             self._draining = _Ticker("acker-drain", self._look_for_end, DRAIN_LOOK_S)
             self._drains_until: float | None = None
-            self._metrics = Metrics(self._shared, self._overdue)
+            self._is_drained = False
+            self._metrics = Metrics(self._shared, self._overdue, self.view, self._is_connected)
             self._workers = {
                 "apply": self._make_workers("apply", options.workers),
                 "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
@@ -124,10 +128,10 @@ class Server:
             self._health = Health(self._workers["health"], self._trouble)
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
-            self.view = self._view_of(MemberState.ACTIVE)
             self._http = self._bind_http()
             self._ready_file = _ReadyFile(options.ready_file)
             self._ready_file.write(self._places | {"pid": os.getpid()})
+            self._registry = self._register()
             # Last, when nothing can fail any more: a start that fails leaves the state to the next one.
             self._consume_state()
         except BaseException:
@@ -185,7 +189,8 @@ class Server:
             reply = self._shared.drain()
             if is_first:
                 self._drains_until = time.monotonic() + self._options.drain_s
-                self.view = self._view_of(MemberState.DRAINING)
+                if self._registry is not None:
+                    self._registry.drain()
                 log.info("drain_began", left=reply.detail, drain_s=self._options.drain_s)
                 self._draining.start()
         return reply
@@ -194,17 +199,21 @@ class Server:
         left = self._shared.left
         if self._drains_until is None or (left and time.monotonic() < self._drains_until):
             return
-        self._drains_until = None
+        self._drains_until, self._is_drained = None, True
         if left:
             log.warning("drained", left=left, drain_s=self._options.drain_s)
         else:
             log.info("drained")
         self._on_drained()
 
-    def _view_of(self, state: MemberState) -> ViewReply:
-        """Of a server that knows of no other."""
-        member = Member(self._options.id, self.shard.generation, self._options.advertise or self.address)
-        return ViewReply(self.shard.incarnation, 0, (ListedMember(member, state),))
+    def view(self) -> ViewReply:
+        """The servers there are, as this one saw them last; itself alone where it knows of no other."""
+        incarnation = self.shard.incarnation
+        if self._registry is not None:
+            return ViewReply(incarnation, *self._registry.view())
+        member = Member(self._options.id or 0, self.shard.generation, self._options.advertise or self.address)
+        state = MemberState.DRAINING if self._shared.is_draining else MemberState.ACTIVE
+        return ViewReply(incarnation, 0, (ListedMember(member, state),))
 
     def hurry(self) -> None:
         """Cut the grace of a stop short: calls under way are cancelled. The state is written all the same."""
@@ -214,6 +223,9 @@ class Server:
         self._is_serving = False
         self._health.set(False)
         log.info("stopping", grace_s=grace_s, watches=self._shared.watches)
+        if self._registry is not None:
+            will_be_back = self._state_dir is not None and not self._is_drained
+            self._registry.leave(self._options.away_s if will_be_back else None)
         self._shared.stop_waiting()
         stopped = self._grpc.stop(grace_s)
         # Streams of health checks never end by themselves: they do not hold up a stop once the calls are answered.
@@ -239,6 +251,8 @@ class Server:
         log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 
     def _release(self) -> None:
+        if self._registry is not None:
+            self._registry.leave()
         if self._http is not None:
             self._http.stop()
         for workers in self._workers.values():
@@ -280,6 +294,28 @@ class Server:
             stats = self._shared.stats
             log.info("state_restored", pending=stats.pending, sources=stats.sources)
 
+    def _register(self) -> Registry | None:
+        options = self._options
+        if options.zookeeper is None:
+            return None
+        host, _, port = (options.advertise or self.address).rpartition(":")
+        shard = self.shard
+        server = members.Registered(options.id or 0, host, int(port), VERSION, shard.generation, shard.incarnation)
+        zookeeper = ZooKeeper(
+            options.zookeeper,
+            options.zookeeper_session_s,
+            options.zookeeper_digest,
+            options.zookeeper_ca,
+            options.zookeeper_cert,
+            options.zookeeper_key,
+        )
+        registry = Registry(zookeeper, server, on_taken=self.drain)
+        try:
+            registry.register()
+        except RegistryError as error:
+            raise StartError(f"{config.label('zookeeper')}: {error}") from None
+        return registry
+
     def _make_servicer(self) -> Servicer:
         return Servicer(
             self._shared,
@@ -289,10 +325,11 @@ class Server:
                 self.shard.incarnation,
                 self._options.max_message_bytes,
                 self._options.sequence_window,
-                self._options.id,
+                self._options.id or 0,
                 self.shard.generation,
             ),
-            view=lambda: self.view,
+            view=self.view,
+            epoch=lambda: 0 if self._registry is None else self._registry.epoch,
             drain=self.drain,
             values=self._metrics.values,
             observe=self._metrics.observe,
@@ -337,6 +374,9 @@ class Server:
 
     def _overdue(self) -> int:
         return sum(workers.cancelled for workers in self._workers.values())
+
+    def _is_connected(self) -> bool:
+        return self._registry is not None and self._registry.is_connected
 
     def _relieve(self) -> None:
         before = self._overdue()

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from acker_client.extras import missing
 from acker_testing.local import LocalServer, LocalTransport, SimulatedTime, new_shard
+from acker_testing.zookeeper import ZooKeeperProcess
 
 if TYPE_CHECKING:
     from acker_testing.pipeline import Dead, Outcome, Pipeline, Result
@@ -36,6 +37,7 @@ __all__ = [
     "LocalTransport",
     "SimulatedTime",
     "new_shard",
+    "ZooKeeperProcess",
     "Pipeline",
     "Result",
     "Dead",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,17 +33,23 @@ sys.exit(main(sys.argv[1:]))
 class Child:
     """A running server: ``address`` is "127.0.0.1:port" once ``await_ready`` has returned."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *flags: str) -> None:
+        """``flags``: of ``acker serve``, beside those that are given here; one of theirs may be another value."""
         self.address = ""
         self._ready = folder / "ready.json"
         self._log = folder / "server.log"
         # The server's own settings in the environment are for the server of somebody else.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("ACKER_")}
         environment["PYTHONPATH"] = python_path()
-        flags = ["serve", "--port=0", "--http-port=off", f"--ready-file={self._ready}"]
+        given = {flag.partition("=")[0]: flag for flag in flags}
+        defaults = {
+            "--port": "--port=0",
+            "--http-port": "--http-port=off",
+            "--ready-file": f"--ready-file={self._ready}",
+        }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *flags],
+                [sys.executable, "-c", _PROGRAM, "serve", *(defaults | given).values()],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -66,8 +73,39 @@ class Child:
             self._process.stdin.close()
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return self._log.read_text(errors="replace")
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself; gives the exit status."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._process.kill()
+        self.end()
+
+    def terminate(self) -> int:
+        """SIGTERM: a planned stop; gives the exit status."""
+        self._process.terminate()
+        return self.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP: it answers nothing until :meth:`cont`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        """SIGCONT."""
+        self._process.send_signal(signal.SIGCONT)
+
     def _failed(self) -> Exception:
-        said = self._log.read_text(errors="replace").strip()
+        said = self.log.strip()
         if "pip install" in said:
             return ImportError(f"acker_testing.Pipeline: {said.splitlines()[-1]}")
         return RuntimeError(f"the server of this test did not start within {START_S:g} s: {said or 'it said nothing'}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,22 @@ def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
     process = ServerProcess(tmp_path_factory.mktemp("server"))
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real ZooKeeper for all tests: ``.address``; who kills or stops it starts it again."""
+    from acker_testing import ZooKeeperProcess
+
+    process = ZooKeeperProcess(tmp_path_factory.mktemp("zookeeper"))
+    yield process
+    process.kill()
+
+
+@pytest.fixture
+def zookeeper(zookeeper_process: Any) -> str:
+    """What ``--zookeeper`` takes: a chroot of this test's own."""
+    return f"{zookeeper_process.address}/acker-{uuid.uuid4().hex}"
 
 
 def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:

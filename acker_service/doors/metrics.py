@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from acker_protocol.messages import Status
+from acker_protocol.messages import MemberState, Status, ViewReply
 from acker_protocol.version import VERSION
 from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.shared import SharedShard
@@ -93,12 +93,20 @@ REFUSALS = (
 class Metrics:
     """The metrics of one server, on a registry of its own."""
 
-    def __init__(self, shared: SharedShard, overdue: Callable[[], int] = lambda: 0) -> None:
-        """``overdue``: how many calls were cancelled as their requests did not arrive."""
+    def __init__(
+        self,
+        shared: SharedShard,
+        overdue: Callable[[], int] = lambda: 0,
+        view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
+        is_connected: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``overdue``: how many calls were cancelled as their requests did not arrive. ``view``: as it was seen last;
+        ``is_connected``: to ZooKeeper."""
         # Of the whole process: a series *_created for each series there is says only when that began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_ShardCollector(shared, overdue))
+        self._registry.register(_ViewCollector(view, is_connected))
         ProcessCollector(registry=self._registry)
         self._calls = Histogram(
             "acker_call_duration_seconds",
@@ -192,6 +200,30 @@ class _ShardCollector(Collector):
         )
         yield from _of_sources(figures.sources)
         yield from _of_shard(figures.stats)
+
+
+class _ViewCollector(Collector):
+    def __init__(self, view: Callable[[], ViewReply], is_connected: Callable[[], bool]) -> None:
+        self._view, self._is_connected = view, is_connected
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        yield GaugeMetricFamily(
+            "acker_view_epoch", "Epoch of the view of all servers that this one has; 0 without ZooKeeper.", view.epoch
+        )
+        found = GaugeMetricFamily(
+            "acker_view_members",
+            "Servers in that view by what they do; itself alone without ZooKeeper.",
+            labels=["state"],
+        )
+        for state in MemberState:
+            found.add_metric([state.name.lower()], sum(each.state == state for each in view.members))
+        yield found
+        yield GaugeMetricFamily(
+            "acker_zookeeper_connected",
+            "1 while this server has a connection to ZooKeeper, else 0.",
+            self._is_connected(),
+        )
 
 
 def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:

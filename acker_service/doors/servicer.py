@@ -51,17 +51,17 @@ class Servicer:
         *,
         hello: HelloReply,
         view: Callable[[], ViewReply],
+        epoch: Callable[[], int],
         drain: Callable[[], DrainReply],
         values: Callable[[], dict[str, float]],
         observe: Observe,
         reporters: Workers,
         others: Workers,
     ) -> None:
-        """``hello``: the answer to Hello, but for what changes of it. ``view`` and ``drain`` answer these calls; the
-        epoch of the view goes with every reply, so asking for it must cost nothing. ``reporters`` answer Apply,
-        ``others`` all other calls."""
+        """``hello``: the answer to Hello, but for what changes of it. ``view`` and ``drain`` answer these calls;
+        ``epoch``, that of the view, goes with every reply. ``reporters`` answer Apply, ``others`` all other calls."""
         self._shared = shared
-        self._hello, self._view, self._drain = hello, view, drain
+        self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
         self._observe = observe
         self._under_way: set[object] = set()
@@ -121,7 +121,7 @@ class Servicer:
 
     def _answer(self, status: Status, encoded: Any) -> Answer:
         """An answer, with the epoch that all of them have."""
-        encoded.epoch = self._view().epoch
+        encoded.epoch = self._epoch()
         return status, encoded.SerializeToString()
 
     @property

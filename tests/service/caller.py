@@ -68,6 +68,10 @@ class Caller:
     def hello(self, version: int = PROTOCOL_VERSION) -> HelloReply:
         return wire.decode_hello_reply(self._stub.Hello(wire.encode_hello(Hello(version, "test")), timeout=TIMEOUT_S))
 
+    def hello_later(self) -> Any:
+        """A Hello that is under way."""
+        return self._stub.Hello.future(wire.encode_hello(Hello(PROTOCOL_VERSION, "test")), timeout=TIMEOUT_S)
+
     def apply(self, message: Apply) -> ApplyReply:
         return wire.decode_apply_reply(self._stub.Apply(wire.encode_apply(message), timeout=TIMEOUT_S))
 

@@ -290,6 +290,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
         shared,
         hello=HelloReply(PROTOCOL_VERSION, "", 1, 1 << 20, 64),
         view=lambda: ViewReply(1, 0, ()),
+        epoch=lambda: 0,
         drain=lambda: DrainReply(1, Status.APPLIED),
         values=dict,
         observe=lambda *_: None,

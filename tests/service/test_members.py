@@ -1,0 +1,122 @@
+"""Members: what follows from what stands in ZooKeeper, without one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from acker_protocol.messages import PROTOCOL_VERSION, ListedMember, MemberState
+from acker_service.core import members
+from acker_service.core.members import Away, Registered, Seen
+
+ONE = Registered(1, "one.example", 7070, "0.1.0", (1 << 63) + 1, 11)
+TWO = Registered(2, "two.example", 7070, "0.1.0", 22, 12)
+NOW_MS = 1_000_000
+
+
+def states(seen: Seen, now_ms: int = NOW_MS) -> dict[int, tuple[MemberState, int]]:
+    return {each.member.id: (each.state, each.away_ms) for each in seen.listed(now_ms)}
+
+
+def test_a_server_and_a_member_that_is_away_are_read_as_they_were_written() -> None:
+    assert Registered.load("1", ONE.dump()) == ONE
+    away = Away(ONE.member, NOW_MS)
+    assert Away.load("1", away.dump()) == away
+    # 64-bit numbers as text: who reads JSON's numbers as floats would round them.
+    assert json.loads(ONE.dump())["generation"] == "0x8000000000000001"
+
+
+@pytest.mark.parametrize("kind", [Registered, Away])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"null", b"{}", b"\xff", b'{"generation": 7}', b'{"generation": "0x1", "incarnation": null}'],
+)
+def test_a_node_that_holds_something_else_is_passed_over_by_name(kind: type, content: bytes) -> None:
+    found, troubles = members.loaded(kind, {"1": content, "no number": ONE.dump()})
+    assert not found
+    assert [trouble.partition(":")[0] for trouble in troubles] == ["1", "no number"]
+
+
+def test_the_view_lists_who_serves_drains_and_is_away() -> None:
+    away = Away(replace(ONE, id=3, host="three.example").member, NOW_MS + 500)
+    seen = Seen(9, (TWO, ONE), (TWO,), (away,))
+    assert states(seen) == {
+        1: (MemberState.ACTIVE, 0),
+        2: (MemberState.DRAINING, 0),  # its registration is about to go
+        3: (MemberState.AWAY, 500),
+    }
+    assert [each.member.id for each in seen.listed(NOW_MS)] == [1, 2, 3]
+    assert seen.next_change_ms(NOW_MS) == 500
+    assert 3 not in states(seen, NOW_MS + 500)
+    assert seen.next_change_ms(NOW_MS + 500) is None
+
+
+def test_who_serves_is_neither_away_nor_what_drained_before_it() -> None:
+    anew = replace(ONE, generation=5, incarnation=99)
+    seen = Seen(9, (anew,), (ONE,), (Away(ONE.member, NOW_MS + 500),))
+    assert seen.listed(NOW_MS) == (ListedMember(anew.member),)
+    # That node is its own to remove: it may have been written for the next stop.
+    assert seen.past(NOW_MS) == []
+    assert seen.past(NOW_MS + 500) == [1]
+
+
+def test_a_view_lacks_who_is_gone_or_came_back_without_its_state() -> None:
+    before = Seen(9, (ONE, TWO))
+    assert not Seen(10, (TWO, replace(ONE, incarnation=77))).lacks(before)
+    assert not Seen(10, (TWO,), (ONE,)).lacks(before)
+    assert not Seen(10, (TWO,), (), (Away(ONE.member, 0),)).lacks(before)
+    assert Seen(10, (TWO,)).lacks(before)
+    assert Seen(10, (TWO, replace(ONE, generation=5))).lacks(before)
+
+
+def test_who_came_left_drains_or_is_away_has_a_line_each() -> None:
+    one, two = ListedMember(ONE.member), ListedMember(TWO.member)
+    drains, away = replace(one, state=MemberState.DRAINING), replace(one, state=MemberState.AWAY)
+    anew = ListedMember(replace(ONE, generation=5).member)
+    assert members.changes((), (one, two)) == [("member_joined", one), ("member_joined", two)]
+    assert members.changes((one, two), (one, two)) == []
+    assert members.changes((one, two), (two,)) == [("member_left", one)]
+    assert members.changes((one,), (drains,)) == [("member_draining", drains)]
+    assert members.changes((one,), (away,)) == [("member_away", away)]
+    assert members.changes((away,), (one,)) == [("member_joined", one)]
+    assert members.changes((one,), (anew,)) == [("member_left", one), ("member_joined", anew)]
+
+
+def test_an_id_or_an_address_belongs_to_one_server() -> None:
+    assert members.rival(ONE, [ONE, TWO]) is None
+    same_id = replace(TWO, id=1)
+    same_address = replace(ONE, id=2, incarnation=12)
+    left_over = replace(ONE, incarnation=12)
+    for other, sentence, may_be_dead in (
+        (same_id, "id 1 is taken by the server at two.example:7070 (acker 0.1.0): give this one another --id", False),
+        (same_address, "the address one.example:7070 is that of server 2 already", False),
+        (left_over, "id 1 and address one.example:7070 are taken by a server that runs: stop it first", True),
+    ):
+        assert members.rival(ONE, [other]) == other
+        assert members.refusal(ONE, other).startswith(sentence)
+        assert members.may_be_dead(ONE, other) == may_be_dead
+
+
+def test_a_config_of_this_version_is_agreed_with() -> None:
+    config = members.new_config("a cluster")
+    assert members.disagreement(config) == ""
+    assert members.renewed(config) == config
+
+
+def test_a_config_of_another_version_says_which_and_can_be_renewed() -> None:
+    older = json.dumps({"acker": "a cluster", "protocol_version": 1, "slots": 1024}).encode()
+    assert f"protocol_version 1 and this one has {PROTOCOL_VERSION}" in members.disagreement(older)
+    assert members.renewed(older) == members.new_config("a cluster")
+
+
+@pytest.mark.parametrize("config", [b"", b"null", b"{}", b"some text"])
+def test_a_config_that_is_no_ackers_is_another_clusters(config: bytes) -> None:
+    assert "another cluster" in members.disagreement(config)
+    assert members.renewed(config) is None
+
+
+def test_a_chroot_in_which_something_else_lives_is_not_taken() -> None:
+    assert members.foreign(["servers", "zookeeper"]) == ""
+    assert "it holds admin, brokers, cluster ..." in members.foreign(["cluster", "brokers", "feature", "admin"])

@@ -1,0 +1,393 @@
+"""Registry: servers that find each other through a real ZooKeeper, lose it, and come back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
+from acker_service.core import members
+from acker_service.core.members import Away, Registered
+from acker_service.server import StartError
+from tests.service.caller import SESSION, Caller, eventually
+from tests.service.pages import page
+
+# No session of these ends but where a test sees to it.
+SESSION_S = 20.0
+SHORT_S = 2.0
+FIRST = 1 << 40
+ACTIVE, DRAINING, AWAY = MemberState.ACTIVE, MemberState.DRAINING, MemberState.AWAY
+
+
+@pytest.fixture
+def nodes(zookeeper: str) -> Iterator[Any]:
+    """A client of kazoo's own at this test's chroot."""
+    client = KazooClient(zookeeper.partition("/")[0], timeout=5.0)
+    client.start()
+    root = "/" + zookeeper.partition("/")[2]
+    client.ensure_path(root)
+    client.chroot = root
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def join(start_server: Callable[..., Any], zookeeper: str) -> Callable[..., Any]:
+    """``join(1)``: start a server with this id in this test's cluster."""
+
+    def start(id: int, **options: Any) -> Any:
+        return start_server(**{"zookeeper": zookeeper, "id": id, "zookeeper_session_s": SESSION_S, **options})
+
+    return start
+
+
+def states(server: Any) -> dict[int, MemberState]:
+    return {each.member.id: each.state for each in server.view().members}
+
+
+def listed(server: Any, id: int) -> ListedMember:
+    found: ListedMember
+    [found] = [each for each in server.view().members if each.member.id == id]
+    return found
+
+
+def await_states(server: Any, expected: dict[int, MemberState]) -> None:
+    eventually(lambda: states(server) == expected)
+
+
+def lines(process: Any, event: str) -> list[dict[str, Any]]:
+    return [fields for fields in map(json.loads, process.log.splitlines()) if fields["event"] == event]
+
+
+# -- joined
+
+
+def test_servers_see_each_other_come_and_go_and_the_epoch_grows(join: Callable[..., Any]) -> None:
+    one, two = join(1), join(2)
+    assert states(two) == {1: ACTIVE, 2: ACTIVE}
+    await_states(one, {1: ACTIVE, 2: ACTIVE})
+    assert one.view().epoch == two.view().epoch > 0
+    assert listed(one, 2).member.address == two.address
+    assert listed(one, 2).member.generation == two.shard.generation
+    before = one.view().epoch
+    two.stop(grace_s=0.0)
+    await_states(one, {1: ACTIVE})
+    assert one.view().epoch > before
+
+
+def test_every_reply_has_the_epoch_of_the_view(join: Callable[..., Any]) -> None:
+    server = join(5)
+    epoch = server.view().epoch
+    with Caller(server.address) as caller:
+        caller.begin()
+        opened = caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1))
+        hello, pins = caller.hello(), caller.pins()
+        assert {reply.epoch for reply in (hello, opened, caller.watch(), caller.stats(), caller.view(), pins)} == {
+            epoch
+        }
+        assert (hello.id, hello.generation) == (5, server.shard.generation)
+
+
+def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nodes: Any) -> None:
+    server = join(3, advertise="acker-3.example:1234", host="0.0.0.0")
+    content, stat = nodes.get("/servers/ids/3")
+    assert stat.ephemeralOwner
+    assert json.loads(content) == {
+        "host": "acker-3.example",
+        "port": 1234,
+        "version": "0.1.0",
+        "generation": hex(server.shard.generation),
+        "incarnation": hex(server.shard.incarnation),
+    }
+    config = json.loads(nodes.get("/config")[0])
+    assert (config["protocol_version"], config["slots"], len(config["acker"])) == (2, 1024, 32)
+
+
+def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> None:
+    server = join(1, http_port=0)
+    join(2).drain()
+    await_states(server, {1: ACTIVE, 2: DRAINING})
+    _, text = page(server, "/metrics")
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("acker_"))
+    assert float(found["acker_view_epoch"]) == server.view().epoch
+    assert [found[f'acker_view_members{{state="{state}"}}'] for state in ("active", "draining", "away")] == [
+        "1.0",
+        "1.0",
+        "0.0",
+    ]
+    assert found["acker_zookeeper_connected"] == "1.0"
+
+
+# -- refused
+
+
+def test_an_id_that_is_taken_is_refused_by_a_sentence_and_the_state_stays(
+    join: Callable[..., Any], tmp_path: Path
+) -> None:
+    kept = join(2, state_dir=str(tmp_path))
+    with Caller(kept.address) as caller:
+        caller.begin()
+    kept.stop(grace_s=0.0)
+    holder = join(1)
+    with pytest.raises(StartError, match=rf"id 1 is taken by the server at {holder.address} .*another --id"):
+        join(1, state_dir=str(tmp_path))
+    assert join(2, state_dir=str(tmp_path)).shard.stats.sources == 1
+
+
+def test_two_servers_of_one_address_are_refused_by_a_sentence(join: Callable[..., Any]) -> None:
+    join(1, advertise="acker.example:7070")
+    with pytest.raises(StartError, match=r"the address acker\.example:7070 is that of server 1 already"):
+        join(2, advertise="acker.example:7070")
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        ({"/config": b"", "/brokers": b""}, "its `config` is no acker's, so it belongs to another cluster"),
+        ({"/brokers": b"", "/controller": b""}, "it holds brokers, controller, which is no acker's"),
+        (
+            {"/config": b'{"acker": "c", "protocol_version": 1, "slots": 1024}', "/servers/ids/9": b"{}"},
+            "its servers have protocol_version 1 and this one has 2",
+        ),
+    ],
+)
+def test_a_chroot_of_another_cluster_is_refused_by_a_sentence(
+    join: Callable[..., Any], nodes: Any, made: dict[str, bytes], sentence: str
+) -> None:
+    for path, content in made.items():
+        nodes.create(path, content, makepath=True)
+    with pytest.raises(StartError, match=sentence):
+        join(1)
+
+
+def test_a_cluster_of_which_nobody_runs_goes_on_in_another_version(join: Callable[..., Any], nodes: Any) -> None:
+    nodes.create("/config", b'{"acker": "c", "protocol_version": 1, "slots": 1024}', makepath=True)
+    join(1)
+    assert nodes.get("/config")[0] == members.new_config("c")
+
+
+def test_a_zookeeper_that_does_not_answer_is_named_by_a_sentence(join: Callable[..., Any]) -> None:
+    with pytest.raises(StartError, match=r"no ZooKeeper answered at 127\.0\.0\.1:1 within 1 s"):
+        join(1, zookeeper="127.0.0.1:1/acker", zookeeper_session_s=1.0)
+
+
+def test_a_digest_keeps_others_out(join: Callable[..., Any], nodes: Any) -> None:
+    join(1, zookeeper_digest="acker:secret")
+    with pytest.raises(NoAuthError):
+        nodes.get("/servers/ids/1")
+    join(2, zookeeper_digest="acker:secret")
+    for digest in (None, "acker:another"):
+        with pytest.raises(StartError, match="its nodes belong to another user"):
+            join(3, zookeeper_digest=digest)
+
+
+# -- drains and is away
+
+
+def test_a_server_that_drains_is_listed_so_and_nobody_takes_its_id(join: Callable[..., Any], nodes: Any) -> None:
+    one, two = join(1), join(2)
+    with Caller(two.address) as caller:
+        caller.begin()
+        caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1))
+        before = one.view().epoch
+        caller.drain()
+        assert states(two)[2] == DRAINING
+        await_states(one, {1: ACTIVE, 2: DRAINING})
+        eventually(lambda: one.view().epoch > before)
+        assert not nodes.exists("/servers/ids/2")
+        with pytest.raises(StartError, match="id 2 is taken by the server at"):
+            join(2)
+        two.stop(grace_s=0.0)
+        await_states(one, {1: ACTIVE})
+
+
+def test_a_server_that_stops_with_its_state_is_away_until_it_is_back(
+    join: Callable[..., Any], nodes: Any, tmp_path: Path
+) -> None:
+    one, two = join(1), join(2, state_dir=str(tmp_path), away_s=30.0)
+    generation = two.shard.generation
+    two.stop(grace_s=0.0)
+    await_states(one, {1: ACTIVE, 2: AWAY})
+    away = listed(one, 2)
+    assert away.member.generation == generation
+    assert 0 < away.away_ms <= 30_000
+    with Caller(one.address) as caller:
+        assert caller.view().members[1].state == AWAY
+    back = join(2, state_dir=str(tmp_path))
+    assert back.shard.generation == generation
+    await_states(one, {1: ACTIVE, 2: ACTIVE})
+    assert not nodes.exists("/servers/away/2")
+
+
+def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any], nodes: Any, tmp_path: Path) -> None:
+    one, two = join(1), join(2, state_dir=str(tmp_path), away_s=0.3)
+    seen = two.view().members[1].member
+    two.stop(grace_s=0.0)
+    await_states(one, {1: ACTIVE})
+    # One whose time is long over is removed by whoever looks next.
+    nodes.set("/servers/away/2", Away(seen, 1).dump())
+    join(3)
+    eventually(lambda: not nodes.exists("/servers/away/2"))
+
+
+# -- lost and back
+
+
+def expire(server: Any, zookeeper: str) -> None:
+    """End the session of a server from outside."""
+    session = server._registry._nodes._client.client_id
+    thief = KazooClient(zookeeper.partition("/")[0], client_id=session, timeout=SESSION_S)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+def test_a_server_whose_session_has_ended_registers_again_with_the_generation_it_has(
+    join: Callable[..., Any], nodes: Any, zookeeper: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "acker.registry")
+    server = join(1)
+    generation, epoch, owner = (
+        server.shard.generation,
+        server.view().epoch,
+        nodes.get("/servers/ids/1")[1].ephemeralOwner,
+    )
+    expire(server, zookeeper)
+    eventually(lambda: server.view().epoch > epoch)
+    content, stat = nodes.get("/servers/ids/1")
+    assert stat.ephemeralOwner not in (0, owner)
+    assert Registered.load("1", content).generation == generation
+    eventually(lambda: caplog.messages[-1] == "registry_back")
+    assert caplog.messages.count("registry_lost") == caplog.messages.count("registry_back") == 1
+
+
+def test_a_server_whose_id_was_taken_meanwhile_drains(
+    join: Callable[..., Any], nodes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = join(1)
+    with Caller(server.address) as caller:
+        caller.begin()
+        caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1))
+        other = Registered(1, "other.example", 7070, "0.1.0", 7, 8)
+        swap = nodes.transaction()
+        swap.delete("/servers/ids/1")
+        swap.create("/servers/ids/1", other.dump())
+        swap.commit()
+        eventually(lambda: bool(caller.hello().is_draining))
+        assert "id_taken" in caplog.messages
+        # What it has goes on; the id is the other's.
+        assert caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1)).status == Status.APPLIED
+        eventually(lambda: caller.view().members == (ListedMember(other.member),))
+    server.stop(grace_s=0.0)
+    assert nodes.get("/servers/ids/1")[0] == other.dump()
+
+
+def test_a_server_waits_for_the_node_of_its_own_dead_process_to_go(
+    join: Callable[..., Any], nodes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "acker.registry")
+    join(1)
+    dead = Registered(2, "two.example", 7070, "0.1.0", 7, 8)
+    nodes.create("/servers/ids/2", dead.dump(), ephemeral=True)
+    with ThreadPoolExecutor(1) as starting:
+        server = starting.submit(join, 2, advertise=dead.address)
+        eventually(lambda: "registration_waits" in caplog.messages)
+        assert not server.done()
+        nodes.delete("/servers/ids/2")
+        assert listed(server.result(), 2).member.generation == server.result().shard.generation
+
+
+def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
+    server_process: Callable[..., Any], join: Callable[..., Any], zookeeper: str
+) -> None:
+    watching = join(1)
+    process = server_process(f"--zookeeper={zookeeper}", "--id=2", f"--zookeeper-session-s={SHORT_S}")
+    await_states(watching, {1: ACTIVE, 2: ACTIVE})
+    before = listed(watching, 2).member
+    process.pause()
+    await_states(watching, {1: ACTIVE})
+    process.resume()
+    await_states(watching, {1: ACTIVE, 2: ACTIVE})
+    assert listed(watching, 2).member == before
+    with Caller(process.address) as caller:
+        caller.begin()
+    eventually(lambda: bool(lines(process, "registry_back")))
+    process.kill()
+    await_states(watching, {1: ACTIVE})
+    process.start()
+    await_states(watching, {1: ACTIVE, 2: ACTIVE})
+    # On the same port, and without its state.
+    after = listed(watching, 2).member
+    assert after.address == before.address
+    assert after.generation != before.generation
+
+
+def test_while_zookeeper_is_away_servers_serve_with_the_view_they_had(
+    tmp_path: Path, start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    from acker_testing import ZooKeeperProcess
+
+    caplog.set_level(logging.INFO, "acker.registry")
+    zookeeper = ZooKeeperProcess(tmp_path)
+    try:
+        place = {"zookeeper": f"{zookeeper.address}/acker", "zookeeper_session_s": SESSION_S}
+        one, two = (start_server(id=id, http_port=0, **place) for id in (1, 2))
+        await_states(one, {1: ACTIVE, 2: ACTIVE})
+        before = one.view()
+        zookeeper.kill()
+        eventually(lambda: caplog.messages.count("registry_lost") == 2)
+        assert "acker_zookeeper_connected 0.0" in page(one, "/metrics")[1]
+        with Caller(one.address) as caller:
+            caller.begin()
+            assert caller.open_batch(OpenBatch(SESSION, 1, FIRST, 1)).epoch == before.epoch
+            assert caller.view() == before
+        zookeeper.start()
+        # No view in between lacks one of them.
+        while caplog.messages.count("registry_back") < 2:
+            assert states(one) == states(two) == {1: ACTIVE, 2: ACTIVE}
+            time.sleep(0.001)
+        three = start_server(id=3, **place)
+        for server in (one, two, three):
+            await_states(server, {1: ACTIVE, 2: ACTIVE, 3: ACTIVE})
+        assert caplog.messages.count("registry_lost") == 2
+        for server in (one, two, three):
+            server.stop(grace_s=0.0)
+    finally:
+        zookeeper.kill()
+
+
+def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_back_too(
+    join: Callable[..., Any], nodes: Any
+) -> None:
+    server = join(1)
+    nodes.create("/servers/ids/9", Registered(9, "nine.example", 7070, "0.1.0", 7, 8).dump())
+    await_states(server, {1: ACTIVE, 9: ACTIVE})
+    before = server.view()
+    registry = server._registry
+    registry._trusts_at = time.monotonic() + 3600
+    nodes.delete("/servers/ids/9")
+    registry._look()
+    assert server.view() == before
+    registry._trusts_at = 0.0
+    registry._look()
+    assert states(server) == {1: ACTIVE}
+
+
+def test_a_server_stops_in_time_also_while_zookeeper_is_away(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+    from acker_testing import ZooKeeperProcess
+
+    zookeeper = ZooKeeperProcess(tmp_path)
+    server = start_server(id=1, zookeeper=f"{zookeeper.address}/acker", zookeeper_session_s=SESSION_S)
+    zookeeper.kill()
+    eventually(lambda: not server._registry.is_connected)
+    server.stop(grace_s=0.0)
