@@ -72,6 +72,7 @@ class Registration:
         "lease_ms",
         "limits",
         "name",
+        "pins",
         "session",
     )
 
@@ -83,6 +84,8 @@ class Registration:
         self.cursor = 0
         self.heard_at = now
         self.generation: int | None = None
+        # What others are to learn there of where this source's roots live; nothing (b""): they have.
+        self.pins = b""
         self._is_lost = False
 
     @property
@@ -94,7 +97,7 @@ class Registration:
         """The next poll; it confirms what earlier ones handed over."""
         wait_ms = round(min(wait_s, self.wait_max_s) * 1000)
         return Watch(
-            self.name, self.session, self.lease_ms, self.limits, self.cursor, wait_ms, max_outcomes, close=close
+            self.name, self.session, self.lease_ms, self.limits, self.cursor, wait_ms, max_outcomes, close, self.pins
         )
 
     def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
@@ -109,6 +112,8 @@ class Registration:
             self._is_lost = True
             self.cursor = 0
         self.heard_at = now
+        if reply.status == Status.APPLIED and request.pins == self.pins:
+            self.pins = b""
         return reply.status != Status.INVALID or not is_foreign
 
     def heard(self, request: Watch, reply: WatchReply, now: float) -> Heard | None:

@@ -29,6 +29,8 @@ class StreamPin:
     votes: StreamVotes
     # Under which registration each of its members was opened.
     generations: Mapping[Member, int | None]
+    # Who has left, or lost it.
+    out: set[Member] = field(default_factory=set)
     # How many roots of each slot were initialised under it and have no outcome yet.
     pending: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
 
@@ -57,6 +59,11 @@ class Stream:
     def pins(self) -> tuple[Pin, ...]:
         """Oldest first."""
         return tuple(each.pin for each in self._pins)
+
+    @property
+    def members(self) -> set[Member]:
+        """Who holds roots of it, or is to hold what is emitted now."""
+        return {member for each in self._pins for member in each.pin.placement.members if member not in each.out}
 
     @property
     def current(self) -> Pin:
@@ -127,6 +134,7 @@ class Stream:
             each.pending -= _by_slot(final.root_ids)
             each.nowhere |= slots
             each.pending[slots] = 0
+            each.out.add(member)
             heard.append(final)
             nowhere = nowhere | slots
         return heard, nowhere

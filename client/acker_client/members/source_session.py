@@ -220,6 +220,13 @@ class SourceSession:
             generations[member] = conversation.registration.generation
         with self._lock:
             self._stream.pin(placement, generations)
+            pins = encode(self._stream.pins).encode("ascii")
+            for conversation in self._conversations.values():
+                conversation.registration.pins = pins
+        if len(placement.members) > 1:
+            # Before anything is emitted: others may be asked to ack it.
+            for member in placement.members:
+                self._conversation(member).renew(patience)
 
     def _placed(self, request: OpenBatch, view: View, silent: AbstractSet[Member]) -> PinnedBatch:
         answering = tuple(member for member in view.members if member not in silent)
@@ -271,7 +278,7 @@ class SourceSession:
     def _pinned(self) -> set[Member]:
         """The members that something is pinned to. Under the lock."""
         pinned = {member for batch in self._batches.values() for member in batch.members if member not in batch.out}
-        return pinned.union(*(pin.placement.members for pin in self._stream.pins))
+        return pinned | self._stream.members
 
     def _watched(self) -> list[Conversation]:
         """The conversations with those members."""
@@ -491,8 +498,3 @@ class _Opening:
 
 def _ids(members: Sequence[Member]) -> str:
     return ", ".join(str(member.id) for member in members)
-
-
-def encoded(pins: Pins) -> bytes:
-    """Pins as a server keeps them for others."""
-    return encode(pins).encode("ascii")

@@ -178,6 +178,7 @@ class AckerClient:
         deadline = state.cluster.patience().deadline
         # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
         with state.sending:
+            self._follow_view(state, deadline.left_s)
             while state.unanswered or state.seal():
                 self._send_oldest(state, deadline.left_s)
 
@@ -251,6 +252,14 @@ class AckerClient:
         source.open(state.cluster.patience())
         state.source_or_none, state.session_of_source = source, drawn
         return drawn
+
+    def join(self, session: int) -> None:
+        """Make this client know the source of another process, by the ``session`` that its ``open_source`` returned, so
+        that it can ack and fail what is emitted there. Needed where there are several servers.
+
+        Raises :class:`UnknownSource` where no server knows the session.
+        """
+        self._state().join(session)
 
     def close_source(self) -> None:
         """End the session: the servers drop the source's roots. Tried for a second; else the lease ends it."""
@@ -414,6 +423,15 @@ class AckerClient:
         if state.buffered() >= self.settings.buffer_entries:
             self.flush()
         return state
+
+    def _follow_view(self, state: ClientState, budget_s: float) -> None:
+        """What is emitted from now on goes to the servers that there are now."""
+        if state.source_or_none is None:
+            return
+        try:
+            state.source_or_none.open(state.cluster.patience(budget_s))
+        except RETRYABLE as error:
+            log.debug("the open stream stays where it is: %s", error)
 
     def _send_oldest(self, state: ClientState, budget_s: float) -> None:
         replication = state.unanswered[0]
