@@ -49,9 +49,16 @@ class Caller:
 
     def greeted_once(self, deadline: Deadline) -> Greeted:
         """One try of the handshake; Unavailable when no answer came."""
+        return self._greeted_by(self.connection.greeted, deadline)
+
+    def greet(self, deadline: Deadline) -> Greeted:
+        """One try of the handshake, also where there was one before: what a server is may change."""
+        return self._greeted_by(self.connection.greet, deadline)
+
+    def _greeted_by(self, greet: Callable[[Deadline], Greeted], deadline: Deadline) -> Greeted:
         asked_at = self._clock()
         try:
-            greeted = self.connection.greeted(deadline)
+            greeted = greet(deadline)
         except Unavailable as error:
             self._unanswered(asked_at, error)
             raise

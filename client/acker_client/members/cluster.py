@@ -26,6 +26,8 @@ log = logging.getLogger("acker_client")
 
 # How often servers that are silent, or were never heard, are asked anew.
 AGAIN_S = 1.0
+# How often those of a list who answer are asked what they are.
+GREET_S = 2.0
 # A member that was not waited for to the end is given only so long next time, for a while.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
@@ -45,7 +47,7 @@ class Cluster:
         self._random = random
         self._callers: dict[str, Caller] = {}
         self._is_closed = False
-        self._looked_at = float("-inf")
+        self._looked_at = self._greeted_at = float("-inf")
         # What a registry said last; None: there is none, or nothing was heard.
         self._listed: ViewReply | None = None
         self._epoch_heard = 0
@@ -261,11 +263,12 @@ class Cluster:
         if len(seeds) == 1:
             self._greet_one(self.caller(seeds[0]), patience)
             return
-        is_due = self.clock() - self._looked_at >= AGAIN_S
-        absent = [caller for caller in map(self.caller, seeds) if not caller.connection.is_greeted]
-        if self._view is not None and not (absent and is_due):
+        callers = [self.caller(seed) for seed in seeds]
+        absent = [caller for caller in callers if not caller.connection.is_greeted]
+        if self._view is not None:
+            self._greet_beside(callers, absent)
             return
-        self._looked_at = self.clock()
+        self._looked_at = self._greeted_at = self.clock()
         calls = [self._started(caller) for caller in absent]
         while self._view is None:
             self._await(calls)
@@ -280,6 +283,20 @@ class Cluster:
                 raise unanswered(", ".join(seeds), patience, said)
             calls = [self._started(caller) for caller in absent]
 
+    def _greet_beside(self, callers: Sequence[Caller], absent: Sequence[Caller]) -> None:
+        """Begin to greet those who are due: who is absent, and seldomer all, as only they can say that they drain."""
+        now = self.clock()
+        if now - self._greeted_at >= GREET_S:
+            self._looked_at = self._greeted_at = now
+            due = callers
+        elif now - self._looked_at >= AGAIN_S:
+            self._looked_at = now
+            due = absent
+        else:
+            due = []
+        for caller in due:
+            self._started(caller)
+
     def _greet_one(self, caller: Caller, patience: Patience) -> None:
         if self._view is None or self._draining:
             if self._draining:
@@ -288,7 +305,7 @@ class Cluster:
             caller.greeted(patience)
 
     def _started(self, caller: Caller) -> Future[Greeted]:
-        return self.side_by_side.start(lambda: caller.greeted_once(Deadline(FIRST_GREETING_S, self.clock)))
+        return self.side_by_side.start(lambda: caller.greet(Deadline(FIRST_GREETING_S, self.clock)))
 
     def _await(self, calls: Sequence[Future[Greeted]]) -> None:
         """Wait for all of ``calls``: each is over within the time of a greeting."""

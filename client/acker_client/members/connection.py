@@ -64,16 +64,18 @@ class Connection:
 
     def greeted(self, deadline: Deadline) -> Greeted:
         """The server, greeted. Raises Unavailable when it does not answer, Rejected when it is the wrong one."""
-        greeted = self._greeted
-        if greeted is None:
-            transport = self._open_transport()
-            timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
-            try:
-                greeted = self._greet(transport, timeout_s)
-            except Unavailable:
-                self._greeting_s = self._settings.call_timeout_s
-                raise
-            self._greeted, self._greeting_s = greeted, FIRST_GREETING_S
+        return self._greeted or self.greet(deadline)
+
+    def greet(self, deadline: Deadline) -> Greeted:
+        """Ask the server what it is, whether or not it was asked before. Raises as ``greeted`` does."""
+        transport = self._open_transport()
+        timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
+        try:
+            greeted = self._greet(transport, timeout_s)
+        except Unavailable:
+            self._greeting_s = self._settings.call_timeout_s
+            raise
+        self._greeted, self._greeting_s = greeted, FIRST_GREETING_S
         return greeted
 
     def lost(self, greeted: Greeted) -> None:

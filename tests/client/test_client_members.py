@@ -1,0 +1,304 @@
+"""Several servers behind one client: shards in memory, calls in threads, and what a user sees of who comes and goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acker_client import AckerClient, Entries, Identity, InitScope, Settings, Settlement, Verdict, errors
+from acker_client.core.pins import Pin, decode, encode
+from acker_protocol import ids
+from acker_protocol.reports import fold
+from acker_testing import LocalServer
+
+ROOTS = 60
+
+
+class Servers:
+    """Servers by address, and clients of a list of them. ``cut``: addresses that a client cannot reach, by its name."""
+
+    def __init__(self, count: int) -> None:
+        self.by_address = {f"s{number}:1": LocalServer(id=number) for number in range(count)}
+        self.cut: dict[str, set[str]] = {}
+        self._clients: list[AckerClient] = []
+
+    def __getitem__(self, number: int) -> LocalServer:
+        return self.by_address[f"s{number}:1"]
+
+    def client(self, name: str = "", **options: float) -> AckerClient:
+        given = {"replica_wait_s": 0.05, "gone_after_s": 0.5, "budget_s": 20.0, "call_timeout_s": 1.0, **options}
+        settings = Settings(tuple(self.by_address), **given)  # type: ignore[arg-type]
+        client = AckerClient(settings, connect=lambda address: self._connect(name, address))
+        self._clients.append(client)
+        return client
+
+    def _connect(self, name: str, address: str) -> Any:
+        return Cut(self.by_address[address].connect(address), lambda: address in self.cut.get(name, ()))
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class Cut:
+    """A transport whose calls are not answered while ``is_cut``."""
+
+    def __init__(self, transport: Any, is_cut: Callable[[], bool]) -> None:
+        self._transport, self._is_cut = transport, is_cut
+
+    def __getattr__(self, call: str) -> Any:
+        if call != "close" and self._is_cut():
+            raise errors.Unavailable("cut")
+        return getattr(self._transport, call)
+
+
+class Job:
+    """One batch of a source: read, worked on and settled by calls."""
+
+    def __init__(self, source: AckerClient, executor: AckerClient, number: int = 1) -> None:
+        self.source, self.executor, self.number = source, executor, number
+        first = number << 40
+        self.pin: Pin = source.open_batch(number, first, ROOTS)
+        self.roots = ids.root_ids(first, np.arange(ROOTS, dtype=np.uint64))
+        self.edges = ids.edge0_column(self.roots)
+
+    def read(self) -> None:
+        covered = np.array([[0, ROOTS]], np.uint64)
+        self.report(Identity(self.number, 1), fold(self.roots, self.edges), InitScope(self.pin.session, 1, covered))
+
+    def work(self) -> None:
+        self.report(Identity(self.number, 2), fold(self.roots, self.edges))
+
+    def report(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> None:
+        scope = None if inits is None else InitScope(inits.session, self.number, inits.covered)
+        result = self.executor.report_pinned(identity, entries, scope, (self.pin,), may_leave=True)
+        self.source.leave_out(self.number, result.without)
+
+    def settle(self, settlement: Settlement = Settlement.DONE) -> dict[int, tuple[Verdict, str]]:
+        """The outcome of every root; fails where one comes twice."""
+        self.source.settle(self.number, settlement)
+        ended: dict[int, tuple[Verdict, str]] = {}
+        while True:
+            watched = self.source.watch(1.0)
+            for outcome in watched.outcomes:
+                assert outcome.root_id not in ended
+                ended[outcome.root_id] = outcome.verdict, outcome.reason
+            if self.number in watched.settled:
+                return ended
+
+    def done(self) -> Counter[tuple[Verdict, str]]:
+        self.read()
+        self.work()
+        return Counter(self.settle().values())
+
+
+ALL_ACKED = Counter({(Verdict.ACKED, ""): ROOTS})
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    servers = Servers(3)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def source(servers: Servers) -> AckerClient:
+    client = servers.client("source")
+    client.open_source("orders")
+    return client
+
+
+def test_three_servers_share_a_batch_and_each_root_has_one_outcome(servers: Servers, source: AckerClient) -> None:
+    assert Job(source, servers.client()).done() == ALL_ACKED
+    assert all(servers[number].shard.stats.sections_applied > 0 for number in range(3))
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_with_two_replicas_a_server_that_stops_for_good_in_mid_batch_costs_no_replay(
+    servers: Servers, source: AckerClient, with_state: bool
+) -> None:
+    job = Job(source, servers.client())
+    job.read()
+    servers[1].stop()
+    job.work()
+    assert Counter(job.settle().values()) == ALL_ACKED
+    servers[1].start(with_state=with_state)
+    assert Job(source, servers.client(), 2).done() == ALL_ACKED
+
+
+def test_with_two_replicas_a_server_that_loses_its_state_in_mid_batch_costs_no_replay(
+    servers: Servers, source: AckerClient
+) -> None:
+    job = Job(source, servers.client())
+    job.read()
+    servers[1].start(with_state=False)
+    job.work()
+    assert Counter(job.settle().values()) == ALL_ACKED
+
+
+def test_with_one_replica_a_server_that_loses_its_state_loses_the_roots_of_its_slots_and_no_other(
+    servers: Servers,
+) -> None:
+    source = servers.client(replicas=1)
+    source.open_source("orders")
+    job = Job(source, servers.client())
+    job.read()
+    lost = job.pin.placement.replicas_of(job.roots)[:, 0] == 1
+    servers[1].start(with_state=False)
+    job.work()
+    ended = job.settle()
+    assert {root for root, (verdict, _) in ended.items() if verdict == Verdict.LOST} == set(job.roots[lost].tolist())
+    assert {verdict for verdict, _ in ended.values()} == {Verdict.LOST, Verdict.ACKED}
+    assert len(ended) == ROOTS
+
+
+def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(
+    servers: Servers, source: AckerClient
+) -> None:
+    job = Job(source, servers.client())
+    job.read()
+    servers[1].shard.drain()
+    after = Job(source, servers.client(), 2)
+    assert [member.id for member in after.pin.placement.members] == [0, 2]
+    assert after.done() == ALL_ACKED
+    job.work()
+    assert Counter(job.settle().values()) == ALL_ACKED
+
+
+def test_a_server_that_comes_while_a_source_runs_is_in_its_next_batches(servers: Servers) -> None:
+    servers[2].stop()
+    source = servers.client()
+    source.open_source("orders")
+    job = Job(source, servers.client())
+    assert [member.id for member in job.pin.placement.members] == [0, 1]
+    assert job.done() == ALL_ACKED
+    servers[2].start()
+    number, members = 1, [0, 1]
+    while members != [0, 1, 2]:
+        number += 1
+        later = Job(source, servers.client(), number)
+        members = [member.id for member in later.pin.placement.members]
+        assert later.done() == ALL_ACKED
+
+
+def test_an_executor_that_cannot_reach_a_server_goes_on_without_it_and_the_source_counts_it_out(
+    servers: Servers, source: AckerClient
+) -> None:
+    servers.cut["executor"] = {"s1:1"}
+    assert Job(source, servers.client("executor")).done() == ALL_ACKED
+
+
+def test_no_root_is_acked_when_two_attempts_that_differ_reached_a_server_each(
+    servers: Servers, source: AckerClient
+) -> None:
+    # The first attempt reaches b alone, and is whole there; the second, whose write was committed, reaches a alone.
+    source = servers.client(spread=2)
+    source.open_source("orders")
+    job = Job(source, servers.client("executor"))
+    job.read()
+    one, other = (member.address for member in job.pin.placement.members)
+    servers.cut["executor"] = {one}
+    job.work()
+    servers.cut["executor"] = {other}
+    job.report(Identity(1, 2), fold(job.roots, job.edges ^ np.uint64(5)))
+    assert {verdict for verdict, _ in job.settle().values()} == {Verdict.LOST}
+
+
+def test_without_leave_a_report_waits_for_each_replica_that_is_not_gone(servers: Servers, source: AckerClient) -> None:
+    servers.cut["executor"] = {"s1:1"}
+    job = Job(source, servers.client("executor", budget_s=0.2, gone_after_s=100.0))
+    with pytest.raises(errors.Unavailable, match="s1:1"):
+        job.executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
+
+
+def test_one_process_emits_and_two_others_ack_through_a_join_and_a_drain(servers: Servers) -> None:
+    servers[2].stop()
+    source = servers.client()
+    session = source.open_source("clicks")
+    others = [servers.client(), servers.client()]
+    for other in others:
+        other.join(session)
+    ended: Counter[Verdict] = Counter()
+    pinned: set[tuple[int, ...]] = set()
+    emitted = 0
+    while pinned != {(0, 1), (0, 1, 2), (1, 2)} or ended.total() < emitted:
+        if len(pinned) == 1:
+            servers[2].start()
+        if len(pinned) == 2:
+            servers[0].shard.drain()
+        anchors = [source.emit() for _ in range(10)] if len(pinned) < 3 else []
+        emitted += len(anchors)
+        source.flush()
+        pinned.add(tuple(member.id for member in source._state().source().pins[-1].placement.members))
+        for anchor, other in zip(anchors, others * 5, strict=False):
+            child = other.new_edge()
+            other.ack(anchor.root_id, anchor.edge, emitted=[child])
+            other.ack(anchor.root_id, child)
+        for other in others:
+            other.flush()
+        watched = source.watch(0.5)
+        assert not watched.generation_changed
+        ended.update(outcome.verdict for outcome in watched.outcomes)
+    assert ended == Counter({Verdict.ACKED: emitted})
+
+
+def test_a_client_that_has_not_joined_is_refused_with_what_to_do_where_there_are_several_servers(
+    servers: Servers,
+) -> None:
+    client = servers.client()
+    client.ack(7, 5)
+    with pytest.raises(errors.UnknownSource, match=r"join\(session\) the source first"):
+        client.flush()
+    with pytest.raises(errors.UnknownSource, match="no server knows where the roots of session 99 live"):
+        client.join(99)
+
+
+def test_more_replicas_than_there_are_servers_are_as_many_as_there_are_and_it_is_said(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = servers.client(replicas=5)
+    source.open_source("orders")
+    assert Job(source, servers.client()).done() == ALL_ACKED
+    assert "5 replicas are asked for, and there are 3 servers" in caplog.text
+
+
+def test_pins_come_out_of_text_as_they_went_in(source: AckerClient) -> None:
+    pin = source.open_batch(3, 5000, 10)
+    (read,) = decode(encode([pin]))
+    assert (read.session, read.batch, read.first, read.up_to) == (pin.session, 3, 5000, 10)
+    assert read.placement.members == pin.placement.members
+    assert np.array_equal(read.placement.replicas, pin.placement.replicas)
+    with pytest.raises(ValueError, match="hand them on as they came"):
+        decode('[{"batch": [1]}]')
+
+
+def test_two_servers_that_answer_at_one_address_in_turn_are_found_out(servers: Servers) -> None:
+    behind = [LocalServer(), LocalServer()]
+    turns = iter(range(10))
+
+    def connect(address: str) -> Any:
+        return InTurns(behind, lambda: next(turns))
+
+    client = AckerClient(Settings(("one:1",), call_timeout_s=1.0), connect=connect)
+    connection = client._state().cluster.caller("one:1").connection
+    for _ in range(2):
+        connection.greet_anew()
+        client.hello()
+    connection.greet_anew()
+    with pytest.raises(errors.Rejected, match="two servers answer at one:1, in turn: give each server an address"):
+        client.hello()
+
+
+class InTurns:
+    """Another server at each greeting."""
+
+    def __init__(self, behind: list[LocalServer], turn: Callable[[], int]) -> None:
+        self._behind, self._turn = behind, turn
+
+    def __getattr__(self, call: str) -> Any:
+        return getattr(self._behind[self._turn() % 2].connect("one:1"), call)
