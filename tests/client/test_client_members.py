@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Entries, Identity, InitScope, Settings, Settlement, Verdict, errors
+from acker_client.core.ended import Ended
 from acker_client.core.pins import Pin, decode, encode
 from acker_protocol import ids
+from acker_protocol.messages import Settle
 from acker_protocol.reports import fold
 from acker_testing import LocalServer
 
@@ -245,6 +247,31 @@ def test_one_process_emits_and_two_others_ack_through_a_join_and_a_drain(servers
         assert not watched.generation_changed
         ended.update(outcome.verdict for outcome in watched.outcomes)
     assert ended == Counter({Verdict.ACKED: emitted})
+
+
+def test_what_a_server_says_late_of_a_batch_that_is_over_is_said_to_nobody(
+    servers: Servers, source: AckerClient
+) -> None:
+    job = Job(source, servers.client("executor"))
+    job.read()
+    servers.cut["source"] = {"s1:1"}
+    job.work()
+    assert Counter(job.settle().values()) == ALL_ACKED
+    servers.cut["source"] = set()
+    # It is asked to settle it as well, by somebody whose call was slow to arrive.
+    servers[1].ask(lambda shard, now: shard.settle([Settle(job.pin.session, 1, Settlement.DONE)], now))
+    watched = source.watch(0.5)
+    assert (len(watched.outcomes), watched.says_something) == (0, False)
+
+
+def test_stretches_of_ended_roots_that_touch_become_one(source: AckerClient) -> None:
+    placement = source.open_batch(1, 100, 10).placement
+    ended = Ended()
+    for first, up_to in ((100, 10), (200, 10), (110, 40), (50, 20), (150, 50)):
+        ended.add(Pin(1, 1, first, up_to, placement))
+    numbers = np.array([49, 50, 69, 70, 99, 100, 149, 150, 199, 209, 210], np.uint64)
+    assert ended.has(ids.mix64_column(numbers)).tolist() == [0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 0]
+    assert len(ended) == 2
 
 
 def test_a_client_that_has_not_joined_is_refused_with_what_to_do_where_there_are_several_servers(

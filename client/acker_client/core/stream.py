@@ -139,9 +139,11 @@ class Stream:
             nowhere = nowhere | slots
         return heard, nowhere
 
-    def forget_ended(self) -> None:
-        """Drop older pins of which no root is pending."""
+    def forget_ended(self) -> list[Pin]:
+        """Drop older pins of which no root is pending; gives them."""
+        ended = [each.pin for each in self._pins[:-1] if not each.is_needed]
         self._pins = [each for each in self._pins[:-1] if each.is_needed] + self._pins[-1:]
+        return ended
 
     def _of_pins(self, pins: list[StreamPin], root_ids: Column) -> list[tuple[StreamPin, Mask]]:
         """Which roots are of which of ``pins``; those that a user has chosen count as of the newest."""

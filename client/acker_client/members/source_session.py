@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from acker_client.core.backoff import Clock, Patience
+from acker_client.core.ended import Ended
 from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.pins import Pin, Pins, encode
 from acker_client.core.registration import Registration
@@ -66,6 +67,7 @@ class SourceSession:
         self._polls: dict[str, Future[Polled | None]] = {}
         # Done when there is something to say that no poll has brought.
         self._news: Future[None] = Future()
+        self._ended = Ended()
         self._unsaid = _Unsaid()
         self._opened_at = clock()
 
@@ -171,7 +173,9 @@ class SourceSession:
     def forget(self, number: int) -> None:
         """Nothing more is to be heard of a batch."""
         with self._lock:
-            self._batches.pop(number, None)
+            batch = self._batches.pop(number, None)
+            if batch is not None:
+                self._ended.add(batch.pin)
 
     # -- outcomes
 
@@ -336,6 +340,9 @@ class SourceSession:
             if own.any():
                 self._note(batch, batch.hear(member, only(outcomes, own)))
                 outcomes = only(outcomes, ~own)
+        ended = self._ended.has(outcomes.root_ids)
+        if ended.any():
+            outcomes = only(outcomes, ~ended)
         self._unsaid.outcomes += self._stream.hear(is_here, outcomes)
 
     def _lost(self, conversation: Conversation) -> None:
@@ -420,8 +427,11 @@ class SourceSession:
             unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
             over = [number for number, batch in self._batches.items() if batch.is_over]
             for number in over:
-                self._report_differing(self._batches.pop(number))
-            self._stream.forget_ended()
+                batch = self._batches.pop(number)
+                self._report_differing(batch)
+                self._ended.add(batch.pin)
+            for pin in self._stream.forget_ended():
+                self._ended.add(pin)
         return unsaid.said(over, answered=answered)
 
     def _report_differing(self, batch: PinnedBatch) -> None:
