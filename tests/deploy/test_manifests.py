@@ -56,7 +56,7 @@ def test_the_image_has_one_name() -> None:
 @each_container
 def test_a_container_is_told_the_ports_that_it_declares(name: str) -> None:
     container = CONTAINERS[name]
-    told = {each["name"]: int(each["value"]) for each in container["env"]}
+    told = {each["name"]: int(each["value"]) for each in container["env"] if each["name"].endswith("PORT")}
     declared = {each["name"].removeprefix("acker-"): each["containerPort"] for each in container["ports"]}
     assert declared == {"grpc": told["ACKER_PORT"], "http": told["ACKER_HTTP_PORT"]}
 
@@ -84,6 +84,19 @@ def test_service_annotation_compose_and_scrape_agree_with_the_ports() -> None:
     scrape = documents("deploy/prometheus/prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0]["targets"]
     assert scrape == [f"acker:{ports['http']}"]
     assert f"EXPOSE {ports['grpc']} {ports['http']}\n" in dockerfile()
+
+
+def test_each_pod_is_a_server_of_its_own_that_clients_reach_also_while_it_drains() -> None:
+    template = of_kind("StatefulSet")["spec"]["template"]
+    env = {each["name"]: each for each in template["spec"]["containers"][0]["env"]}
+    assert env["ACKER_ID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.labels['apps.kubernetes.io/pod-index']"
+    service = of_kind("Service")
+    assert of_kind("StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
+    place = env["ACKER_ADVERTISE"]["value"]
+    assert place == f"$(POD_NAME).{service['metadata']['name']}.$(POD_NAMESPACE).svc:{env['ACKER_PORT']['value']}"
+    # What stands in $(...) has to be set before it is used.
+    assert list(env).index("POD_NAME") < list(env).index("ACKER_ADVERTISE") > list(env).index("POD_NAMESPACE")
+    assert service["spec"]["publishNotReadyAddresses"]
 
 
 def test_the_sidecar_is_reached_where_it_listens() -> None:
@@ -127,7 +140,7 @@ def test_the_image_and_the_containers_set_variables_and_flags_that_exist() -> No
     flags = {flag(option.name) for option in OPTIONS}
     assert {name for name in variables_of_the_image() if name.startswith("ACKER_")} <= known
     for container in CONTAINERS.values():
-        assert {each["name"] for each in container["env"]} <= known
+        assert {each["name"] for each in container["env"] if not each["name"].startswith("POD_")} <= known
         assert {word for word in container["args"] if word.startswith("--")} <= flags
 
 
