@@ -364,9 +364,7 @@ class _Nodes:
         self._zookeeper, self._root = zookeeper, zookeeper.chroot
         self._wake = wake
         self.answer_s = ANSWER_S
-        # kazoo says at every try what is said here once.
-        logger = logging.getLogger("acker.kazoo")
-        logger.setLevel(logging.CRITICAL)
+        self._trouble = _Trouble()
         has_tls = zookeeper.ca is not None
         self._client = KazooClient(
             hosts=zookeeper.hosts,
@@ -375,7 +373,7 @@ class _Nodes:
             auth_data=[("digest", zookeeper.digest)] if zookeeper.digest else None,
             # ZooKeeper that comes back gives every session its whole time anew: be there before that is over.
             connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=zookeeper.session_s / 5),
-            logger=logger,
+            logger=self._trouble.logger,
             use_ssl=has_tls,
             check_hostname=has_tls,
             ca=zookeeper.ca,
@@ -395,8 +393,8 @@ class _Nodes:
         wait_s = self._zookeeper.session_s
         if not self._client.start_async().wait(wait_s):
             raise RegistryError(
-                f"no ZooKeeper answered at {self._zookeeper.hosts} within {wait_s:g} s: "
-                "start it, or give the addresses at which it is"
+                f"no ZooKeeper answered at {self._zookeeper.hosts} within {wait_s:g} s{self._trouble.last}: "
+                "start it, or give the addresses at which it is, and the certificates if it speaks TLS"
             )
 
     def close(self) -> None:
@@ -457,6 +455,23 @@ class _Nodes:
     def _changed(self, event: object) -> None:
         """kazoo's threads: a watch has fired, or is gone with its connection."""
         self._wake()
+
+
+class _Trouble(logging.Handler):
+    """Keeps what kazoo complained of last. It does so at every try, and what it means is logged here once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        # Known to nobody else: what it is given does not reach the log.
+        self.logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        said = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
+        if "Transition" not in said:
+            self.last = f" ({said})"
 
 
 def _said(error: BaseException) -> str:
