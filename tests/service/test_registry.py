@@ -114,9 +114,12 @@ def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nod
 
 
 def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> None:
-    server = join(1, http_port=0)
-    join(2).drain()
-    await_states(server, {1: ACTIVE, 2: DRAINING})
+    server, other = join(1, http_port=0), join(2)
+    await_states(server, {1: ACTIVE, 2: ACTIVE})
+    before = server.view().epoch
+    other.drain()
+    eventually(lambda: server.view().epoch > before)
+    assert states(server) == {1: ACTIVE, 2: DRAINING}
     _, text = page(server, "/metrics")
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("acker_"))
     assert float(found["acker_view_epoch"]) == server.view().epoch
