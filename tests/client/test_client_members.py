@@ -264,6 +264,50 @@ def test_what_a_server_says_late_of_a_batch_that_is_over_is_said_to_nobody(
     assert (len(watched.outcomes), watched.says_something) == (0, False)
 
 
+def test_what_ends_after_a_batch_that_is_not_held_was_settled_is_said_once(servers: Servers) -> None:
+    source, executor = servers.client(), servers.client()
+    session = source.open_source("orders")
+    pin = source.open_batch(1, 1 << 40, 10, held=False)
+    roots = ids.root_ids(1 << 40, np.arange(10, dtype=np.uint64))
+    entries = fold(roots, ids.edge0_column(roots))
+    covered = InitScope(session, 1, np.array([[0, 10]], np.uint64))
+    executor.report_pinned(Identity(1, 1), entries, covered, (pin,))
+    source.settle(1, Settlement.DONE)
+    watched = source.watch(1.0)
+    assert (watched.settled, len(watched.outcomes)) == ((1,), 0)
+    executor.report_pinned(Identity(1, 2), entries, None, (pin,))
+    ended = Counter[Verdict]()
+    while ended.total() < 10:
+        watched = source.watch(1.0)
+        ended.update(outcome.verdict for outcome in watched.outcomes)
+    assert (ended, watched.settled) == (Counter({Verdict.ACKED: 10}), ())
+
+
+def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
+    source = servers.client("source", replicas=1, gone_after_s=100.0)
+    source.open_source("orders")
+    slow = servers[1]
+    answer = slow.ask
+
+    def silent_after(question: Callable[[Any, float], Any]) -> Any:
+        # What it is asked it does, and says nothing of it.
+        if slow.shard.stats.open_batches:
+            raise errors.Unavailable("the reply was lost")
+        reply = answer(question)
+        if slow.shard.stats.open_batches:
+            raise errors.Unavailable("the reply was lost")
+        return reply
+
+    slow.ask = silent_after  # type: ignore[method-assign]
+    job = Job(source, servers.client())
+    assert [member.id for member in job.pin.placement.members] == [0, 2]
+    slow.ask = answer  # type: ignore[method-assign]
+    assert job.done() == ALL_ACKED
+    while slow.shard.stats.open_batches:
+        assert not source.watch(0.1).outcomes
+    assert not source.watch(0.1).says_something
+
+
 def test_stretches_of_ended_roots_that_touch_become_one(source: AckerClient) -> None:
     placement = source.open_batch(1, 100, 10).placement
     ended = Ended()

@@ -18,7 +18,18 @@ NOTHING = Merged()
 class PinnedBatch:
     """Not thread-safe: the caller holds a lock around every method."""
 
-    __slots__ = ("_cursors", "_generations", "_reached", "out", "pin", "request", "settlement", "votes")
+    __slots__ = (
+        "_cursors",
+        "_generations",
+        "_reached",
+        "is_said",
+        "out",
+        "pin",
+        "request",
+        "settlement",
+        "strays",
+        "votes",
+    )
 
     def __init__(self, pin: Pin, request: OpenBatch) -> None:
         self.pin = pin
@@ -32,6 +43,9 @@ class PinnedBatch:
         # Where its last outcome stands, and how many it had, at each member that has settled it.
         self._cursors: dict[Member, tuple[int, int]] = {}
         self._reached: set[Member] = set()
+        # Servers that may have it open although it was placed anew without them.
+        self.strays: set[Member] = set()
+        self.is_said = False
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -44,9 +58,14 @@ class PinnedBatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was settled, and nothing more will be heard of it."""
+        """Whether it was settled, and all that its members had to say of it by then has been heard."""
         is_heard = all(member in self.out or member in self._reached for member in self.members)
         return self.settlement is not None and is_heard
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will be heard of it."""
+        return self.is_over and (self.votes.is_over or not self.may_go_on)
 
     @property
     def may_go_on(self) -> bool:

@@ -70,6 +70,9 @@ class SourceSession:
         self._ended = Ended()
         self._unsaid = _Unsaid()
         self._opened_at = clock()
+        # Roots of which servers have said different things, and those that a second replica has saved.
+        self.differed = 0
+        self.saved = 0
 
     # -- where things live
 
@@ -119,8 +122,12 @@ class SourceSession:
         if known is not None and known.request == request:
             return known.pin
         silent: set[Member] = set()
+        tried: set[Member] = set()
         while True:
             batch = self._placed(request, self._cluster.view(self._cluster.patience(budget_s)), silent)
+            here = set(map(self._cluster.address_of, batch.members))
+            batch.strays = {member for member in tried if self._cluster.address_of(member) not in here}
+            tried |= set(batch.members)
             with self._lock:
                 self._batches[request.number] = batch
             opening = _Opening(batch)
@@ -156,10 +163,20 @@ class SourceSession:
                     reached = self._reached.get(self._cluster.address_of(member), (None, 0))
                     self._note(batch, batch.reached(member, *reached))
 
+        for member in batch.strays:
+            self._cluster.side_by_side.start(partial(self._abandon, member, number))
         if batch.left:
             ask(self._cluster, _BatchParty(self, batch), call, budget_s)
         with self._lock:
             self._tell(batch)
+
+    def _abandon(self, member: Member, number: int) -> None:
+        """Have a server forget a batch that it may have open and that is not placed on it."""
+        request = Settle(self.session, number, Settlement.ABANDON)
+        try:
+            self._conversation(member).settle(request, self._cluster.patience(_CLOSE_S))
+        except AckerError as error:
+            log.debug("batch %d may be open at %s until the lease ends: %s", number, member.address, error)
 
     def leave_out(self, number: int, ids: AbstractSet[int]) -> None:
         """Members of a batch that a task has reported without are out for it."""
@@ -173,9 +190,8 @@ class SourceSession:
     def forget(self, number: int) -> None:
         """Nothing more is to be heard of a batch."""
         with self._lock:
-            batch = self._batches.pop(number, None)
-            if batch is not None:
-                self._ended.add(batch.pin)
+            if number in self._batches:
+                self._end(self._batches[number])
 
     # -- outcomes
 
@@ -247,8 +263,11 @@ class SourceSession:
             except Draining:
                 self._cluster.drains(member)
                 raise
+            address = self._cluster.address_of(member)
             with self._lock:
                 batch.opened(member, generation)
+                if self._reached.get(address, (None, 0))[0] != generation:
+                    self._reached[address] = generation, 0
 
         ask(self._cluster, opening, call, budget_s)
 
@@ -330,16 +349,15 @@ class SourceSession:
     def _distribute(self, is_here: Callable[[Member], bool], outcomes: Outcomes) -> None:
         """Outcomes to the batches that they are of, and the rest to the open stream. Under the lock."""
         for batch in self._batches.values():
-            member = next(filter(is_here, batch.members), None)
-            if member is None:
-                continue
             own = batch.pin.has(outcomes.root_ids)
+            if not own.any():
+                continue
+            # A server that the batch is not placed on any more has no say in it.
+            for member in filter(is_here, batch.members):
+                self._note(batch, batch.hear(member, outcomes if own.all() else only(outcomes, own)))
             if own.all():
-                self._note(batch, batch.hear(member, outcomes))
                 return
-            if own.any():
-                self._note(batch, batch.hear(member, only(outcomes, own)))
-                outcomes = only(outcomes, ~own)
+            outcomes = only(outcomes, ~own)
         ended = self._ended.has(outcomes.root_ids)
         if ended.any():
             outcomes = only(outcomes, ~ended)
@@ -425,14 +443,22 @@ class SourceSession:
         """All that was not said yet."""
         with self._lock:
             unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
-            over = [number for number, batch in self._batches.items() if batch.is_over]
+            over = [number for number, batch in self._batches.items() if batch.is_over and not batch.is_said]
             for number in over:
-                batch = self._batches.pop(number)
-                self._report_differing(batch)
-                self._ended.add(batch.pin)
+                self._batches[number].is_said = True
+            for batch in [batch for batch in self._batches.values() if batch.is_ended]:
+                self._end(batch)
             for pin in self._stream.forget_ended():
                 self._ended.add(pin)
         return unsaid.said(over, answered=answered)
+
+    def _end(self, batch: PinnedBatch) -> None:
+        """Under the lock."""
+        del self._batches[batch.request.number]
+        self._ended.add(batch.pin)
+        self.differed += batch.votes.differed
+        self.saved += batch.votes.saved
+        self._report_differing(batch)
 
     def _report_differing(self, batch: PinnedBatch) -> None:
         votes = batch.votes
