@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
 from typing import NoReturn
 
 try:
@@ -16,7 +19,25 @@ except ModuleNotFoundError:
 _PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """In the order of this file, and with the nearest one for a word that is none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        word = args[0]
+        if word in self.commands or word.startswith("-"):
+            return super().resolve_command(ctx, args)
+        close = get_close_matches(word, self.commands, n=1)
+        near = f"; the nearest is {close[0]}" if close else ""
+        click.echo(f"acker: {word}: no such command{near}; `acker --help` lists them all", err=True)
+        sys.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="acker", message="acker %(version)s")
 def main() -> None:
     """Storm's reliability for Spark: track every record until everything derived from it is done."""
@@ -34,6 +55,35 @@ def serve(options: tuple[str, ...]) -> None:
 def health(options: tuple[str, ...]) -> None:
     """Ask whether the server with the same options is ready."""
     _service("health", options)
+
+
+@main.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def ring(options: tuple[str, ...]) -> None:
+    """Show the servers and the balance (acker ring --help)."""
+    _ask("ring", options)
+
+
+@main.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def status(options: tuple[str, ...]) -> None:
+    """Show what each server has to do (acker status --help)."""
+    _ask("status", options)
+
+
+@main.command(context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def drain(options: tuple[str, ...]) -> None:
+    """Ask a server to finish and end (acker drain --help)."""
+    _ask("drain", options)
+
+
+def _ask(word: str, words: tuple[str, ...]) -> NoReturn:
+    if find_spec("rich") is None:
+        raise click.ClickException(f"acker {word} needs rich: pip install 'acker[cli]'")
+    from acker_command.options import run
+
+    sys.exit(run(getattr(import_module(f"acker_command.{word}"), word), words))
 
 
 def _service(word: str, options: tuple[str, ...]) -> NoReturn:

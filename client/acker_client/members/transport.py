@@ -79,6 +79,8 @@ _CLOSED_HINT = (
     "The connection is accepted and closed at once: a port with TLS (the acker's has none) does that, and a proxy with "
     "no server behind it"
 )
+# What it says of a name that nobody knows, in several ways over its versions.
+_NO_ADDRESS = re.compile(r"DNS resolution failed|errors resolving|lookup failed|Domain name not found")
 
 
 class GrpcTransport:
@@ -152,6 +154,9 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
         return Rejected(f"{address}: {_no_grpc(details)} ({details})")
     if code == grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
         details += f". {_CLOSED_HINT}"
+    if code == grpc.StatusCode.UNAVAILABLE and _NO_ADDRESS.search(details):
+        # For now, as like as not: a server that is to come may get its name later.
+        return Unavailable(f"{address}: the name resolves to nothing: correct it, or see to its DNS ({details})")
     # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.
     return Unavailable(f"{address}: {code.name}: {details}")
 

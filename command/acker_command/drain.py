@@ -1,0 +1,128 @@
+"""Drain: ``acker drain ID``, a server that is to leave without costing a replay."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from acker_client.errors import Unavailable
+from acker_command import options
+from acker_command.figures import Figures, figures
+from acker_command.options import Refused, servers_option
+from acker_command.overview import Overview, SeenMember
+from acker_command.servers import Servers
+from acker_protocol.messages import DrainReply, MemberState, ViewReply
+from acker_protocol.placement import IDS
+
+LOOK_S = 0.5
+# Beside the first line and the last, no more of them than one in so long.
+SAY_S = 5.0
+# Where no other server can say that it has gone: no answer for so long says it.
+GONE_S = 3.0
+
+
+def _id(context: click.Context, parameter: click.Parameter, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= IDS:
+        raise Refused(f"{text}: an id is a number from 0 to {IDS - 1}; `acker ring` shows which there are")
+    return int(text)
+
+
+@click.command("drain", context_settings=options.SETTINGS)
+@click.argument("id", callback=_id)
+@servers_option
+@click.option("--force", is_flag=True, help="Also where no other server takes new batches.")
+@click.option("--wait", is_flag=True, help="Return once it has gone, and show until then what is left.")
+def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
+    """Ask the server with this ID to drain: to take nothing new, finish what it has, and end.
+
+    Batches that it has are settled, and outcomes confirmed, as ever: nothing is replayed. It ends by itself with status
+    0 once nothing is left, or after its --drain-s. What supervises it should not start it again. Asking again does no
+    harm, and there is no way back but to start it anew.
+
+    Exits with status 2 where it was not asked: no server has that id, it does not answer, or it is the only one that
+    takes new batches.
+    """
+    with Servers(options.settings(servers)) as asked:
+        seen = asked.overview()
+        member = found(seen, id)
+        was_draining = member.state == MemberState.DRAINING
+        if not was_draining and not force:
+            refuse_the_only(seen, member)
+        try:
+            reply = asked.drain(member.address)
+        except Unavailable as error:
+            raise Refused(f"server {id} gave no answer; asking again does no harm ({error})") from None
+        click.echo(said(seen, member, reply, was_draining=was_draining))
+        if wait:
+            await_end(asked, seen, member)
+
+
+def found(seen: Overview, id: int) -> SeenMember:
+    """The member of that ``id``, which answers. Raises :class:`Refused`."""
+    member = next((each for each in seen.members if each.id == id), None)
+    if member is None:
+        known = ", ".join(str(each.id) for each in seen.members if each.id is not None)
+        others = "".join(f"; {note}" for note in seen.notes)
+        raise Refused(f"no server has the id {id}: there are {known or 'none'}{others}")
+    if member.state == MemberState.AWAY:
+        raise Refused(
+            f"server {id} is away: it has stopped with its state and said to be back; start it to drain it, or let its "
+            f"{member.away_ms / 1000:.0f} s pass"
+        )
+    if not member.is_answering:
+        raise Refused(f"server {id} at {member.address} does not answer, so it cannot be asked; `acker ring` says more")
+    return member
+
+
+def refuse_the_only(seen: Overview, member: SeenMember) -> None:
+    """Raise :class:`Refused` where nobody else takes new batches."""
+    if any(other is not member and other.takes_batches for other in seen.members):
+        return
+    more = "" if seen.epoch else ", name the others with --servers"
+    raise Refused(
+        f"server {member.id} is the only one that takes new batches, and jobs would stand still without it: start "
+        f"another first{more}, or give --force"
+    )
+
+
+def said(seen: Overview, member: SeenMember, reply: DrainReply, *, was_draining: bool) -> str:
+    """What has happened, and what happens next."""
+    others = [str(each.id) for each in seen.members if each is not member and each.takes_batches]
+    drains = "is draining already" if was_draining else "drains"
+    go_to = f"new batches go to {', '.join(others)}" if others else "nobody takes new batches"
+    end = f"it ends once nothing is left of {reply.detail}" if reply.detail else "it has nothing left, and ends now"
+    return f"server {member.id} at {member.address} {drains}: {go_to}, and {end}"
+
+
+def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
+    """Return once ``member`` has gone; print now and then what is left."""
+    began_at = heard_at = time.monotonic()
+    said_at = float("-inf")
+    others = [each.address for each in seen.members if each is not member and each.is_answering]
+    while True:
+        timed = asked.stats([member]).get(member.address)
+        if timed is None and is_gone(asked.view(others), member, time.monotonic() - heard_at):
+            break
+        if timed is not None:
+            heard_at, stats = timed
+            # Another process there has its place, and is not asked to drain.
+            if stats.incarnation != member.incarnation:
+                break
+            if heard_at - said_at >= SAY_S:
+                said_at = heard_at
+                click.echo(f"{heard_at - began_at:6.1f} s  {left(figures(None, timed))}")
+        time.sleep(LOOK_S)
+    click.echo(f"{time.monotonic() - began_at:6.1f} s  server {member.id} has gone")
+
+
+def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool:
+    """Whether a ``member`` that does not answer has gone. ``view``: of another server; None: none knows of others."""
+    if view is None:
+        return silent_s >= GONE_S
+    return all((each.member.id, each.member.generation) != (member.id, member.generation) for each in view.members)
+
+
+def left(counts: Figures) -> str:
+    """What a server that drains has left."""
+    return f"{counts.open_batches:,} open batches, {counts.pending:,} pending, {counts.unconfirmed:,} unconfirmed"

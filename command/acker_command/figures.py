@@ -1,0 +1,67 @@
+"""Figures: what a server's Stats say that a person wants to see at once, and what two of them say of the time between.
+
+Pure. Decides the names of the metrics that are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from acker_protocol.messages import StatsReply
+
+_GAUGES = {
+    "pending": "acker_pending_roots",
+    "open_batches": "acker_open_batches",
+    "sources": "acker_sources",
+    "unconfirmed": "acker_unconfirmed_outcomes",
+}
+_REPORTS = 'acker_call_duration_seconds_count{method="Apply",code="OK"}'
+_UPDATES = "acker_updates_total"
+
+# When they came, in monotonic seconds, and what they said.
+Timed = tuple[float, StatsReply]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one server, or of all. Rates are None where there is none: the server was started anew between two looks."""
+
+    pending: int = 0
+    open_batches: int = 0
+    sources: int = 0
+    unconfirmed: int = 0
+    reports_per_s: float | None = None
+    updates_per_s: float | None = None
+
+    def as_json(self) -> dict[str, float | None]:
+        return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+def figures(first: Timed | None, second: Timed) -> Figures:
+    """What one server says: counts of the ``second`` look, rates of the time since the ``first``."""
+    values = second[1].values
+    counts = {name: int(values.get(metric, 0)) for name, metric in _GAUGES.items()}
+    return Figures(**counts, reports_per_s=_rate(_REPORTS, first, second), updates_per_s=_rate(_UPDATES, first, second))
+
+
+def total(each: Iterable[Figures]) -> Figures:
+    """The sum; a rate is that of the servers that have one. A root with two replicas counts at both."""
+    them = tuple(each)
+    counts: Mapping[str, int] = {name: sum(getattr(one, name) for one in them) for name in _GAUGES}
+    return Figures(
+        **counts,
+        reports_per_s=_sum(one.reports_per_s for one in them),
+        updates_per_s=_sum(one.updates_per_s for one in them),
+    )
+
+
+def _rate(metric: str, first: Timed | None, second: Timed) -> float | None:
+    if first is None or first[1].incarnation != second[1].incarnation or second[0] <= first[0]:
+        return None
+    return (second[1].values.get(metric, 0.0) - first[1].values.get(metric, 0.0)) / (second[0] - first[0])
+
+
+def _sum(rates: Iterable[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return sum(known) if known else None

@@ -1,0 +1,95 @@
+"""Options: what the commands that ask servers share: ``--servers``, ``--json``, and one sentence for each mistake.
+
+Exit status 2: the command could not do what it was asked for; the sentence is on standard error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from acker_client.errors import AckerError
+from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
+from acker_command.overview import Overview, SeenMember
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+servers_option = click.option(
+    "--servers",
+    metavar="HOST:PORT,...",
+    help=f"The servers; of a cluster in ZooKeeper any one will do. [{SERVERS_VARIABLE}]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
+
+
+class Refused(click.ClickException):
+    """What was asked for cannot be done; the text is one sentence."""
+
+    exit_code = 2
+
+
+def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """Where the servers are. Raises :class:`Refused`."""
+    named = environ.get(SERVERS_VARIABLE, "") if servers is None else servers
+    if not named.strip():
+        raise Refused(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
+    try:
+        return Settings(addresses(named), token=environ.get(TOKEN_VARIABLE) or None)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def json_of(overview: Overview, more: Callable[[SeenMember], Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``--json`` prints of members; 64-bit numbers as hex, which no reader rounds. ``more``: of one member."""
+    return {
+        "epoch": overview.epoch,
+        "members": [
+            {
+                "id": seen.id,
+                "address": seen.address,
+                "generation": None if seen.generation is None else f"{seen.generation:016x}",
+                "version": seen.version,
+                "state": None if seen.state is None else seen.state.name.lower(),
+                "answers": seen.is_answering,
+                "away_s": seen.away_ms / 1000,
+                **more(seen),
+            }
+            for seen in overview.members
+        ],
+        "notes": list(overview.notes),
+    }
+
+
+def run(command: click.Command, words: Sequence[str]) -> int:
+    """Do what ``words`` ask ``command`` for; returns the exit status."""
+    name = f"acker {command.name}"
+    try:
+        return int(command.main(list(words), prog_name=name, standalone_mode=False) or 0)
+    except click.NoSuchOption as error:
+        known = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        near = nearest(error.option_name, [*known, "--help"])
+        return _complain(name, f"{error.option_name}: no such option{near}; `{name} --help` lists them all")
+    except click.UsageError as error:
+        return _complain(name, f"{error.format_message().rstrip('.')}; `{name} --help` says what it takes")
+    except click.ClickException as error:
+        return _complain(name, error.format_message())
+    except AckerError as error:
+        return _complain(name, str(error))
+    except click.Abort:
+        return 130
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Words for the end of "no such option", where one of ``known`` is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; the nearest is {close[0]}" if close else ""
+
+
+def _complain(name: str, sentence: str) -> int:
+    print(f"{name}: {sentence}", file=sys.stderr)
+    return 2

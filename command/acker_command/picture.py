@@ -1,0 +1,164 @@
+"""Picture: how members, their slots and their figures look, in a terminal and as plain text. Asks nobody.
+
+Decides that a terminal gets colours and blocks, and everything else ASCII of any width, without colours.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from acker_command.balance import Balance
+from acker_command.figures import Figures
+from acker_command.overview import Overview, SeenMember
+from acker_protocol.messages import MemberState
+from acker_protocol.placement import SPREAD, Replicas
+
+BAR_WIDTH = 16
+BAND_WIDTH = 64
+# The columns of `ring`, with the spaces between, but for bars and addresses.
+BESIDE_BARS = 60
+PLAIN_WIDTH = 1000
+COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_white", "bright_black")
+_STATES = {MemberState.ACTIVE: "green", MemberState.DRAINING: "yellow", MemberState.AWAY: "blue"}
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def show(draw: Callable[[int | None], RenderableType]) -> None:
+    """Print what ``draw`` gives on standard output; ``draw`` is given the columns of a terminal that shows colours and
+    blocks, else None."""
+    console = Console(highlight=False)
+    if console.is_terminal and not console.options.ascii_only:
+        console.print(draw(console.width))
+    else:
+        click.echo(plain(draw(None)), nl=False)
+
+
+def plain(drawn: RenderableType) -> str:
+    """As text: no line is folded, and none ends in spaces."""
+    page = io.StringIO()
+    Console(file=page, width=PLAIN_WIDTH, highlight=False, color_system=None).print(drawn)
+    return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
+
+
+def ring(
+    overview: Overview, balances: Sequence[Balance], owners: Replicas | None, columns: int | None = None
+) -> RenderableType:
+    """Members with a bar for each number of replicas; in a terminal of so many ``columns`` also the slots. ``owners``:
+    the first replica of each slot, as an index into the members of the view, or None."""
+    in_blocks, width = columns is not None, _bar_width(overview, columns)
+    colours = _colours(overview)
+    table = _table("id", "address", "generation", "version", "state")
+    for each in balances:
+        table.add_column("slots", justify="right")
+        table.add_column(f"R = {each.replicas}")
+    for seen in overview.members:
+        cells = [*_who(seen, colours), Text(seen.short_generation), Text(seen.version or "-"), _condition(seen)]
+        for each in balances:
+            cells += _slots(seen, each, colours, width, in_blocks=in_blocks)
+        table.add_row(*cells)
+    parts: list[RenderableType] = [Text(overview.summary(), "bold"), Text(), table]
+    if balances:
+        parts += [Text(), Text(_said_of_balance(balances, len(overview.view.members)))]
+    if in_blocks and owners is not None:
+        parts += [Text(), *_band(owners), Text("1024 slots, each in the colour of its first replica", "dim")]
+    return Group(*parts, *_notes(overview))
+
+
+def status(overview: Overview, figures: Mapping[str, Figures], total: Figures) -> RenderableType:
+    """A row of figures for each member, and their total. ``figures``: by address."""
+    table = _table("id", "address", "state")
+    for name in ("pending", "batches", "sources", "unconfirmed", "reports/s", "updates/s"):
+        table.add_column(name, justify="right")
+    table.add_column("generation", no_wrap=True)
+    colours = _colours(overview)
+    for seen in overview.members:
+        counts = _counted(figures.get(seen.address))
+        table.add_row(*_who(seen, colours), _condition(seen), *counts, seen.short_generation)
+    table.add_row("", Text("total", "bold"), "", *_counted(total))
+    return Group(Text(overview.summary(), "bold"), Text(), table, *_notes(overview))
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in names:
+        is_address = name == "address"
+        table.add_column(name, justify="right" if name == "id" else "left", no_wrap=not is_address, overflow="fold")
+    return table
+
+
+def _who(seen: SeenMember, colours: Mapping[str, str]) -> list[Text]:
+    id = "-" if seen.id is None else str(seen.id)
+    return [Text(id, colours.get(seen.address, "")), Text(seen.address)]
+
+
+def _condition(seen: SeenMember) -> Text:
+    is_well = seen.is_answering or seen.state == MemberState.AWAY
+    return Text(seen.condition, _STATES[seen.state] if seen.state and is_well else "bold red")
+
+
+def _colours(overview: Overview) -> dict[str, str]:
+    """Of those in the view, by address, in its order."""
+    members = overview.view.members
+    return {member.address: COLOURS[index % len(COLOURS)] for index, member in enumerate(members)}
+
+
+def _slots(
+    seen: SeenMember, balance: Balance, colours: Mapping[str, str], width: int, *, in_blocks: bool
+) -> list[Text]:
+    if not seen.takes_batches or seen.id is None:
+        return [Text("-"), Text()]
+    count = balance.slots[seen.id]
+    share = count / max(balance.slots.values())
+    shown = f"{count:.0f}" if balance.batches == 1 else f"{count:.1f}"
+    return [Text(shown), Text(_bar(share * width, in_blocks=in_blocks), colours[seen.address])]
+
+
+def _bar_width(overview: Overview, columns: int | None) -> int:
+    """What two bars have beside the other columns."""
+    if columns is None:
+        return BAR_WIDTH
+    others = BESIDE_BARS + max(len(seen.address) for seen in overview.members)
+    return max(BAR_WIDTH // 4, min(BAR_WIDTH, (columns - others) // 2))
+
+
+def _bar(width: float, *, in_blocks: bool) -> str:
+    if not in_blocks:
+        return "#" * round(width)
+    whole, eighths = divmod(round(width * 8), 8)
+    return "█" * whole + (_EIGHTHS[eighths] if eighths else "")
+
+
+def _band(owners: Replicas) -> list[Text]:
+    """The slots in rows, two of them in a line."""
+    rows = owners.reshape(-1, 2, BAND_WIDTH).tolist()
+    colour = [COLOURS[index % len(COLOURS)] for index in range(max(map(max, owners.reshape(-1, 2).tolist())) + 1)]
+    return [
+        Text.assemble(*(("▀", f"{colour[a]} on {colour[b]}") for a, b in zip(upper, lower, strict=True)))
+        for upper, lower in rows
+    ]
+
+
+def _said_of_balance(balances: Sequence[Balance], members: int) -> str:
+    fullest = ", ".join(f"{each.fullest:.2f} (R = {each.replicas})" for each in balances)
+    batches = balances[0].batches
+    of = "of each batch" if batches == 1 else f"of a batch, the mean of {batches} batches"
+    placed = f"Slots {of}, placed on {min(members, SPREAD)} of {members}"
+    return f"{placed}; the fullest holds so many times the mean: {fullest}."
+
+
+def _counted(figures: Figures | None) -> list[str]:
+    if figures is None:
+        return ["-"] * 6
+    counts = (figures.pending, figures.open_batches, figures.sources, figures.unconfirmed)
+    rates = (figures.reports_per_s, figures.updates_per_s)
+    return [f"{count:,}" for count in counts] + ["-" if rate is None else f"{rate:,.0f}" for rate in rates]
+
+
+def _notes(overview: Overview) -> list[RenderableType]:
+    return [Text(), *(Text(f"! {note}", "yellow") for note in overview.notes)] if overview.notes else []

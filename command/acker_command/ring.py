@@ -1,0 +1,57 @@
+"""Ring: ``acker ring``, who there is and how slots are spread over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from acker_command import options, picture
+from acker_command.balance import Balance, balance, owners
+from acker_command.options import json_option, servers_option
+from acker_command.overview import Overview
+from acker_command.servers import Servers
+
+REPLICAS = (1, 2)
+
+
+@click.command("ring", context_settings=options.SETTINGS)
+@servers_option
+@json_option
+def ring(servers: str | None, as_json: bool) -> None:
+    """Show the servers: who is a member, how each is, and how slots are spread over those that take new batches.
+
+    \b
+    active      takes new batches
+    draining    takes nothing new, and ends once nothing is left of what it has
+    away        stopped with its state, and said to be back; clients wait for it
+    no answer   does not answer this command
+    slots       of the 1024 of a batch, with each root on R = 1 server or on R = 2
+
+    Where servers register in ZooKeeper, any one of them knows all; else those that are named are all there are.
+    Exits with status 2 where no server answers, or one that is named is the wrong one.
+    """
+    with Servers(options.settings(servers)) as asked:
+        seen = asked.overview()
+    view = seen.view
+    balances = [found for replicas in REPLICAS if (found := balance(view, replicas)) is not None]
+    if as_json:
+        click.echo(json.dumps(json_of(seen, balances)))
+    else:
+        picture.show(lambda columns: picture.ring(seen, balances, owners(view), columns))
+
+
+def json_of(seen: Overview, balances: Sequence[Balance]) -> dict[str, Any]:
+    """The one object that ``--json`` prints; ``slots`` by number of replicas, of those that take new batches."""
+    return options.json_of(
+        seen,
+        lambda member: {
+            "slots": {
+                str(each.replicas): round(each.slots[member.id], 1)
+                for each in balances
+                if member.takes_batches and member.id is not None
+            }
+        },
+    )

@@ -1,0 +1,59 @@
+"""Status: ``acker status``, what each server has to do."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from acker_command import options, picture
+from acker_command.figures import Figures, figures, total
+from acker_command.options import json_option, servers_option
+from acker_command.overview import Overview
+from acker_command.servers import Servers
+
+
+@click.command("status", context_settings=options.SETTINGS)
+@servers_option
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Over how long rates are measured.",
+)
+@json_option
+def status(servers: str | None, interval_s: float, as_json: bool) -> None:
+    """Show what each server has to do, and all of them together.
+
+    \b
+    pending       roots without an outcome; one with two replicas counts at both servers
+    batches       that are open, and wait to be settled
+    sources       whose lease runs; one that has roots on two servers counts at both
+    unconfirmed   outcomes that their source has not confirmed
+    reports/s     messages of reports that were answered; a report of more than a MiB is several
+    updates/s     entries of reports that were applied, inits included
+
+    A rate is "-" where the server was started anew meanwhile. States are those of `acker ring`. Exits with status 2
+    where no server answers, or one that is named is the wrong one.
+    """
+    with Servers(options.settings(servers)) as asked:
+        seen = asked.overview()
+        first = asked.stats(seen.members)
+        time.sleep(interval_s)
+        second = asked.stats(seen.members)
+    found = {address: figures(first.get(address), timed) for address, timed in second.items()}
+    if as_json:
+        click.echo(json.dumps(json_of(seen, found)))
+    else:
+        picture.show(lambda _: picture.status(seen, found, total(found.values())))
+
+
+def json_of(seen: Overview, found: Mapping[str, Figures]) -> dict[str, Any]:
+    """The one object that ``--json`` prints. ``found``: by address; a server without an answer has no figures."""
+    members = options.json_of(seen, lambda member: found[member.address].as_json() if member.address in found else {})
+    return {**members, "total": total(found.values()).as_json()}
