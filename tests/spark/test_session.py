@@ -36,7 +36,8 @@ def program(path: Path, script: str) -> Path:
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[SparkSession]:
     yield spark
-    for key in (session.SERVERS, session.TOKEN, session.BUDGET_S, session.ON_UNREACHABLE):
+    keys = (session.SERVERS, session.TOKEN, session.BUDGET_S, session.ON_UNREACHABLE, session.REPLICAS, session.SPREAD)
+    for key in keys:
         spark.conf.unset(key)
 
 
@@ -45,10 +46,13 @@ def test_settings_come_from_the_session(conf: SparkSession) -> None:
     conf.conf.set("spark.acker.token", "secret")
     conf.conf.set("spark.acker.budgetSeconds", "5")
     conf.conf.set("spark.acker.onUnreachable", "continue")
+    conf.conf.set("spark.acker.replicas", "3")
+    conf.conf.set("spark.acker.spread", "5")
     settings = settings_of(conf)
 
     assert settings.servers == ("a:1", "b:7070")
     assert (settings.token, settings.budget_s, settings.on_unreachable) == ("secret", 5.0, "continue")
+    assert (settings.replicas, settings.spread) == (3, 5)
 
 
 def test_the_environment_is_asked_where_the_session_says_nothing(
@@ -74,6 +78,9 @@ def test_no_address_is_one_error_that_says_what_to_set(conf: SparkSession, monke
         ("spark.acker.servers", "a:b:c", "write it in brackets"),
         ("spark.acker.budgetSeconds", "-1", "budget_s"),
         ("spark.acker.onUnreachable", "ignore", "on_unreachable"),
+        ("spark.acker.replicas", "two", r"spark.acker.replicas='two' is no number; give on how many servers"),
+        ("spark.acker.replicas", "9", "1 to 8"),
+        ("spark.acker.spread", "0", "give on how many servers a batch lives at most, 1 to 1024"),
     ],
 )
 def test_a_wrong_setting_is_named(conf: SparkSession, key: str, value: str, said: str) -> None:

@@ -24,9 +24,10 @@ class WatchResult:
     ``outcomes``: how roots have ended, each root of a numbered batch once. ``absent: uint64[n]``: roots of settled
     batches that were never initialised, though their numbers were read: no such record exists. ``settled``: batches
     each of whose roots has had its outcome by now, or is absent. ``interrupted``: open batches that a server has lost,
-    so that what fails in them may fail for that. ``lost_slots: bool[1024]``: of the open stream (batch 0), the slots of
-    which all servers have lost what they knew: what is pending there is LOST, now (:meth:`lost` asks it of roots).
-    ``answered``: False when no server answered during the whole call.
+    so that what fails in them may fail for that. ``lost_slots: bool[1024]``: of the open stream (batch 0), the slots
+    of which all servers have lost what they knew: what is pending there is LOST, now (:meth:`lost` asks it of roots).
+    ``answered``: False when no server answered during the whole call. ``differed``: roots of batches that are over now
+    of which the servers had said different things; ``saved``: those that a second server saved from a replay.
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
@@ -35,6 +36,8 @@ class WatchResult:
     interrupted: tuple[int, ...] = ()
     lost_slots: Mask = field(default_factory=lambda: NO_SLOTS)
     answered: bool = False
+    differed: int = 0
+    saved: int = 0
 
     @property
     def generation_changed(self) -> bool:

@@ -70,9 +70,6 @@ class SourceSession:
         self._ended = Ended()
         self._unsaid = _Unsaid()
         self._opened_at = clock()
-        # Roots of which servers have said different things, and those that a second replica has saved.
-        self.differed = 0
-        self.saved = 0
 
     # -- where things live
 
@@ -442,7 +439,6 @@ class SourceSession:
     def _take(self, *, answered: bool) -> WatchResult:
         """All that was not said yet."""
         with self._lock:
-            unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
             over = [number for number, batch in self._batches.items() if batch.is_over and not batch.is_said]
             for number in over:
                 self._batches[number].is_said = True
@@ -450,14 +446,15 @@ class SourceSession:
                 self._end(batch)
             for pin in self._stream.forget_ended():
                 self._ended.add(pin)
+            unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
         return unsaid.said(over, answered=answered)
 
     def _end(self, batch: PinnedBatch) -> None:
         """Under the lock."""
         del self._batches[batch.request.number]
         self._ended.add(batch.pin)
-        self.differed += batch.votes.differed
-        self.saved += batch.votes.saved
+        self._unsaid.differed += batch.votes.differed
+        self._unsaid.saved += batch.votes.saved
         self._report_differing(batch)
 
     def _report_differing(self, batch: PinnedBatch) -> None:
@@ -479,6 +476,7 @@ class _Unsaid:
         self.absent: list[Column] = []
         self.interrupted: set[int] = set()
         self.lost_slots: Mask = NO_SLOTS
+        self.differed = self.saved = 0
 
     @property
     def is_empty(self) -> bool:
@@ -492,7 +490,14 @@ class _Unsaid:
     def said(self, over: Sequence[int], *, answered: bool) -> WatchResult:
         absent = np.concatenate(self.absent) if self.absent else NO_IDS
         return WatchResult(
-            joined(self.outcomes), absent, tuple(over), tuple(sorted(self.interrupted)), self.lost_slots, answered
+            joined(self.outcomes),
+            absent,
+            tuple(over),
+            tuple(sorted(self.interrupted)),
+            self.lost_slots,
+            answered,
+            self.differed,
+            self.saved,
         )
 
 

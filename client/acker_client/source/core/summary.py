@@ -10,7 +10,8 @@ class Counts:
     """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
     ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
     ``revoked``: open ones that went to another source; ``repeated``: outcomes of emissions that had one; ``foreign``:
-    of roots that are none of this source."""
+    of roots that are none of this source; ``differed``: emissions of which servers said different things; ``saved``:
+    those that a second server saved from a replay."""
 
     records: int = 0
     acked: int = 0
@@ -24,12 +25,16 @@ class Counts:
     batches: int = 0
     repeated: int = 0
     foreign: int = 0
+    differed: int = 0
+    saved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
     ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source.
+
+    ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved.
 
     ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones.
     ``elapsed_s``: since the run began, or how long it took.
@@ -51,6 +56,8 @@ class Summary:
     absent: int = 0
     revoked: int = 0
     holes: int = 0
+    differed: int = 0
+    saved: int = 0
 
     @classmethod
     def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0) -> Summary:
@@ -73,6 +80,8 @@ class Summary:
             absent=counts.absent,
             revoked=counts.revoked,
             holes=holes,
+            differed=counts.differed,
+            saved=counts.saved,
         )
 
     @property
@@ -97,6 +106,8 @@ class Summary:
         rare = [
             ("absent", self.absent, "planned, and not there when they were read"),
             ("revoked", self.revoked, "open when their partition went to another source"),
+            ("differed", self.differed, "of which servers said different things, as one had missed something"),
+            ("saved", self.saved, "acked by a second server where the first could not"),
             ("holes", self.holes, "stretches of open records before done ones"),
         ]
         numbers[4:4] = [row for row in rare if row[1]]

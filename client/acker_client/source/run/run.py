@@ -309,6 +309,8 @@ class Run:
         self._settled.update(watched.settled)
         if batch is not None and batch.number in watched.interrupted:
             batch.is_lost = True
+        self._in_flight.counts.differed += watched.differed
+        self._in_flight.counts.saved += watched.saved
         if len(watched.absent):
             self._end_absent(watched.absent)
         if len(watched.outcomes):
