@@ -19,7 +19,7 @@ from typing import Any
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
@@ -32,6 +32,9 @@ from acker_service.system.logs import Log
 # One answer of ZooKeeper.
 ANSWER_S = 5.0
 RETRY_S = 0.5
+# How often a lost connection is tried anew within the time of a session, at least: a ZooKeeper that starts may take one
+# and never answer on it, and kazoo would wait for that until the session is over.
+ATTEMPTS = 5
 # How much longer than its session nodes of a dead process are waited for.
 MARGIN_S = 5.0
 # A stop waits no longer: what was not said by then shows itself when the session ends.
@@ -365,14 +368,19 @@ class _Nodes:
         self._wake = wake
         self.answer_s = ANSWER_S
         self._trouble = _Trouble()
+        attempt_s = zookeeper.session_s / ATTEMPTS
+        handler = SequentialThreadingHandler()
+        handler.create_connection = _within(handler.create_connection, attempt_s)
         has_tls = zookeeper.ca is not None
         self._client = KazooClient(
-            hosts=zookeeper.hosts,
+            # An answer to the greeting is awaited for the time of a session divided by the hosts.
+            hosts=",".join([zookeeper.hosts] * ATTEMPTS),
+            handler=handler,
             timeout=zookeeper.session_s,
             default_acl=CREATOR_ALL_ACL if zookeeper.digest else None,
             auth_data=[("digest", zookeeper.digest)] if zookeeper.digest else None,
             # ZooKeeper that comes back gives every session its whole time anew: be there before that is over.
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=zookeeper.session_s / 5),
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=attempt_s),
             logger=self._trouble.logger,
             use_ssl=has_tls,
             check_hostname=has_tls,
@@ -455,6 +463,11 @@ class _Nodes:
     def _changed(self, event: object) -> None:
         """kazoo's threads: a watch has fired, or is gone with its connection."""
         self._wake()
+
+
+def _within(connect: Callable[..., Any], most_s: float) -> Callable[..., Any]:
+    """``connect`` with a timeout of ``most_s`` at most."""
+    return lambda *given, timeout, **options: connect(*given, timeout=min(timeout, most_s), **options)
 
 
 class _Trouble(logging.Handler):

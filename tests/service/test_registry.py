@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from kazoo.client import KazooClient
@@ -385,6 +388,69 @@ def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_
     registry._trusts_at = 0.0
     registry._look()
     assert states(server) == {1: ACTIVE}
+
+
+def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_the_session(
+    join: Callable[..., Any], zookeeper: str
+) -> None:
+    """One that starts does so now and then; kazoo by itself waits for the whole session."""
+    place, _, chroot = zookeeper.partition("/")
+    with SilentAtFirst(place) as silent:
+        server = join(1, zookeeper=f"{silent.address}/{chroot}", zookeeper_session_s=5.0)
+        assert states(server) == {1: ACTIVE}
+        server.stop(grace_s=0.0)
+    assert silent.connections > 1
+
+
+class SilentAtFirst:
+    """Takes connections for somebody else: nothing ever comes of the first one."""
+
+    def __init__(self, place: str) -> None:
+        host, _, port = place.rpartition(":")
+        self._place = host, int(port)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.connections = 0
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._take)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for each in [self._listening, *self._open]:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in [self._listening, *self._open]:
+            each.close()
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken, _ = self._listening.accept()
+                self.connections += 1
+                self._open.append(taken)
+                if self.connections > 1:
+                    self._join(taken, socket.create_connection(self._place))
+
+    def _join(self, one: socket.socket, other: socket.socket) -> None:
+        self._open.append(other)
+        for source, target in ((one, other), (other, one)):
+            thread = threading.Thread(target=_copy, args=(source, target))
+            self._threads.append(thread)
+            thread.start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while content := source.recv(65536):
+            target.sendall(content)
+        target.shutdown(socket.SHUT_WR)
 
 
 def test_a_server_stops_in_time_also_while_zookeeper_is_away(tmp_path: Path, start_server: Callable[..., Any]) -> None:
