@@ -36,7 +36,7 @@ from benchmarks import machine
 
 ACKS = 3
 UPDATES_A_ROOT = 1 + ACKS
-ROOTS = 100_000
+ROOTS = 500_000
 ROOTS_UNDER_EVENTS = 25_000
 SESSION_S = 2.0
 ROUNDS = 5
@@ -267,7 +267,7 @@ def main(arguments: list[str]) -> int:
             if options.only != "cost":
                 report["events"] = events(folder, zookeeper, quiet_s=2.0 if options.quick else 4.0)
         finally:
-            zookeeper.end()
+            zookeeper.kill()
     print(json.dumps(report, indent=2))
     return 0
 

@@ -107,30 +107,35 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
     if not members:
         raise NowhereToSend("nobody has said where the roots of this report live")
     slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
-    of_pin = _of_pins(pins, entries.root_ids, are_inits=inits is not None)
     covers = inits is not None and len(inits.covered) > 0
+    of_pin = _of_pins(pins, entries.root_ids, are_inits=inits is not None)
+    wanted = np.stack([_slots_among(slots if own is None else slots[own]) | covers for own in of_pin])
     shares = []
     for member in members:
-        held_by_pin = np.stack([_slots_held(pin.placement, member) for pin in pins])
-        is_his = np.asarray((held_by_pin[:, slots] & of_pin).any(axis=0))
-        if is_his.any() or (covers and held_by_pin.any()):
-            held = np.zeros((len(pins), SLOTS), np.bool_)
-            for index, row in enumerate(of_pin):
-                held[index, slots[row]] = True
-            held &= held_by_pin
-            if covers:
-                held |= held_by_pin
+        held = np.stack([_slots_held(pin.placement, member) for pin in pins])
+        is_his = np.zeros(len(slots), np.bool_)
+        for row, own in zip(held, of_pin, strict=True):
+            is_his |= row[slots] if own is None else row[slots] & own
+        held &= wanted
+        if held.any():
             shares.append(Share(member, entries if is_his.all() else _only(entries, is_his), held))
     return shares
 
 
-def _of_pins(pins: Sequence[Pin], root_ids: Column, *, are_inits: bool) -> Mask:
-    """Which roots are of which pin: bool[pins, n]."""
+def _slots_among(slots: npt.NDArray[np.intp]) -> Mask:
+    among = np.zeros(SLOTS, np.bool_)
+    among[slots] = True
+    return among
+
+
+def _of_pins(pins: Sequence[Pin], root_ids: Column, *, are_inits: bool) -> list[Mask | None]:
+    """Which roots are of which pin: bool[n] for each; None where all are."""
     if len(pins) == 1:
-        return np.ones((1, len(root_ids)), np.bool_)
-    of_pin = np.stack([pin.has(root_ids) for pin in pins])
-    of_pin[-1 if are_inits else slice(None), ~of_pin.any(axis=0)] = True
-    return of_pin
+        return [None]
+    of_pin = [pin.has(root_ids) for pin in pins]
+    of_none = ~np.logical_or.reduce(of_pin)
+    may_have = range(len(pins) - 1, len(pins)) if are_inits else range(len(pins))
+    return [own | of_none if index in may_have else own for index, own in enumerate(of_pin)]
 
 
 def _slots_held(placement: Placement, member: Member) -> Mask:

@@ -200,7 +200,7 @@ class BatchVotes:
     about one of its roots.
     """
 
-    __slots__ = ("_first", "_heard", "_replicas", "_silenced", "_slots", "_votes", "ended", "up_to")
+    __slots__ = ("_first", "_heard", "_replicas", "_roots_a_slot", "_silenced", "_slots", "_votes", "ended", "up_to")
 
     def __init__(self, first: int, up_to: int, replicas: Replicas) -> None:
         self.up_to = up_to
@@ -213,6 +213,7 @@ class BatchVotes:
         # Members that have settled or left.
         self._silenced: set[int] = set()
         self._slots: npt.NDArray[np.uint16] | None = None
+        self._roots_a_slot: Rows = np.zeros(SLOTS, np.int64)
 
     @property
     def is_over(self) -> bool:
@@ -280,7 +281,11 @@ class BatchVotes:
             return Merged()
         if self._slots is None:
             self._slots = slots_of(self._roots_of(np.arange(self.up_to, dtype=np.int64))).astype(np.uint16)
-        bits = bits_of(self._replicas, member)[self._slots]
+            self._roots_a_slot = np.bincount(self._slots, minlength=SLOTS)
+        own = bits_of(self._replicas, member)
+        if self._heard[member] == self._roots_a_slot[own != 0].sum():
+            return Merged()
+        bits = own[self._slots]
         rows = np.flatnonzero(bits & ~self._votes.spoken)
         kinds, outcomes = np.full(len(rows), kind, np.uint8), lost_for(why, self._roots_of(rows))
         return self._counted(self._votes.count(rows, bits[rows], kinds, outcomes))
