@@ -47,8 +47,8 @@ def balance(view: View, replicas: int) -> Balance | None:
 
 
 def owners(view: View) -> Replicas | None:
-    """The first replica of each slot, uint16[1024], as an index into the members of ``view``; None where batches are
-    not all placed alike, and where there is no member."""
+    """The server of each slot where a root lives on one, uint16[1024], as an index into the members of ``view``; None
+    where batches are not all placed alike, and where there is no member."""
     if not 0 < len(view.members) <= SPREAD:
         return None
     first: Replicas = place(view, SESSION, 1, 1).replicas[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic, sleep
 
 import click
 
@@ -97,12 +97,12 @@ def said(seen: Overview, member: SeenMember, reply: DrainReply, *, was_draining:
 
 def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
     """Return once ``member`` has gone; print now and then what is left."""
-    began_at = heard_at = time.monotonic()
+    began_at = heard_at = monotonic()
     said_at = float("-inf")
     others = [each.address for each in seen.members if each is not member and each.is_answering]
     while True:
         timed = asked.stats([member]).get(member.address)
-        if timed is None and is_gone(asked.view(others), member, time.monotonic() - heard_at):
+        if timed is None and is_gone(asked.view(others), member, monotonic() - heard_at):
             break
         if timed is not None:
             heard_at, stats = timed
@@ -112,8 +112,8 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
             if heard_at - said_at >= SAY_S:
                 said_at = heard_at
                 click.echo(f"{heard_at - began_at:6.1f} s  {left(figures(None, timed))}")
-        time.sleep(LOOK_S)
-    click.echo(f"{time.monotonic() - began_at:6.1f} s  server {member.id} has gone")
+        sleep(LOOK_S)
+    click.echo(f"{monotonic() - began_at:6.1f} s  server {member.id} has gone")
 
 
 def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool:

@@ -20,9 +20,11 @@ from acker_protocol.messages import MemberState
 from acker_protocol.placement import SPREAD, Replicas
 
 BAR_WIDTH = 16
+BAR_WIDTH_MIN = 2
+COUNT_WIDTH = 5
 BAND_WIDTH = 64
-# The columns of `ring`, with the spaces between, but for bars and addresses.
-BESIDE_BARS = 60
+# The columns of `ring`, with the spaces between, but for bars, addresses and states.
+BESIDE_BARS = 45
 PLAIN_WIDTH = 1000
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_white", "bright_black")
 _STATES = {MemberState.ACTIVE: "green", MemberState.DRAINING: "yellow", MemberState.AWAY: "blue"}
@@ -50,23 +52,21 @@ def ring(
     overview: Overview, balances: Sequence[Balance], owners: Replicas | None, columns: int | None = None
 ) -> RenderableType:
     """Members with a bar for each number of replicas; in a terminal of so many ``columns`` also the slots. ``owners``:
-    the first replica of each slot, as an index into the members of the view, or None."""
+    the server of each slot with R = 1, as an index into the members of the view, or None."""
     in_blocks, width = columns is not None, _bar_width(overview, columns)
     colours = _colours(overview)
     table = _table("id", "address", "generation", "version", "state")
     for each in balances:
-        table.add_column("slots", justify="right")
-        table.add_column(f"R = {each.replicas}")
+        table.add_column(f"R = {each.replicas}", no_wrap=True)
     for seen in overview.members:
         cells = [*_who(seen, colours), Text(seen.short_generation), Text(seen.version or "-"), _condition(seen)]
-        for each in balances:
-            cells += _slots(seen, each, colours, width, in_blocks=in_blocks)
+        cells += [_slots(seen, each, colours, width, in_blocks=in_blocks) for each in balances]
         table.add_row(*cells)
     parts: list[RenderableType] = [Text(overview.summary(), "bold"), Text(), table]
     if balances:
         parts += [Text(), Text(_said_of_balance(balances, len(overview.view.members)))]
     if in_blocks and owners is not None:
-        parts += [Text(), *_band(owners), Text("1024 slots, each in the colour of its first replica", "dim")]
+        parts += [Text(), *_band(owners), Text("1024 slots, each in the colour of its server with R = 1", "dim")]
     return Group(*parts, *_notes(overview))
 
 
@@ -108,23 +108,21 @@ def _colours(overview: Overview) -> dict[str, str]:
     return {member.address: COLOURS[index % len(COLOURS)] for index, member in enumerate(members)}
 
 
-def _slots(
-    seen: SeenMember, balance: Balance, colours: Mapping[str, str], width: int, *, in_blocks: bool
-) -> list[Text]:
+def _slots(seen: SeenMember, balance: Balance, colours: Mapping[str, str], width: int, *, in_blocks: bool) -> Text:
     if not seen.takes_batches or seen.id is None:
-        return [Text("-"), Text()]
+        return Text(f"{'-':>{COUNT_WIDTH}}")
     count = balance.slots[seen.id]
-    share = count / max(balance.slots.values())
     shown = f"{count:.0f}" if balance.batches == 1 else f"{count:.1f}"
-    return [Text(shown), Text(_bar(share * width, in_blocks=in_blocks), colours[seen.address])]
+    bar = _bar(width * count / max(balance.slots.values()), in_blocks=in_blocks)
+    return Text.assemble(f"{shown:>{COUNT_WIDTH}} ", (bar, colours[seen.address]))
 
 
 def _bar_width(overview: Overview, columns: int | None) -> int:
-    """What two bars have beside the other columns."""
+    """What each of two bars has beside the other columns."""
     if columns is None:
         return BAR_WIDTH
-    others = BESIDE_BARS + max(len(seen.address) for seen in overview.members)
-    return max(BAR_WIDTH // 4, min(BAR_WIDTH, (columns - others) // 2))
+    widest = max(len(seen.address) + len(seen.condition) for seen in overview.members)
+    return max(BAR_WIDTH_MIN, min(BAR_WIDTH, (columns - BESIDE_BARS - widest) // 2))
 
 
 def _bar(width: float, *, in_blocks: bool) -> str:
@@ -147,9 +145,10 @@ def _band(owners: Replicas) -> list[Text]:
 def _said_of_balance(balances: Sequence[Balance], members: int) -> str:
     fullest = ", ".join(f"{each.fullest:.2f} (R = {each.replicas})" for each in balances)
     batches = balances[0].batches
-    of = "of each batch" if batches == 1 else f"of a batch, the mean of {batches} batches"
-    placed = f"Slots {of}, placed on {min(members, SPREAD)} of {members}"
-    return f"{placed}; the fullest holds so many times the mean: {fullest}."
+    of = (
+        "of each batch" if batches == 1 else f"of a batch, the mean of {batches}, each on {SPREAD} of {members} servers"
+    )
+    return f"Slots {of}, where a root lives on R servers. The fullest holds {fullest} times the mean."
 
 
 def _counted(figures: Figures | None) -> list[str]:

@@ -90,6 +90,19 @@ def test_nobody_there_names_the_address_and_what_to_do() -> None:
         client.hello()
 
 
+@pytest.mark.parametrize(
+    "details",
+    [
+        "errors resolving nowhere:1: [field:hostname lookup error:address lookup failed: Domain name not found]",
+        "DNS resolution failed for nowhere:1: C-ares status is not ARES_SUCCESS qtype=A name=nowhere",
+    ],
+)
+def test_a_name_that_resolves_to_nothing_is_said_to(details: str) -> None:
+    error = translated("nowhere:1", Status(grpc.StatusCode.UNAVAILABLE, details))
+    assert isinstance(error, errors.Unavailable)
+    assert str(error).startswith("nowhere:1: the name resolves to nothing: correct it")
+
+
 def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"

@@ -1,0 +1,105 @@
+"""Mistakes: one sentence each that says what to do, on standard error, and exit status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from acker_client.members import connection
+from acker_command.drain import drain
+from acker_command.options import run
+from acker_command.ring import ring
+from acker_command.status import status
+
+COMMANDS = {"ring": ring, "status": status, "drain": drain}
+
+
+def mistaken(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> str:
+    assert run(COMMANDS[name], words) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"acker {name}: ")
+    return str(err.removeprefix(f"acker {name}: ").strip())
+
+
+@pytest.fixture(params=COMMANDS)
+def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("ACKER_SERVERS", raising=False)
+    return str(request.param)
+
+
+def words(name: str, *more: str) -> list[str]:
+    return ["0", *more] if name == "drain" else list(more)
+
+
+def test_no_servers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    says = "no servers are named: give --servers host:port,host:port or set ACKER_SERVERS"
+    assert mistaken(capsys, name, *words(name)) == says
+
+
+def test_what_is_no_address(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, name, *words(name, "--servers", "http://acker:7070"))
+    assert said.startswith("servers: 'http://acker:7070' is a URL; write host:port alone")
+
+
+def test_nobody_answers(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, name, *words(name, "--servers", "127.0.0.1:1"))
+    assert said == (
+        "no server answers (127.0.0.1:1: connection refused); start one with `acker serve`, or name another with "
+        "--servers"
+    )
+
+
+def test_an_address_that_resolves_to_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, name, *words(name, "--servers", "no-such-host.invalid"))
+    assert said.startswith("no server answers (no-such-host.invalid:7070: ")
+
+
+def test_two_servers_of_one_id(name: str, start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = start_server().address, start_server().address
+    said = mistaken(capsys, name, *words(name, "--servers", f"{one},{other}"))
+    assert said.startswith(f"the servers at {one} and {other} both have the id 0: start each with an --id of its own")
+
+
+def test_another_protocol_version(
+    name: str, server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "PROTOCOL_VERSION", 3)
+    said = mistaken(capsys, name, *words(name, "--servers", server.address))
+    assert said.startswith(f"the acker at {server.address} answered FAILED_PRECONDITION: ")
+    assert said.endswith("Install the same version of acker on both sides.")
+
+
+def test_a_word_that_is_no_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, name, *words(name, "--severs", "here"))
+    assert said == f"--severs: no such option; the nearest is --servers; `acker {name} --help` lists them all"
+
+
+def test_a_word_too_many(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, name, *words(name, "here:7070"))
+    assert said == f"Got unexpected extra argument (here:7070); `acker {name} --help` says what it takes"
+
+
+@pytest.mark.parametrize("id", ["first", "1024", "²"])
+def test_an_id_that_is_none(id: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, "drain", id, "--servers", "127.0.0.1:1")
+    assert said == f"{id}: an id is a number from 0 to 1023; `acker ring` shows which there are"
+
+
+def test_a_command_that_there_is_not() -> None:
+    ended = subprocess.run([sys.executable, "-m", "acker_command", "rign"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "acker: rign: no such command; the nearest is ring; `acker --help` lists them all\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_every_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS[name], ["--help"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"Usage: acker {name} [OPTIONS]")
+    options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
+    assert all(option in told for option in [*options, "ACKER_SERVERS"])
