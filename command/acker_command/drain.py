@@ -8,8 +8,8 @@ import click
 
 from acker_client.errors import Unavailable
 from acker_command import options
-from acker_command.figures import Figures, figures
-from acker_command.options import Refused, servers_option
+from acker_command.figures import MemberFigures, figures
+from acker_command.options import Mistake, servers_option
 from acker_command.overview import Overview, SeenMember
 from acker_command.servers import Servers
 from acker_protocol.messages import DrainReply, MemberState, ViewReply
@@ -24,7 +24,7 @@ GONE_S = 3.0
 
 def _id(context: click.Context, parameter: click.Parameter, text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) >= IDS:
-        raise Refused(f"{text}: an id is a number from 0 to {IDS - 1}; `acker ring` shows which there are")
+        raise Mistake(f"{text}: an id is a number from 0 to {IDS - 1}; `acker ring` shows which there are")
     return int(text)
 
 
@@ -52,35 +52,35 @@ def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
         try:
             reply = asked.drain(member.address)
         except Unavailable as error:
-            raise Refused(f"server {id} gave no answer; asking again does no harm ({error})") from None
+            raise Mistake(f"server {id} gave no answer; asking again does no harm ({error})") from None
         click.echo(said(seen, member, reply, was_draining=was_draining))
         if wait:
             await_end(asked, seen, member)
 
 
 def found(seen: Overview, id: int) -> SeenMember:
-    """The member of that ``id``, which answers. Raises :class:`Refused`."""
+    """The member of that ``id``, which answers. Raises :class:`Mistake`."""
     member = next((each for each in seen.members if each.id == id), None)
     if member is None:
         known = ", ".join(str(each.id) for each in seen.members if each.id is not None)
         others = "".join(f"; {note}" for note in seen.notes)
-        raise Refused(f"no server has the id {id}: there are {known or 'none'}{others}")
+        raise Mistake(f"no server has the id {id}: there are {known or 'none'}{others}")
     if member.state == MemberState.AWAY:
-        raise Refused(
+        raise Mistake(
             f"server {id} is away: it has stopped with its state and said to be back; start it to drain it, or let its "
             f"{member.away_ms / 1000:.0f} s pass"
         )
     if not member.is_answering:
-        raise Refused(f"server {id} at {member.address} does not answer, so it cannot be asked; `acker ring` says more")
+        raise Mistake(f"server {id} at {member.address} does not answer, so it cannot be asked; `acker ring` says more")
     return member
 
 
 def refuse_the_only(seen: Overview, member: SeenMember) -> None:
-    """Raise :class:`Refused` where nobody else takes new batches."""
+    """Raise :class:`Mistake` where nobody else takes new batches."""
     if any(other is not member and other.takes_batches for other in seen.members):
         return
     more = "" if seen.epoch else ", name the others with --servers"
-    raise Refused(
+    raise Mistake(
         f"server {member.id} is the only one that takes new batches, and jobs would stand still without it: start "
         f"another first{more}, or give --force"
     )
@@ -123,6 +123,6 @@ def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool
     return all((each.member.id, each.member.generation) != (member.id, member.generation) for each in view.members)
 
 
-def left(counts: Figures) -> str:
+def left(counts: MemberFigures) -> str:
     """What a server that drains has left."""
     return f"{counts.open_batches:,} open batches, {counts.pending:,} pending, {counts.unconfirmed:,} unconfirmed"

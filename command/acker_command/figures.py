@@ -24,7 +24,7 @@ Timed = tuple[float, StatsReply]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class MemberFigures:
     """Of one server, or of all. Rates are None where there is none: the server was started anew between two looks."""
 
     pending: int = 0
@@ -38,18 +38,20 @@ class Figures:
         return {name: round(value, 1) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
-def figures(first: Timed | None, second: Timed) -> Figures:
+def figures(first: Timed | None, second: Timed) -> MemberFigures:
     """What one server says: counts of the ``second`` look, rates of the time since the ``first``."""
     values = second[1].values
     counts = {name: int(values.get(metric, 0)) for name, metric in _GAUGES.items()}
-    return Figures(**counts, reports_per_s=_rate(_REPORTS, first, second), updates_per_s=_rate(_UPDATES, first, second))
+    return MemberFigures(
+        **counts, reports_per_s=_rate(_REPORTS, first, second), updates_per_s=_rate(_UPDATES, first, second)
+    )
 
 
-def total(each: Iterable[Figures]) -> Figures:
+def total(each: Iterable[MemberFigures]) -> MemberFigures:
     """The sum; a rate is that of the servers that have one. A root with two replicas counts at both."""
     them = tuple(each)
     counts: Mapping[str, int] = {name: sum(getattr(one, name) for one in them) for name in _GAUGES}
-    return Figures(
+    return MemberFigures(
         **counts,
         reports_per_s=_sum(one.reports_per_s for one in them),
         updates_per_s=_sum(one.updates_per_s for one in them),

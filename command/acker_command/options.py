@@ -27,21 +27,21 @@ servers_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 
 
-class Refused(click.ClickException):
+class Mistake(click.ClickException):
     """What was asked for cannot be done; the text is one sentence."""
 
     exit_code = 2
 
 
 def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Where the servers are. Raises :class:`Refused`."""
+    """Where the servers are. Raises :class:`Mistake`."""
     named = environ.get(SERVERS_VARIABLE, "") if servers is None else servers
     if not named.strip():
-        raise Refused(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
+        raise Mistake(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
     try:
         return Settings(addresses(named), token=environ.get(TOKEN_VARIABLE) or None)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise Mistake(str(error)) from None
 
 
 def json_of(overview: Overview, more: Callable[[SeenMember], Mapping[str, Any]]) -> dict[str, Any]:

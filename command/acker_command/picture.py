@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acker_command.balance import Balance
-from acker_command.figures import Figures
+from acker_command.figures import MemberFigures
 from acker_command.overview import Overview, SeenMember
 from acker_protocol.messages import MemberState
 from acker_protocol.placement import SPREAD, Replicas
@@ -70,7 +70,7 @@ def ring(
     return Group(*parts, *_notes(overview))
 
 
-def status(overview: Overview, figures: Mapping[str, Figures], total: Figures) -> RenderableType:
+def status(overview: Overview, figures: Mapping[str, MemberFigures], total: MemberFigures) -> RenderableType:
     """A row of figures for each member, and their total. ``figures``: by address."""
     table = _table("id", "address", "state")
     for name in ("pending", "batches", "sources", "unconfirmed", "reports/s", "updates/s"):
@@ -151,7 +151,7 @@ def _said_of_balance(balances: Sequence[Balance], members: int) -> str:
     return f"Slots {of}, where a root lives on R servers. The fullest holds {fullest} times the mean."
 
 
-def _counted(figures: Figures | None) -> list[str]:
+def _counted(figures: MemberFigures | None) -> list[str]:
     if figures is None:
         return ["-"] * 6
     counts = (figures.pending, figures.open_batches, figures.sources, figures.unconfirmed)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from acker_command import options, picture
-from acker_command.figures import Figures, figures, total
+from acker_command.figures import MemberFigures, figures, total
 from acker_command.options import json_option, servers_option
 from acker_command.overview import Overview
 from acker_command.servers import Servers
@@ -53,7 +53,7 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
         picture.show(lambda _: picture.status(seen, found, total(found.values())))
 
 
-def json_of(seen: Overview, found: Mapping[str, Figures]) -> dict[str, Any]:
+def json_of(seen: Overview, found: Mapping[str, MemberFigures]) -> dict[str, Any]:
     """The one object that ``--json`` prints. ``found``: by address; a server without an answer has no figures."""
     members = options.json_of(seen, lambda member: found[member.address].as_json() if member.address in found else {})
     return {**members, "total": total(found.values()).as_json()}

@@ -10,7 +10,7 @@ import pytest
 
 from acker_command import drain as drain_module
 from acker_command.drain import drain, found, is_gone, refuse_the_only
-from acker_command.options import Refused, run
+from acker_command.options import Mistake, run
 from acker_command.overview import Answer, of_list, registered
 from acker_protocol.messages import MemberState, OpenBatch, Settlement
 from tests.command.seen import address, answer, listed, silence, view
@@ -24,7 +24,7 @@ def silent() -> list[Answer]:
 
 
 def test_an_id_that_nobody_has_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(Refused, match=r"^no server has the id 7: there are 0, 1; 10\.0\.0\.10:7070 does not answer: c"):
+    with pytest.raises(Mistake, match=r"^no server has the id 7: there are 0, 1; 10\.0\.0\.10:7070 does not answer: c"):
         found(of_list([answer(1), answer(0), *silent()]), 7)
 
 
@@ -40,14 +40,14 @@ def test_an_id_that_nobody_has_is_refused_with_those_that_there_are() -> None:
 )
 def test_a_server_that_cannot_be_asked_is_refused(id: int, says: str) -> None:
     there = view(9, listed(0), listed(1, AWAY, 42_000), listed(2))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Mistake) as refused:
         found(registered(there, [answer(0, there), silence(address(2))]), id)
     assert refused.value.message.startswith(says)
 
 
 def test_the_only_one_that_takes_new_batches_is_refused_however_many_drain_beside_it() -> None:
     seen = of_list([answer(0), answer(1, is_draining=True), *silent()])
-    with pytest.raises(Refused, match=r"server 0 is the only one .* name the others with --servers, or give --force"):
+    with pytest.raises(Mistake, match=r"server 0 is the only one .* name the others with --servers, or give --force"):
         refuse_the_only(seen, seen.members[0])
     seen = of_list([answer(0), answer(1)])
     refuse_the_only(seen, seen.members[0])

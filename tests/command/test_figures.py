@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from acker_command.figures import Figures, figures, total
+from acker_command.figures import MemberFigures, figures, total
 from acker_protocol.messages import StatsReply
 from acker_service.doors.metrics import Metrics
 from acker_service.shared import SharedShard
@@ -20,7 +20,7 @@ def look(at_s: float, reports: int, updates: int, incarnation: int = 1) -> tuple
 
 def test_rates_are_of_the_time_between_two_looks() -> None:
     found = figures(look(10.0, 3, 1000), look(12.0, 9, 5000))
-    assert found == Figures(pending=7, reports_per_s=3.0, updates_per_s=2000.0)
+    assert found == MemberFigures(pending=7, reports_per_s=3.0, updates_per_s=2000.0)
 
 
 def test_there_is_no_rate_of_a_server_that_was_started_anew_between_them_or_seen_once() -> None:
@@ -29,10 +29,10 @@ def test_there_is_no_rate_of_a_server_that_was_started_anew_between_them_or_seen
 
 
 def test_a_total_adds_what_is_known() -> None:
-    assert total([Figures(1, 2, 3, 4, 5.0, None), Figures(10, 20, 30, 40, 50.0, 60.0)]) == Figures(
+    assert total([MemberFigures(1, 2, 3, 4, 5.0, None), MemberFigures(10, 20, 30, 40, 50.0, 60.0)]) == MemberFigures(
         11, 22, 33, 44, 55.0, 60.0
     )
-    assert total([]) == Figures()
+    assert total([]) == MemberFigures()
 
 
 def test_every_metric_that_is_read_is_one_that_a_server_has() -> None:

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 
 from acker_command import overview, picture
 from acker_command.balance import balance, owners
-from acker_command.figures import Figures, total
+from acker_command.figures import MemberFigures, total
 from acker_command.overview import Overview
 from acker_protocol.messages import MemberState
 from tests.command.seen import address, answer, listed, silence, view
@@ -48,7 +48,10 @@ def ring(seen: Overview, columns: int | None = None) -> RenderableType:
 
 
 def status(seen: Overview) -> RenderableType:
-    each = {address(0): Figures(1_234_567, 2, 3, 40, 12.4, 98_765.4), address(1): Figures(5, 0, 1, 0, None, None)}
+    each = {
+        address(0): MemberFigures(1_234_567, 2, 3, 40, 12.4, 98_765.4),
+        address(1): MemberFigures(5, 0, 1, 0, None, None),
+    }
     return picture.status(seen, each, total(each.values()))
 
 
