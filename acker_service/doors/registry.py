@@ -183,8 +183,10 @@ class Registry:
         """The chroot is of this server's cluster, or nobody's, and becomes one's."""
         nodes, place = self._nodes, self._zookeeper.place
         nodes.ensure("")
+        # First: another server may write `config` as soon as there was none.
+        children = nodes.children("")[0]
         if nodes.find("/config") is None:
-            trouble = members.foreign(nodes.children("")[0])
+            trouble = members.foreign(children)
             if trouble:
                 raise RegistryError(f"{place}: {trouble}")
             with contextlib.suppress(NodeExistsError):

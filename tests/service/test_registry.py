@@ -20,6 +20,7 @@ from kazoo.exceptions import NoAuthError
 from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
+from acker_service.doors import registry
 from acker_service.server import StartError
 from tests.service.caller import SESSION, Caller, eventually
 from tests.service.pages import page
@@ -132,6 +133,22 @@ def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> N
         "0.0",
     ]
     assert found["acker_zookeeper_connected"] == "1.0"
+
+
+def test_the_first_servers_of_a_cluster_may_come_at_once(
+    join: Callable[..., Any], nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = registry._Nodes.find
+
+    def found(self: Any, path: str) -> Any:
+        """What stands there; another server writes `config` a moment later."""
+        answer = find(self, path)
+        if path == "/config" and answer is None:
+            nodes.create("/config", members.new_config("f" * 32))
+        return answer
+
+    monkeypatch.setattr(registry._Nodes, "find", found)
+    assert states(join(1)) == {1: ACTIVE}
 
 
 # -- refused
