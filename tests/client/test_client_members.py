@@ -15,7 +15,7 @@ from acker_client.core.pins import Pin, decode, encode
 from acker_protocol import ids
 from acker_protocol.messages import Settle
 from acker_protocol.reports import fold
-from acker_testing import LocalServer
+from acker_testing import LocalServer, SimulatedTime
 
 ROOTS = 60
 
@@ -373,3 +373,29 @@ class InTurns:
 
     def __getattr__(self, call: str) -> Any:
         return getattr(self._behind[self._turn() % 2].connect("one:1"), call)
+
+
+def test_a_channel_that_nobody_has_used_for_long_is_closed_when_another_is_opened() -> None:
+    time, closed = SimulatedTime(), list[str]()
+    servers = {f"s{number}:1": LocalServer(id=number, clock=time.clock, sleep=time.sleep) for number in range(3)}
+
+    class Closing:
+        def __init__(self, address: str) -> None:
+            self._address, self._transport = address, servers[address].connect(address)
+
+        def __getattr__(self, call: str) -> Any:
+            return getattr(self._transport, call)
+
+        def close(self) -> None:
+            closed.append(self._address)
+
+    settings = Settings(("s0:1",))
+    connect: Callable[[str], Any] = Closing
+    client = AckerClient(settings, connect=connect, clock=time.clock, sleep=time.sleep)
+    client.hello()
+    cluster = client._state().cluster
+    cluster.caller("s1:1").greeted(cluster.patience())
+    time.sleep(601.0)
+    cluster.caller("s2:1")
+    # Those that the client was given stay.
+    assert (closed, client.hello().id) == (["s1:1"], 0)

@@ -28,6 +28,8 @@ log = logging.getLogger("acker_client")
 AGAIN_S = 1.0
 # How often those of a list who answer are asked what they are.
 GREET_S = 2.0
+# A channel that was not used for so long is closed; longer than any call takes.
+IDLE_S = 600.0
 # A member that was not waited for to the end is given only so long next time, for a while.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
@@ -46,6 +48,7 @@ class Cluster:
         self._connect = connect
         self._random = random
         self._callers: dict[str, Caller] = {}
+        self._used_at: dict[str, float] = {}
         self._is_closed = False
         self._looked_at = self._greeted_at = float("-inf")
         # What a registry said last; None: there is none, or nothing was heard.
@@ -60,11 +63,13 @@ class Cluster:
     # -- calls
 
     def caller(self, address: str) -> Caller:
-        """How the server at ``address`` is called."""
+        """How the server at ``address`` is called, at once: whoever keeps the answer may find its channel closed."""
+        self._used_at[address] = self.clock()
         caller = self._callers.get(address)
         if caller is None:
             if self._is_closed:
                 raise Closed("this client was closed: make another AckerClient")
+            self._close_idle()
             connection = Connection(address, self.settings, self._connect)
             caller = self._callers.setdefault(address, Caller(self.settings, connection, self.clock, self._heard))
         return caller
@@ -168,6 +173,17 @@ class Cluster:
             self._slow.pop(member, None)
 
     # -- inside
+
+    def _close_idle(self) -> None:
+        """Close the channels that nobody has used for long: of a thousand servers a batch lives on eight."""
+        idle_since = self.clock() - IDLE_S
+        for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
+            if address in self.settings.servers:
+                continue
+            caller = self._callers.pop(address, None)
+            self._used_at.pop(address, None)
+            if caller is not None:
+                caller.connection.close()
 
     def _heard(self, reply: Any) -> None:
         self._epoch_heard = max(self._epoch_heard, reply.epoch)

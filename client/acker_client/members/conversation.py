@@ -7,6 +7,7 @@ they mean beside those of other servers is not decided here.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from acker_client.core.backoff import Clock, Deadline, Patience
@@ -29,13 +30,25 @@ class Polled:
 class Conversation:
     """Thread-safe; polls are for one thread at a time."""
 
-    def __init__(self, caller: Caller, registration: Registration, settings: Settings, clock: Clock) -> None:
-        self.address = caller.connection.address
-        self.caller = caller
+    def __init__(
+        self,
+        address: str,
+        caller: Callable[[str], Caller],
+        registration: Registration,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        """``caller``: how the server at an address is called, asked anew for each call."""
+        self.address = address
+        self._caller = caller
         self.registration = registration
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
+
+    @property
+    def caller(self) -> Caller:
+        return self._caller(self.address)
 
     def renew(self, patience: Patience) -> None:
         """Make the server know this source, and learn whether it still knows what it knew."""

@@ -275,7 +275,7 @@ class SourceSession:
             if conversation is None:
                 registration = Registration(self.name, self.session, self.lease_s, self._limits, self._clock())
                 conversation = self._conversations[address] = Conversation(
-                    self._cluster.caller(address), registration, self._cluster.settings, self._clock
+                    address, self._cluster.caller, registration, self._cluster.settings, self._clock
                 )
             return conversation
 
@@ -446,8 +446,19 @@ class SourceSession:
                 self._end(batch)
             for pin in self._stream.forget_ended():
                 self._ended.add(pin)
+            self._drop_unneeded()
             unsaid, self._unsaid, self._news = self._unsaid, _Unsaid(), Future()
         return unsaid.said(over, answered=answered)
+
+    def _drop_unneeded(self) -> None:
+        """Forget the servers that nothing has been pinned to for a lease, as they have forgotten the source. Under the
+        lock."""
+        needed = set(map(self._cluster.address_of, self._pinned()))
+        for address, conversation in list(self._conversations.items()):
+            silent_s = self._clock() - conversation.registration.heard_at
+            if address not in needed and address not in self._polls and silent_s > self.lease_s:
+                del self._conversations[address]
+                self._reached.pop(address, None)
 
     def _end(self, batch: PinnedBatch) -> None:
         """Under the lock."""
