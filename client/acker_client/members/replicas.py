@@ -114,7 +114,8 @@ class _Asking:
         waited_s = self._cluster.clock() - self._since
         if waited_s >= REFRESH_S:
             self._cluster.refresh()
-        for member in [*self.errors, *self._calls]:
+        # Who has answered by now is not absent, however long it took.
+        for member in [*self.errors, *(member for member, call in self._calls.items() if not call.done())]:
             why = self._cluster.gone(member) or self._dispensable(member, waited_s)
             if why:
                 self._drop(member, why)

@@ -1,0 +1,71 @@
+"""One thing asked of several members: who is waited for, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from typing import Any
+
+from acker_client.core.backoff import Deadline, Patience
+from acker_client.members.replicas import ask
+from acker_protocol.placement import Member
+
+MEMBER = Member(1, 7, "one:7070")
+
+
+class SlowView:
+    """A cluster of one slow member, which answers while the client asks somebody for the view."""
+
+    is_alone = False
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[Future[Any]] = []
+        self.side_by_side: Any = self
+
+    def clock(self) -> float:
+        return self.now
+
+    def patience(self, budget_s: float | None) -> Patience:
+        return Patience(Deadline(60.0, self.clock), lambda _: None, lambda: 0.5)
+
+    def start(self, call: object) -> Future[Any]:
+        self.calls.append(Future())
+        return self.calls[-1]
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        self.now += 20.0
+
+    def refresh(self) -> None:
+        self.calls[0].set_result(None)
+
+    def gone(self, member: Member) -> str:
+        return ""
+
+    def replica_wait_s(self, member: Member) -> float:
+        return 10.0
+
+    def note_slow(self, member: Member, *, is_slow: bool) -> None:
+        """Nobody asks."""
+
+
+class Whole:
+    """Something that is covered by whoever has answered."""
+
+    def __init__(self, cluster: SlowView) -> None:
+        self.left = [MEMBER]
+        self.has_left: list[Member] = []
+        self._cluster = cluster
+
+    def covers(self, member: Member) -> bool:
+        return self._cluster.calls[0].done()
+
+    def leave(self, member: Member, why: str) -> None:
+        self.has_left.append(member)
+
+
+def test_a_member_that_answers_while_the_view_is_asked_for_stays_in() -> None:
+    cluster: Any = SlowView()
+    party = Whole(cluster)
+    ask(cluster, party, lambda member, patience: None)
+    assert not party.has_left
