@@ -268,12 +268,18 @@ def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any
 
 
 def expire(server: Any, zookeeper: str) -> None:
-    """End the session of a server from outside."""
-    session = server._registry._nodes._client.client_id
-    thief = KazooClient(zookeeper.partition("/")[0], client_id=session, timeout=SESSION_S)
+    """End the session of a server from outside, while it cannot take it back."""
+    client = server._registry._nodes._client
+
+    def refused(*_: object, **__: object) -> Any:
+        raise OSError("cut off")
+
+    connect, client.handler.create_connection = client.handler.create_connection, refused
+    thief = KazooClient(zookeeper.partition("/")[0], client_id=client.client_id, timeout=SESSION_S)
     thief.start()
     thief.stop()
     thief.close()
+    client.handler.create_connection = connect
 
 
 def test_a_server_whose_session_has_ended_registers_again_with_the_generation_it_has(
