@@ -41,9 +41,17 @@ def test_another_generation_is_told_once(registration: Registration) -> None:
 
 
 def test_being_new_where_one_was_known_is_reported(registration: Registration) -> None:
-    changed = registration.heard(registration.request(0, 10), answer(cursor=0, is_new=True), 3.0)
+    changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12, is_new=True), 3.0)
     assert changed is not None
     assert changed.generation_changed
+
+
+def test_of_the_first_two_answers_the_first_may_come_last() -> None:
+    registration = Registration("orders", 5, 30.0, Limits(30_000), 0.0)
+    renewal, poll = registration.request(0, 1), registration.request(5, 10)
+    registration.heard(poll, answer(cursor=0), 1.0)
+    assert registration.renewed(renewal, answer(cursor=0, is_new=True), 1.1)
+    assert not registration.nothing().generation_changed
 
 
 def test_a_cursor_that_went_back_tells_of_a_new_registration_whose_answer_was_lost(registration: Registration) -> None:

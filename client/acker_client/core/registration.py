@@ -107,7 +107,8 @@ class Registration:
         """
         is_foreign = _is_foreign(request, reply)
         known, self.generation = self.generation, reply.generation
-        is_other = reply.is_new or reply.generation != known or is_foreign
+        # That it is new says no more than its generation, and is said also when another answer to it came first.
+        is_other = reply.generation != known or is_foreign
         if known is not None and is_other:
             self._is_lost = True
             self.cursor = 0
