@@ -59,6 +59,9 @@ class Cluster:
         # (address, incarnation) of those that have said that they take nothing new.
         self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
+        # What was last said of members when it first spoke against them; and whether to ask for the view for that.
+        self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply] = {}
+        self._is_in_doubt = False
 
     # -- calls
 
@@ -150,13 +153,26 @@ class Cluster:
         """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows."""
         hello = self._hello_of(member.address)
         if hello is not None and (hello.id, hello.generation) != (member.id, member.generation):
-            return "its server came back without its state"
+            if self._is_news_of(member, hello):
+                return "its server came back without its state"
+            self.caller_of(member).connection.greet_anew()
+            return ""
         if self._listed is not None:
-            return "" if self._listing_of(member) is not None else "its server is gone"
+            if self._listing_of(member) is not None:
+                return ""
+            if self._is_news_of(member, self._listed):
+                return "its server is gone"
+            self._is_in_doubt = True
+            return ""
         silent_s = self._silent_s(member.address)
         if not self.is_alone and silent_s >= self.settings.gone_after_s:
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
+
+    def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
+        """Whether something that speaks against ``member`` was said after this process had heard of it: what was said
+        before may be older, as a batch may live on a server that has come, or come back, since."""
+        return self._doubted.setdefault((member, type(said)), said) is not said
 
     # -- replicas that keep others waiting
 
@@ -234,21 +250,25 @@ class Cluster:
                 if known is None or reply.epoch >= known.epoch:
                     self._note_changes(known, reply)
                     self._listed = reply
+                    self._is_in_doubt = False
                 return
 
     def _has_reason(self, known: ViewReply | None) -> bool:
-        """Whether to ask though nobody has spoken of a newer view: someone is silent, or on the way out or back."""
-        if known is None or self._draining:
+        """Whether to ask though nobody has spoken of a newer view: someone is silent, on the way out or back, or
+        unknown."""
+        if known is None or self._draining or self._is_in_doubt:
             return True
         return any(
             listed.state != MemberState.ACTIVE or self._silent_s(listed.member.address) for listed in known.members
         )
 
     def _asked(self) -> ViewReply:
-        """The view of the first server that answers, those first that are not known to be silent."""
+        """The view of the first server that answers with the newest that was heard of, those first that are not known
+        to be silent; else the newest of what they answer."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
         addresses = sorted(dict.fromkeys((*known, *self.settings.servers)), key=self._silent_s)
         failures: list[str] = []
+        newest: ViewReply | None = None
         for address in addresses:
             try:
                 reply = self.caller(address).once(
@@ -257,9 +277,14 @@ class Cluster:
             except Unavailable as error:
                 failures.append(str(error))
                 continue
-            if reply.epoch:
-                return reply
-            failures.append(f"{address}: this server knows of no others")
+            if not reply.epoch:
+                failures.append(f"{address}: this server knows of no others")
+            elif newest is None or reply.epoch > newest.epoch:
+                newest = reply
+            if newest is not None and newest.epoch >= self._epoch_heard:
+                break
+        if newest is not None:
+            return newest
         raise Unavailable("; ".join(failures))
 
     def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:

@@ -1,0 +1,120 @@
+"""Which servers there are, as one client knows: what it heard before says nothing of who has come since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from acker_client import Settings
+from acker_client.members.cluster import Cluster
+from acker_client.members.side_by_side import InTurn
+from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, ListedMember, ViewReply
+from acker_protocol.placement import Member
+
+
+@dataclass
+class Registered:
+    """Servers by address, each with its generation and the view that it hands out."""
+
+    now: float = 0.0
+    generations: dict[str, int] = field(default_factory=dict)
+    views: dict[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
+
+    def start(self, number: int, generation: int) -> Member:
+        """A server comes, or comes back without its state, and all others hear of it."""
+        self.generations[f"s{number}:1"] = generation
+        epoch = 1 + max((epoch for epoch, _ in self.views.values()), default=0)
+        listed = {int(address[1]): generation for address, generation in self.generations.items()}
+        self.views = dict.fromkeys(self.generations, (epoch, listed))
+        return Member(number, generation, f"s{number}:1")
+
+    def connect(self, address: str) -> Any:
+        return One(self, address)
+
+    def cluster(self) -> Cluster:
+        settings = Settings(tuple(self.generations))
+        return Cluster(settings, self.connect, lambda: self.now, self.sleep, lambda: 0.5, InTurn())
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class One:
+    servers: Registered
+    address: str
+
+    def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
+        generation, epoch = self.servers.generations[self.address], self.servers.views[self.address][0]
+        return HelloReply(PROTOCOL_VERSION, "1", generation, 1 << 20, 64, int(self.address[1]), generation, epoch=epoch)
+
+    def view(self, timeout_s: float) -> ViewReply:
+        epoch, listed = self.servers.views[self.address]
+        members = tuple(ListedMember(Member(id, generation, f"s{id}:1")) for id, generation in listed.items())
+        return ViewReply(1, epoch, members)
+
+
+@pytest.fixture
+def servers() -> Registered:
+    servers = Registered()
+    servers.start(1, 10)
+    servers.start(2, 20)
+    return servers
+
+
+def test_a_server_of_a_batch_that_came_after_the_view_that_a_client_knows_is_not_gone(servers: Registered) -> None:
+    client = servers.cluster()
+    client.view(client.patience())
+    newcomer = servers.start(3, 30)
+    assert not client.gone(newcomer)
+    servers.now += 2.0
+    client.refresh()
+    assert not client.gone(newcomer)
+
+
+def test_a_server_that_a_view_asked_for_since_does_not_list_is_gone(servers: Registered) -> None:
+    client = servers.cluster()
+    client.view(client.patience())
+    stranger = Member(3, 30, "s3:1")
+    assert not client.gone(stranger)
+    servers.now += 2.0
+    client.refresh()
+    assert client.gone(stranger) == "its server is gone"
+
+
+def test_a_server_that_came_back_is_not_taken_for_the_one_that_was_greeted_before(servers: Registered) -> None:
+    client = servers.cluster()
+    client.caller("s2:1").greeted(client.patience())
+    client.view(client.patience())
+    back = servers.start(2, 21)
+    for _ in range(3):
+        assert not client.gone(back)
+        client.caller("s2:1").greeted(client.patience())
+        servers.now += 2.0
+        client.refresh()
+
+
+def test_a_server_that_was_greeted_since_and_is_another_one_is_gone(servers: Registered) -> None:
+    client = servers.cluster()
+    client.caller("s2:1").greeted(client.patience())
+    before = Member(2, 20, "s2:1")
+    assert not client.gone(before)
+    servers.start(2, 21)
+    client.caller("s2:1").connection.greet_anew()
+    client.caller("s2:1").greeted(client.patience())
+    assert not client.gone(before)
+    client.caller("s2:1").greeted(client.patience())
+    assert client.gone(before) == "its server came back without its state"
+
+
+def test_a_view_that_is_older_than_one_that_was_heard_of_is_asked_for_elsewhere(servers: Registered) -> None:
+    stale = servers.views["s1:1"]
+    servers.start(3, 30)
+    servers.views["s1:1"] = stale
+    client = servers.cluster()
+    for address in servers.generations:
+        client.caller(address).greeted(client.patience())
+    assert [member.id for member in client.view(client.patience()).members] == [1, 2, 3]
