@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acker_command.demo import faults
-from acker_command.demo.faults import Strike
+from acker_command.demo.faults import strikes
 
 
 def test_a_strike_is_claimed_by_one_of_many(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_without_faults_nothing_raises(tmp_path: Path) -> None:
 def test_every_strike_falls_on_a_full_batch_after_the_first() -> None:
     plan = faults.schedule(batches=6, records_min=500)
     dealt = [plan.deal(records) for records in (1000, 20, 1000, 1000, 30, 1000, 1000, 1000)]
-    assert [strike for strike in dealt if strike is not None] == list(Strike)
+    assert [strike for strike in dealt if strike is not None] == list(strikes(1))
     assert dealt[1] is None
     assert dealt[4] is None
 
 
 def test_a_small_input_plans_no_more_strikes_than_it_has_batches_for() -> None:
-    assert faults.schedule(batches=3, records_min=1).strikes == list(Strike)[:2]
+    assert faults.schedule(batches=3, records_min=1).strikes == list(strikes(1))[:2]
     assert faults.schedule(batches=0, records_min=1).strikes == []

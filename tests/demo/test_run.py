@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from acker_command.demo.faults import Strike
+from acker_command.demo.faults import strikes
 
 RECORDS = "600"
 
@@ -46,10 +46,23 @@ def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_pat
     told = json.loads(ran.stdout)
     assert told["records"] == told["acked"] + told["dead_lettered"] == int(RECORDS)
     assert (told["lost"], told["false_acks"], told["wrong_counts"], told["broken"]) == (0, 0, 0, [])
-    assert told["faults"] == {strike.name.lower(): True for strike in Strike}
+    assert told["faults"] == {strike.name.lower(): True for strike in strikes(1)}
     assert told["dead_lettered"] == len((keep / "dead.jsonl").read_text().splitlines()) > 0
     assert told["replayed"] > 0
-    assert all(strike.value in ran.stderr for strike in Strike)
+    assert all(strike.value in ran.stderr for strike in strikes(1))
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_servers_that_die_come_go_and_restart_under_the_job_cost_no_replay_where_each_record_is_on_two(
+    tmp_path: Path,
+) -> None:
+    options = ("--servers", "3", "--replicas", "2", "--records", "900", "--json")
+    ran = run(["-m", "acker_command"], "demo", *options)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["faults"] == {strike.name.lower(): True for strike in strikes(3)}
+    assert (found["lost"], found["false_acks"], found["broken"]) == (0, 0, [])
 
 
 @pytest.mark.long

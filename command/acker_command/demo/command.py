@@ -28,6 +28,8 @@ INSTALL = "pip install 'acker[all]'"
 @click.option("--no-faults", is_flag=True, help="Break nothing.")
 @click.option("--records", type=click.IntRange(1), metavar="N", help="Read only the first N lines.")
 @click.option("--batch-records", type=click.IntRange(1), metavar="N", help="Lines a batch; default: by the input.")
+@click.option("--servers", type=click.IntRange(1, 9), default=1, show_default=True, help="Several: under a ZooKeeper.")
+@click.option("--replicas", type=click.IntRange(1, 8), metavar="R", help="Servers of a record; default: 2 of several.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which records the faults strike.")
 @click.option(
     "--keep",
@@ -40,6 +42,8 @@ def demo(
     as_json: bool,
     no_faults: bool,
     records: int | None,
+    servers: int,
+    replicas: int | None,
     batch_records: int | None,
     seed: int,
     keep: Path | None,
@@ -49,8 +53,9 @@ def demo(
     Starts a server in a process of its own and a local Spark, reads lines (by default every .py file of this Python's
     standard library), splits them into words, drops the short ones, joins them with a small table, counts them and
     writes Parquet. Meanwhile records raise, a worker process is killed, a task runs twice, a write fails, the server is
-    restarted, and killed. At each ACK the rows committed under that root id are compared with what the line must give,
-    derived from the file in plain Python.
+    restarted, and killed. (With --servers 3 a ZooKeeper and three servers run, each record on two of them: one is
+    killed, one added, one drained, and all are restarted one after the other.) At each ACK the rows committed under
+    that root id are compared with what the line must give, derived from the file in plain Python.
 
     \b
     records        lines of the input
@@ -75,7 +80,18 @@ def demo(
     from acker_command.demo.result import as_json as json_of
     from acker_command.demo.result import show
 
-    options = JobOptions(patterns, records, batch_records, has_faults=not no_faults, seed=seed, keep=keep)
+    if replicas is not None and replicas > servers:
+        raise click.UsageError(f"--replicas {replicas}: there are {servers} servers; give --servers {replicas} or more")
+    options = JobOptions(
+        patterns,
+        records,
+        batch_records,
+        has_faults=not no_faults,
+        seed=seed,
+        keep=keep,
+        servers=servers,
+        replicas=replicas,
+    )
     signal.signal(signal.SIGTERM, _stop)
     try:
         result = run(options)

@@ -22,6 +22,16 @@ class Strike(enum.Enum):
     WRITE_FAILED = "a write fails before it commits"
     SERVER_RESTARTED = "the server is restarted under load, with its state"
     SERVER_LOST = "the server is killed (SIGKILL) under load: its state is gone"
+    ONE_KILLED = "one of the servers is killed (SIGKILL) under load"
+    ONE_ADDED = "another server is added"
+    ONE_DRAINED = "one server drains and leaves"
+    ALL_RESTARTED = "all servers are restarted, one after the other, with their state"
+
+
+# What falls on the tasks and on the write, however many servers there are.
+OF_SPARK = (Strike.WORKER_KILLED, Strike.TASK_RERUN, Strike.WRITE_FAILED)
+OF_ONE_SERVER = (Strike.SERVER_RESTARTED, Strike.SERVER_LOST)
+OF_SEVERAL_SERVERS = (Strike.ONE_KILLED, Strike.ONE_ADDED, Strike.ONE_DRAINED, Strike.ALL_RESTARTED)
 
 
 POISON_MIN_CHARACTERS = 24
@@ -96,10 +106,15 @@ def flaky_one_in(records: int) -> int:
     return round(math.cbrt(records * 10_000))
 
 
-def schedule(batches: int, records_min: int) -> FaultSchedule:
+def strikes(servers: int) -> tuple[Strike, ...]:
+    """All that is to go wrong with so many servers."""
+    return (*OF_SPARK, *(OF_ONE_SERVER if servers == 1 else OF_SEVERAL_SERVERS))
+
+
+def schedule(batches: int, records_min: int, servers: int = 1) -> FaultSchedule:
     """One strike for each full batch after the first, which runs quietly; with few batches the first strikes of the
     list."""
-    return FaultSchedule(list(Strike)[: max(batches - 1, 0)], records_min)
+    return FaultSchedule(list(strikes(servers))[: max(batches - 1, 0)], records_min)
 
 
 def arm(folder: Path, *, seed: int, records: int) -> Faults:

@@ -25,13 +25,13 @@ from acker_command.demo.corpus import Corpus
 from acker_command.demo.counts import RunCounts
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.expected import derive
-from acker_command.demo.faults import Faults, FaultSchedule, Strike
+from acker_command.demo.faults import Faults, FaultSchedule
 from acker_command.demo.listener import CountingListener
 from acker_command.demo.pipeline import DemoPipeline, table_of_categories
 from acker_command.demo.progress import Progress
 from acker_command.demo.result import DemoResult
 from acker_command.demo.sabotage import sabotage
-from acker_command.demo.server import ServerProcess
+from acker_command.demo.server import DemoServers, ServerCluster, ServerProcess
 from acker_command.demo.verify import Verifier
 
 CORES = 2
@@ -56,10 +56,14 @@ class JobOptions:
     has_faults: bool = True
     seed: int = 0
     keep: Path | None = None
+    servers: int = 1
+    replicas: int | None = None
 
     def size_of(self, records: int) -> int:
         """Records of a batch: by default as many as leave a batch for each strike, with room for a few replays."""
-        return self.batch_records or min(BATCH_RECORDS_MAX, max(1, -(-records * 101 // (100 * (len(Strike) + 1)))))
+        return self.batch_records or min(
+            BATCH_RECORDS_MAX, max(1, -(-records * 101 // (100 * (len(faults.strikes(self.servers)) + 1))))
+        )
 
 
 @dataclass(slots=True)
@@ -68,7 +72,7 @@ class Setup:
 
     armed: Faults
     schedule: FaultSchedule
-    server: ServerProcess
+    servers: DemoServers
     pipeline: DemoPipeline
     listener: CountingListener
     view: Progress
@@ -77,7 +81,7 @@ class Setup:
         """One batch, and what goes wrong in it; a batch of replays runs undisturbed, but for the records that raise."""
         strike = self.schedule.deal(batch.records - batch.replays)
         self.listener.strike = strike
-        with sabotage(self.server, self.armed, strike, self.view.strike):
+        with sabotage(self.servers, self.armed, strike, self.view.strike):
             self.pipeline.run(batch, strike)
 
 
@@ -89,7 +93,8 @@ def run(options: JobOptions) -> DemoResult:
         counts = RunCounts(records=text.records)
         _log_to(folder / "demo.log", exits)
         view = exits.enter_context(Progress(counts))
-        view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting a server and Spark")
+        several = "a server" if options.servers == 1 else f"ZooKeeper, {options.servers} servers"
+        view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting {several} and Spark")
         size = options.size_of(text.records)
         setup = _set_up(options, folder, text, size, counts, view, exits)
         source = _source(folder, text, size, setup.listener)
@@ -101,7 +106,7 @@ def run(options: JobOptions) -> DemoResult:
             raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
         counts.stop()
         view.say("checking the counts of all acked lines")
-        return _conclude(folder, text, setup)
+        return _conclude(options, folder, text, setup)
 
 
 def is_at_end(checkpoint: Path, text: Corpus) -> bool:
@@ -115,21 +120,27 @@ def _set_up(
     options: JobOptions, folder: Path, text: Corpus, size: int, counts: RunCounts, view: Progress, exits: ExitStack
 ) -> Setup:
     armed, schedule = _faults(options, folder / "faults", text.records, size)
-    server = ServerProcess(folder / "server")
+    server = _servers(options, folder / "server")
     exits.callback(server.stop)
     with ThreadPoolExecutor(1) as beside:
         expected = beside.submit(derive, text.paths, armed.is_poison)
         server.start()
-        spark = _spark(server.address, folder, exits)
+        spark = _spark(server.address, options.replicas, folder, exits)
         verifier = Verifier(expected.result(), folder / "counts", text.root)
     pipeline = DemoPipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", text.root)
     return Setup(armed, schedule, server, pipeline, CountingListener(counts, verifier), view)
 
 
+def _servers(options: JobOptions, folder: Path) -> DemoServers:
+    return ServerProcess(folder) if options.servers == 1 else ServerCluster(folder, options.servers)
+
+
 def _faults(options: JobOptions, folder: Path, records: int, size: int) -> tuple[Faults, FaultSchedule]:
     if not options.has_faults:
         return faults.disarm(folder), faults.schedule(0, 0)
-    return faults.arm(folder, seed=options.seed, records=records), faults.schedule(-(-records // size), size // 2)
+    return faults.arm(folder, seed=options.seed, records=records), faults.schedule(
+        -(-records // size), size // 2, options.servers
+    )
 
 
 def _source(folder: Path, text: Corpus, size: int, listener: CountingListener) -> Files:
@@ -145,7 +156,7 @@ def _source(folder: Path, text: Corpus, size: int, listener: CountingListener) -
     )
 
 
-def _spark(address: str, folder: Path, exits: ExitStack) -> Any:
+def _spark(address: str, replicas: int | None, folder: Path, exits: ExitStack) -> Any:
     """A local Spark whose chatter goes to a file."""
     settings = {
         "spark.acker.servers": address,
@@ -154,6 +165,8 @@ def _spark(address: str, folder: Path, exits: ExitStack) -> Any:
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "spark" / "warehouse"),
     }
+    if replicas is not None:
+        settings["spark.acker.replicas"] = str(replicas)
     try:
         with silence.to_file(folder / "spark.log"):
             spark = local_session("acker demo", cores=CORES, attempts=ATTEMPTS, conf=settings)
@@ -163,7 +176,7 @@ def _spark(address: str, folder: Path, exits: ExitStack) -> Any:
     return spark
 
 
-def _conclude(folder: Path, text: Corpus, setup: Setup) -> DemoResult:
+def _conclude(options: JobOptions, folder: Path, text: Corpus, setup: Setup) -> DemoResult:
     dealt = tuple(setup.schedule.dealt)
     return DemoResult(
         counts=setup.listener.counts,
@@ -172,6 +185,7 @@ def _conclude(folder: Path, text: Corpus, setup: Setup) -> DemoResult:
         planned=dealt,
         struck=tuple(strike for strike in dealt if setup.armed.happened(strike.name)),
         interrupted_by=dict(setup.listener.interrupted_by),
+        replicas=options.replicas if options.replicas is not None else min(2, options.servers),
     )
 
 

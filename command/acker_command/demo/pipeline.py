@@ -25,7 +25,7 @@ from acker_client.spark import arrow_operator, explode, group, join, operator, s
 from acker_client.spark.operators.group import Group
 from acker_client.spark.operators.operator import Operator
 from acker_command.demo.categories import CATEGORIES, NAME
-from acker_command.demo.faults import Faults, Strike
+from acker_command.demo.faults import OF_SPARK, Faults, Strike
 from acker_command.demo.sabotage import mid_work
 
 BUCKETS = 16
@@ -127,7 +127,7 @@ def counts(faults: Faults, strike: Strike | None) -> Group:
 
     @group("bucket", "root_id bigint, path string, line bigint, counts map<string, bigint>")
     def count(words: pa.Table) -> tuple[pa.Table, list[Any]]:
-        if strike in (Strike.SERVER_RESTARTED, Strike.SERVER_LOST):
+        if strike is not None and strike not in OF_SPARK:
             faults.claim(mid_work(strike))
         roots = words["root_id"].to_numpy()
         by_line = np.argsort(roots, kind="stable")

@@ -1,6 +1,6 @@
-"""Sabotage: a thread beside the job that strikes the server, and reports the strikes elsewhere.
+"""Sabotage: a thread beside the job that strikes the servers, and reports the strikes elsewhere.
 
-Decides the moment for the server: when a task of the batch says that it is in the middle of its work, so that the
+Decides the moment for a server: when a task of the batch says that it is in the middle of its work, so that the
 reports of the batch meet a server that is not there. The other strikes fall in the executors and in the sink
 (``pipeline``).
 """
@@ -14,22 +14,21 @@ from contextlib import contextmanager
 
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.faults import Faults, Strike
-from acker_command.demo.server import ServerProcess
+from acker_command.demo.server import DemoServers
 
 LOOK_S = 0.01
 
 
 @contextmanager
 def sabotage(
-    server: ServerProcess, faults: Faults, strike: Strike | None, tell: Callable[[str], None]
+    servers: DemoServers, faults: Faults, strike: Strike | None, tell: Callable[[str], None]
 ) -> Iterator[None]:
     """Let ``strike`` happen while the body runs; leaves when it has happened and the server is back, or did not
     happen."""
     if strike is None:
         yield
         return
-    falls = {Strike.SERVER_RESTARTED: server.restart, Strike.SERVER_LOST: server.lose}.get(strike)
-    striker = _Striker(faults, strike, falls, tell)
+    striker = _Striker(faults, strike, servers.falls.get(strike), tell)
     striker.start()
     try:
         yield
