@@ -98,8 +98,9 @@ class PinnedBatch:
         return bool((has_other | ~is_his).all())
 
     def was_lost_by(self, member: Member, generation: int | None) -> bool:
-        """Whether a member that now has another registration, ``generation``, has lost the batch by it."""
-        return member in self.members and self._generations.get(member) != generation and member not in self.out
+        """Whether a member that now has another registration, ``generation``, has lost the batch by it: not where it is
+        being opened, as that is done under whatever registration there is."""
+        return self.is_opened(member) and self._generations[member] != generation and member not in self.out
 
     def hear(self, member: Member, outcomes: Outcomes) -> Merged:
         """``member`` reports ``outcomes``, some of which may be of other batches."""

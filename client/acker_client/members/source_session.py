@@ -406,7 +406,8 @@ class SourceSession:
                 continue
             log.warning("source %r: the server %d at %s is out: %s", self.name, member.id, member.address, why)
             with self._lock:
-                held = [batch for batch in self._batches.values() if member in batch.members]
+                # Whoever opens a batch sees for itself who is gone, and places it anew.
+                held = [batch for batch in self._batches.values() if batch.is_opened(member)]
                 self._unsaid.lose(*self._stream.leave(member, why))
             for batch in held:
                 self._leave(batch, member, why)

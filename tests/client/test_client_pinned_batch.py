@@ -1,0 +1,30 @@
+"""A batch at its members, while it is being opened."""
+
+from __future__ import annotations
+
+import pytest
+
+from acker_client.core.pinned_batch import PinnedBatch
+from acker_client.core.pins import Pin
+from acker_protocol.messages import OpenBatch
+from acker_protocol.placement import Member, View, place
+
+ONE, TWO = Member(1, 10, "one:7070"), Member(2, 20, "two:7070")
+
+
+@pytest.fixture
+def batch() -> PinnedBatch:
+    pin = Pin(5, 1, 1, 100, place(View(1, (ONE, TWO)), 5, 1, 1))
+    return PinnedBatch(pin, OpenBatch(5, 1, 1, 100, True))
+
+
+def test_a_member_that_registers_the_source_while_a_batch_is_opened_there_has_not_lost_it(batch: PinnedBatch) -> None:
+    assert not batch.was_lost_by(ONE, 8)
+    batch.opened(ONE, 8)
+    assert not batch.was_lost_by(ONE, 8)
+
+
+def test_a_member_that_has_another_registration_after_a_batch_was_opened_there_has_lost_it(batch: PinnedBatch) -> None:
+    batch.opened(ONE, 8)
+    assert batch.was_lost_by(ONE, 9)
+    assert not batch.was_lost_by(TWO, 9)
