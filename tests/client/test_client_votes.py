@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -133,9 +134,12 @@ class BatchTwin:
         numbers = map(root_of, range(up_to))
         self.roots = {root: Root(set(replicas[slot(root)].tolist())) for root in numbers}
         self.silenced: set[int] = set()
+        # What a member said of roots that are another's: its server counts these, too.
+        self.elsewhere: Counter[int] = Counter()
 
     def heard(self, member: int) -> int:
-        return sum(1 for root in self.roots.values() for speaker, _, _ in root.words if speaker == member)
+        own = sum(1 for root in self.roots.values() for speaker, _, _ in root.words if speaker == member)
+        return own + self.elsewhere[member]
 
     def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
         """What ended, and how many were foreign."""
@@ -143,6 +147,7 @@ class BatchTwin:
         if member in self.silenced:
             return found, 0
         foreign = [root for root, _ in said if root not in self.roots or member not in self.roots[root].members]
+        self.elsewhere[member] += sum(1 for root in foreign if root in self.roots)
         for root, word in said:
             if root in self.roots and self.roots[root].say(member, what_of(word), word[1]):
                 found.append(self._ended(root))

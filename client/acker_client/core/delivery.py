@@ -94,7 +94,9 @@ class Delivery:
     @property
     def result(self) -> ReportResult:
         """The counts so far; what has no final answer yet stands under ``unreported``."""
-        left = sum(len(section_starts(message.entries.root_ids)) for message in self._messages.values())
+        # A copy: whoever asks may have given up on the server, whose answers are still counted in another thread.
+        messages = list(self._messages.values())
+        left = sum(len(section_starts(message.entries.root_ids)) for message in messages)
         applied, duplicate, conflict, stale = (int(count) for count in self._counts[1 : _FINAL_MAX + 1])
         return ReportResult(applied, duplicate, conflict, stale, left, self._inits_known, self._inits_conflicting)
 

@@ -27,7 +27,6 @@ class PinnedBatch:
         "pin",
         "request",
         "settlement",
-        "strays",
         "votes",
     )
 
@@ -43,8 +42,6 @@ class PinnedBatch:
         # Where its last outcome stands, and how many it had, at each member that has settled it.
         self._cursors: dict[Member, tuple[int, int]] = {}
         self._reached: set[Member] = set()
-        # Servers that may have it open although it was placed anew without them.
-        self.strays: set[Member] = set()
         self.is_said = False
 
     @property
@@ -101,6 +98,11 @@ class PinnedBatch:
         """Whether a member that now has another registration, ``generation``, has lost the batch by it: not where it is
         being opened, as that is done under whatever registration there is."""
         return self.is_opened(member) and self._generations[member] != generation and member not in self.out
+
+    @property
+    def not_settled(self) -> list[Member]:
+        """The members that have not settled it, as far as is known."""
+        return [member for member in self.members if member not in self._cursors]
 
     def hear(self, member: Member, outcomes: Outcomes) -> Merged:
         """``member`` reports ``outcomes``, some of which may be of other batches."""

@@ -200,7 +200,18 @@ class BatchVotes:
     about one of its roots.
     """
 
-    __slots__ = ("_first", "_heard", "_replicas", "_roots_a_slot", "_silenced", "_slots", "_votes", "ended", "up_to")
+    __slots__ = (
+        "_elsewhere",
+        "_first",
+        "_heard",
+        "_replicas",
+        "_roots_a_slot",
+        "_silenced",
+        "_slots",
+        "_votes",
+        "ended",
+        "up_to",
+    )
 
     def __init__(self, first: int, up_to: int, replicas: Replicas) -> None:
         self.up_to = up_to
@@ -210,6 +221,9 @@ class BatchVotes:
         self._replicas = checked(replicas)
         self._votes = Votes(up_to, replicas.shape[1])
         self._heard: Counter[int] = Counter()
+        # Of slots that a member does not hold: it was asked to open them before they were placed elsewhere, and counts
+        # them too.
+        self._elsewhere: Counter[int] = Counter()
         # Members that have settled or left.
         self._silenced: set[int] = set()
         self._slots: npt.NDArray[np.uint16] | None = None
@@ -247,6 +261,7 @@ class BatchVotes:
         is_own = (rows < np.uint64(self.up_to)) & (bits != 0)
         foreign = len(outcomes) - int(np.count_nonzero(is_own))
         if foreign:
+            self._elsewhere[member] += int(np.count_nonzero((rows < np.uint64(self.up_to)) & (bits == 0)))
             outcomes, rows, bits = chosen(outcomes, is_own), rows[is_own], bits[is_own]
         is_first = self._votes.first_heard(rows.view(np.int64), bits)
         if not is_first.all():
@@ -263,7 +278,7 @@ class BatchVotes:
         """
         if member in self._silenced:
             return Merged()
-        heard = self._heard[member]
+        heard = self._heard[member] + self._elsewhere[member]
         if heard == roots:
             return self._silence(member, ABSENT, "")
         why = f"its server counted {roots} outcomes, and {heard} were heard"

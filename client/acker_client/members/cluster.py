@@ -149,6 +149,11 @@ class Cluster:
             self._draining.add((member.address, hello.incarnation))
         self._looked_at = float("-inf")
 
+    def hear_of(self, epoch: int) -> None:
+        """Something was placed on the view of ``epoch``: who is not in an older one may have come since."""
+        if self._listed is not None:
+            self._epoch_heard = max(self._epoch_heard, epoch)
+
     def gone(self, member: Member) -> str:
         """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows."""
         hello = self._hello_of(member.address)
@@ -160,7 +165,7 @@ class Cluster:
         if self._listed is not None:
             if self._listing_of(member) is not None:
                 return ""
-            if self._is_news_of(member, self._listed):
+            if self._listed.epoch >= self._epoch_heard and self._is_news_of(member, self._listed):
                 return "its server is gone"
             self._is_in_doubt = True
             return ""
@@ -264,9 +269,10 @@ class Cluster:
 
     def _asked(self) -> ViewReply:
         """The view of the first server that answers with the newest that was heard of, those first that are not known
-        to be silent; else the newest of what they answer."""
+        to be silent; else the newest of what they answer. An executor may know more of them by where a batch lives than
+        by its settings."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
-        addresses = sorted(dict.fromkeys((*known, *self.settings.servers)), key=self._silent_s)
+        addresses = sorted(dict.fromkeys((*known, *self._callers, *self.settings.servers)), key=self._silent_s)
         failures: list[str] = []
         newest: ViewReply | None = None
         for address in addresses:
@@ -288,7 +294,9 @@ class Cluster:
         raise Unavailable("; ".join(failures))
 
     def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
-        self._draining.clear()
+        # Where another server has not seen yet that one drains, what the one says itself counts.
+        active = {each.member.address for each in reply.members if each.state == MemberState.ACTIVE}
+        self._draining = {each for each in self._draining if each[0] in active}
         if known is not None and known.members != reply.members:
             log.info("view %d: %s", reply.epoch, ", ".join(map(_described, reply.members)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from acker_client.core.backoff import Clock, Deadline, Patience
 from acker_client.core.registration import Heard, Registration
-from acker_client.errors import Rejected, Unavailable
+from acker_client.errors import Draining, Rejected, Unavailable
 from acker_client.members.caller import Call, Caller
 from acker_client.members.retrying import until_accepted
 from acker_client.settings import Settings
@@ -125,5 +125,7 @@ def _watch(request: Watch) -> Call[WatchReply]:
 
 
 def _raise_unless_applied(reply: WatchReply, name: str) -> None:
+    if reply.status == Status.DRAINING:
+        raise Draining(f"source {name[:100]!r}: the server answered DRAINING ({reply.detail})")
     if reply.status not in (Status.APPLIED, Status.DUPLICATE):
         raise Rejected(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")

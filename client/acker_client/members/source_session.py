@@ -6,9 +6,10 @@ outcome a root. A server that has lost what it knew, or is gone, is out for what
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from functools import partial
@@ -24,7 +25,7 @@ from acker_client.core.replication import Replication
 from acker_client.core.stream import Stream
 from acker_client.core.votes import Merged
 from acker_client.core.watched import NO_SLOTS, Mask, WatchResult, joined, only
-from acker_client.errors import AckerError, Draining, UnknownBatch
+from acker_client.errors import RETRYABLE, AckerError, Draining, UnknownBatch
 from acker_client.members.cluster import Cluster
 from acker_client.members.conversation import Conversation, Polled
 from acker_client.members.replicas import ask
@@ -36,6 +37,8 @@ log = logging.getLogger("acker_client")
 
 # A poll that was answered early and empty (the server is short of threads, or stops) is made again at this pace.
 _POLL_PAUSE_S = 0.05
+# A server that did not answer a poll is polled again no sooner, while others are waited for.
+_SILENT_PAUSE_S = 0.25
 # How long several polls are waited for before it is looked who else is to be polled.
 _LOOK_S = 0.5
 # How long one server is asked to open a batch again that it has lost.
@@ -65,6 +68,11 @@ class SourceSession:
         # Up to which outcome of which registration has been heard, by address.
         self._reached: dict[str, tuple[int | None, int]] = {}
         self._polls: dict[str, Future[Polled | None]] = {}
+        self._poll_again_at: dict[str, float] = {}
+        # By address, batches that are over here and may still be open there: it was left out, or asked in vain.
+        self._leftovers: dict[str, set[int]] = {}
+        # The members at which a batch may be open that has no placement yet.
+        self._asked: dict[int, set[Member]] = {}
         # Done when there is something to say that no poll has brought.
         self._news: Future[None] = Future()
         self._ended = Ended()
@@ -87,12 +95,22 @@ class SourceSession:
 
     def open(self, patience: Patience) -> None:
         """Open the source at the servers of its open stream; where the view has changed, pin the stream anew."""
-        placement = self._place(self._cluster.view(patience), 0)
-        with self._lock:
-            if self._stream.is_placed_on(placement):
-                return
+        silent: set[Member] = set()
+        while True:
+            placement = self._place(_answering(self._cluster.view(patience), silent), 0)
+            with self._lock:
+                if self._stream.is_placed_on(placement):
+                    return
+            opening = _Opening(placement.members)
+            try:
+                self._open_at_members(opening, self._open_stream_at, patience.deadline.left_s)
+            except Draining:
+                continue
+            if not opening.out:
+                break
+            silent |= opening.out
         log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
-        self._pin_stream(placement, patience)
+        self._pin_stream(placement, opening.opened, patience)
 
     def new_root(self) -> int:
         """The root id of the next emission in the open stream."""
@@ -119,25 +137,31 @@ class SourceSession:
         if known is not None and known.request == request:
             return known.pin
         silent: set[Member] = set()
-        tried: set[Member] = set()
+        # A try that fails leaves it open where it was opened, and the next may place it elsewhere.
+        asked = self._asked.setdefault(request.number, set())
         while True:
             batch = self._placed(request, self._cluster.view(self._cluster.patience(budget_s)), silent)
-            here = set(map(self._cluster.address_of, batch.members))
-            batch.strays = {member for member in tried if self._cluster.address_of(member) not in here}
-            tried |= set(batch.members)
             with self._lock:
                 self._batches[request.number] = batch
-            opening = _Opening(batch)
+            opening = _Opening(batch.members)
+            asked.update(batch.members)
             try:
-                self._open_at_members(opening, budget_s)
+                self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             except Draining:
                 continue
             except BaseException:
-                self.forget(request.number)
+                with self._lock:
+                    self._batches.pop(request.number, None)
                 raise
             if not opening.out:
-                return batch.pin
+                break
             silent |= opening.out
+        del self._asked[request.number]
+        here = set(map(self._cluster.address_of, batch.members))
+        with self._lock:
+            for address in set(map(self._cluster.address_of, asked)) - here:
+                self._leftovers.setdefault(address, set()).add(request.number)
+        return batch.pin
 
     def settle(self, number: int, settlement: Settlement, budget_s: float | None) -> None:
         """Settle a batch at all its members. Raises ``UnknownBatch`` for one that is not open here."""
@@ -160,20 +184,10 @@ class SourceSession:
                     reached = self._reached.get(self._cluster.address_of(member), (None, 0))
                     self._note(batch, batch.reached(member, *reached))
 
-        for member in batch.strays:
-            self._cluster.side_by_side.start(partial(self._abandon, member, number))
         if batch.left:
             ask(self._cluster, _BatchParty(self, batch), call, budget_s)
         with self._lock:
             self._tell(batch)
-
-    def _abandon(self, member: Member, number: int) -> None:
-        """Have a server forget a batch that it may have open and that is not placed on it."""
-        request = Settle(self.session, number, Settlement.ABANDON)
-        try:
-            self._conversation(member).settle(request, self._cluster.patience(_CLOSE_S))
-        except AckerError as error:
-            log.debug("batch %d may be open at %s until the lease ends: %s", number, member.address, error)
 
     def leave_out(self, number: int, ids: AbstractSet[int]) -> None:
         """Members of a batch that a task has reported without are out for it."""
@@ -204,7 +218,8 @@ class SourceSession:
             watched = self._take(answered=answered)
             if watched.says_something or not patience.deadline.left_s:
                 return watched
-            if not heard and not patience.wait():
+            # While others may still answer, `_poll` has waited.
+            if not heard and not self._polls and not patience.wait():
                 return watched
             if heard and self._clock() - asked_at < _POLL_PAUSE_S:
                 self._cluster.sleep(min(_POLL_PAUSE_S, patience.deadline.left_s))
@@ -229,12 +244,7 @@ class SourceSession:
             log.warning("%d replicas are asked for, and there are %d servers: going on with fewer", wanted, members)
         return place(view, self.session, number, min(wanted, members), spread)
 
-    def _pin_stream(self, placement: Placement, patience: Patience) -> None:
-        generations = {}
-        for member in placement.members:
-            conversation = self._conversation(member)
-            conversation.renew(patience)
-            generations[member] = conversation.registration.generation
+    def _pin_stream(self, placement: Placement, generations: Mapping[Member, int | None], patience: Patience) -> None:
         with self._lock:
             self._stream.pin(placement, generations)
             pins = encode(self._stream.pins).encode("ascii")
@@ -243,30 +253,39 @@ class SourceSession:
         if len(placement.members) > 1:
             # Before anything is emitted: others may be asked to ack it.
             for member in placement.members:
-                self._conversation(member).renew(patience)
+                with contextlib.suppress(*RETRYABLE):
+                    self._conversation(member).renew(patience)
 
     def _placed(self, request: OpenBatch, view: View, silent: AbstractSet[Member]) -> PinnedBatch:
-        answering = tuple(member for member in view.members if member not in silent)
-        placement = self._place(View(view.epoch, answering or view.members), request.number)
+        placement = self._place(_answering(view, silent), request.number)
         pin = Pin(self.session, request.number, request.first, request.up_to, placement)
         return PinnedBatch(pin, request)
 
-    def _open_at_members(self, opening: _Opening, budget_s: float | None) -> None:
-        batch = opening.batch
-
+    def _open_at_members(
+        self, opening: _Opening, open_at: Callable[[Member, Patience], int | None], budget_s: float | None
+    ) -> None:
         def call(member: Member, patience: Patience) -> None:
             try:
-                generation = self._conversation(member).open_batch(batch.request_for(member), patience)
+                opening.opened[member] = open_at(member, patience)
             except Draining:
                 self._cluster.drains(member)
                 raise
-            address = self._cluster.address_of(member)
-            with self._lock:
-                batch.opened(member, generation)
-                if self._reached.get(address, (None, 0))[0] != generation:
-                    self._reached[address] = generation, 0
 
         ask(self._cluster, opening, call, budget_s)
+
+    def _open_stream_at(self, member: Member, patience: Patience) -> int | None:
+        conversation = self._conversation(member)
+        conversation.renew(patience)
+        return conversation.registration.generation
+
+    def _open_batch_at(self, batch: PinnedBatch, member: Member, patience: Patience) -> int | None:
+        generation = self._conversation(member).open_batch(batch.request_for(member), patience)
+        address = self._cluster.address_of(member)
+        with self._lock:
+            batch.opened(member, generation)
+            if self._reached.get(address, (None, 0))[0] != generation:
+                self._reached[address] = generation, 0
+        return generation
 
     def _conversation(self, member: Member) -> Conversation:
         address = self._cluster.address_of(member)
@@ -312,8 +331,10 @@ class SourceSession:
         if not wait_s and len(conversations) == 1 and not self._polls:
             polled = conversations[0].poll(0.0, max_outcomes)
             return polled is not None and self._hear(conversations[0], polled)
+        now = self._clock()
         for each in conversations:
-            if each.address not in self._polls:
+            may_poll = len(conversations) == 1 or self._poll_again_at.get(each.address, now) <= now
+            if each.address not in self._polls and may_poll:
                 poll = partial(each.poll, wait_s, max_outcomes)
                 self._polls[each.address] = self._cluster.side_by_side.start(poll)
         # One that was begun with more time to wait may still be under way.
@@ -323,7 +344,9 @@ class SourceSession:
         for address in [address for address, poll in self._polls.items() if poll.done()]:
             polled = self._polls.pop(address).result()
             conversation = self._conversations.get(address)
-            if polled is not None and conversation is not None:
+            if polled is None:
+                self._poll_again_at[address] = self._clock() + _SILENT_PAUSE_S
+            elif conversation is not None:
                 heard = self._hear(conversation, polled) or heard
         return heard
 
@@ -341,7 +364,23 @@ class SourceSession:
             for batch in self._batches.values():
                 for member in filter(is_here, batch.members):
                     self._note(batch, batch.reached(member, heard.generation, heard.cursor))
+            leftovers = self._leftovers.pop(conversation.address, set())
+        for number in leftovers:
+            self._cluster.side_by_side.start(partial(self._abandon, conversation, number))
         return True
+
+    def _abandon(self, conversation: Conversation, number: int) -> None:
+        """End a batch that is over here at a server that may still have it open, with room kept for it."""
+        request = Settle(self.session, number, Settlement.ABANDON)
+        try:
+            conversation.settle(request, self._cluster.patience(self.lease_s / 3))
+        except RETRYABLE as error:
+            log.debug("batch %d may still be open at %s: %s", number, conversation.address, error)
+            with self._lock:
+                self._leftovers.setdefault(conversation.address, set()).add(number)
+        except AckerError as error:
+            # Not open there, or settled otherwise.
+            log.debug("batch %d is not open at %s: %s", number, conversation.address, error)
 
     def _distribute(self, is_here: Callable[[Member], bool], outcomes: Outcomes) -> None:
         """Outcomes to the batches that they are of, and the rest to the open stream. Under the lock."""
@@ -364,6 +403,7 @@ class SourceSession:
         """A server has another registration of this source: what was pinned to the one before is lost there."""
         is_here, generation = self._is_at(conversation.address), conversation.registration.generation
         with self._lock:
+            self._leftovers.pop(conversation.address, None)
             lost = [
                 (batch, member)
                 for batch in self._batches.values()
@@ -465,6 +505,8 @@ class SourceSession:
         """Under the lock."""
         del self._batches[batch.request.number]
         self._ended.add(batch.pin)
+        for member in batch.not_settled:
+            self._leftovers.setdefault(self._cluster.address_of(member), set()).add(batch.request.number)
         self._unsaid.differed += batch.votes.differed
         self._unsaid.saved += batch.votes.saved
         self._report_differing(batch)
@@ -531,22 +573,25 @@ class _BatchParty:
 
 
 class _Opening:
-    """A batch that is to be opened at its members."""
+    """Something that is to be opened at its members. ``opened``: under which registration it is, by member."""
 
-    def __init__(self, batch: PinnedBatch) -> None:
-        self.batch = batch
+    def __init__(self, members: tuple[Member, ...]) -> None:
+        self.left = members
+        self.opened: dict[Member, int | None] = {}
         self.out: set[Member] = set()
 
-    @property
-    def left(self) -> tuple[Member, ...]:
-        return self.batch.members
-
     def covers(self, member: Member) -> bool:
-        # The batch is placed anew then, without the one that is silent.
-        return all(self.batch.is_opened(other) for other in self.batch.members if other != member)
+        # It is placed anew then, without the one that is silent.
+        return all(other in self.opened for other in self.left if other != member)
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)
+
+
+def _answering(view: View, silent: AbstractSet[Member]) -> View:
+    """The view without those that are silent, unless all are."""
+    answering = tuple(member for member in view.members if member not in silent)
+    return View(view.epoch, answering or view.members)
 
 
 def _ids(members: Sequence[Member]) -> str:

@@ -211,6 +211,7 @@ class AckerClient:
         state = self._state()
         check_column("entries.root_ids", entries.root_ids)
         check_column("entries.ack_vals", entries.ack_vals)
+        state.cluster.hear_of(max((pin.placement.epoch for pin in pins), default=0))
         replication = Replication(identity, entries, inits, pins or state.pins())
         try:
             self._deliver(state, replication, None, may_leave=may_leave)

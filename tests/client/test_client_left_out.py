@@ -1,0 +1,234 @@
+"""Several servers in memory, and one source: who drains, is silent, was left out or is new to a view."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acker_client import AckerClient, Settings, Settlement, Verdict
+from acker_client.core import delivery as delivery_module
+from acker_client.core.delivery import Delivery
+from acker_client.core.pins import Pin
+from acker_client.core.votes import BatchVotes
+from acker_client.members.cluster import Cluster
+from acker_client.members.side_by_side import InTurn
+from acker_protocol.ids import edge0_column, root_ids
+from acker_protocol.messages import ApplyReply, Identity, InitScope, ListedMember, Outcomes, Status, ViewReply
+from acker_protocol.placement import Member, View, place
+from acker_protocol.reports import fold, section_starts
+from acker_testing import LocalServer, LocalTransport, SimulatedTime
+
+FIRST = 1 << 40
+
+
+class Servers:
+    """Servers in memory: the k-th is at "k:1" and has the id k. ``watches``: how often each was asked for outcomes."""
+
+    def __init__(self, count: int, time: SimulatedTime | None = None) -> None:
+        options: dict[str, Any] = {"clock": time.clock, "sleep": time.sleep} if time else {}
+        self.servers = [LocalServer(id=k, **options) for k in range(count)]
+        self.watches: Counter[int] = Counter()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(f"{server.id}:1" for server in self.servers)
+
+    def connect(self, address: str) -> LocalTransport:
+        server, watches = self.servers[int(address.partition(":")[0])], self.watches
+
+        class Counting(LocalTransport):
+            def watch(self, request: Any, timeout_s: float) -> Any:
+                watches[server.id] += 1
+                return super().watch(request, timeout_s)
+
+        return Counting(server, address)
+
+
+@pytest.fixture
+def time() -> SimulatedTime:
+    return SimulatedTime()
+
+
+@pytest.fixture
+def make(time: SimulatedTime) -> Callable[..., AckerClient]:
+    def client(servers: Servers, **options: Any) -> AckerClient:
+        settings = Settings(servers.addresses, **options)
+        return AckerClient(settings, connect=servers.connect, clock=time.clock, sleep=time.sleep, random=lambda: 0.5)
+
+    return client
+
+
+def test_a_batch_goes_to_another_server_than_one_that_drains_and_has_not_met_its_source(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(2, time)
+    client = make(servers, replicas=1, spread=1)
+    client.open_source("orders")
+    [met] = [server.id for server in servers.servers if server.shard.stats.sources]
+    servers.servers[1 - met].shard.drain()
+    for number in range(1, 9):
+        pin = client.open_batch(number, FIRST, 10)
+        assert [member.id for member in pin.placement.members] == [met]
+
+
+def test_a_source_is_opened_at_those_that_do_not_drain(make: Callable[..., AckerClient], time: SimulatedTime) -> None:
+    servers = Servers(2, time)
+    client = make(servers)
+    client.hello()
+    servers.servers[1].shard.drain()
+    client.open_source("orders")
+    assert [server.shard.stats.sources for server in servers.servers] == [1, 0]
+
+
+def test_a_source_is_opened_without_a_server_that_has_just_died(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(3, time)
+    client = make(servers, gone_after_s=5.0)
+    client.hello()
+    servers.servers[1].stop()
+    client.open_source("orders")
+    assert [server.shard.stats.sources for server in servers.servers] == [1, 0, 1]
+
+
+def test_a_watch_that_waits_for_several_servers_hears_each_at_once() -> None:
+    servers = Servers(2)
+    slept: list[float] = []
+    client = AckerClient(Settings(servers.addresses), connect=servers.connect, sleep=slept.append)
+    client.open_source("orders")
+    slept.clear()
+    client.watch(1.1)
+    # A source that sleeps beside its polls hears nothing meanwhile.
+    assert not slept
+    client.close()
+
+
+def test_a_server_that_is_gone_is_reported_once_and_polled_no_more(
+    make: Callable[..., AckerClient], time: SimulatedTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = Servers(2, time)
+    client = make(servers, replicas=2, gone_after_s=2.0)
+    client.open_source("orders")
+    servers.servers[1].stop()
+    while "is out" not in caplog.text:
+        client.watch(0.5)
+    polled = servers.watches[1]
+    for _ in range(20):
+        client.watch(0.5)
+    assert servers.watches[1] == polled
+    assert caplog.text.count("is out") == 1
+
+
+# -- left out
+
+
+def read_and_write(client: AckerClient, pin: Pin, number: int, count: int) -> None:
+    roots = root_ids(FIRST, np.arange(count, dtype=np.uint64))
+    edges = edge0_column(roots)
+    scope = InitScope(pin.session, number, np.array([[0, count]], np.uint64))
+    client.report_pinned(Identity(number, 1), fold(roots, edges), scope, (pin,))
+    client.report_pinned(Identity(number, 2), fold(roots, edges), None, (pin,))
+
+
+def test_a_server_that_was_left_out_of_a_batch_does_not_keep_it_and_is_heard_no_more(
+    make: Callable[..., AckerClient], time: SimulatedTime
+) -> None:
+    servers = Servers(2, time)
+    client = make(servers, replicas=2)
+    client.open_source("orders")
+    pin = client.open_batch(1, FIRST, 10)
+    read_and_write(client, pin, 1, 10)
+    client.leave_out(1, [1])
+    client.settle(1, Settlement.DONE)
+    watched = [client.watch(0.1) for _ in range(20)]
+    assert [server.shard.stats.open_batches for server in servers.servers] == [0, 0]
+    assert [server.shard.stats.unconfirmed for server in servers.servers] == [0, 0]
+    assert sum(len(each.outcomes) for each in watched) == 10
+    assert {verdict for each in watched for verdict in each.outcomes.verdicts.tolist()} == {Verdict.ACKED}
+
+
+def test_outcomes_of_slots_that_went_to_another_server_do_not_make_a_count_wrong() -> None:
+    placement = place(View(1, (Member(1, 1, "a:1"), Member(2, 2, "b:1"))), 7, 1, 1)
+    votes = BatchVotes(FIRST, 100, placement.replicas)
+    roots = root_ids(FIRST, np.arange(100, dtype=np.uint64))
+    acked = Outcomes(roots, np.full(100, Verdict.ACKED, np.uint8))
+    heard = votes.hear(0, acked)
+    assert 0 < len(heard.outcomes) < 100
+    assert votes.settled(0, 100).unheard == 0
+
+
+# -- views
+
+
+def gone_in_the_end(cluster: Cluster, member: Member, time: SimulatedTime) -> str:
+    """What is said of a member once the view has been asked for twice."""
+    cluster.refresh()
+    assert cluster.gone(member) == ""
+    time.sleep(2.0)
+    cluster.refresh()
+    return cluster.gone(member)
+
+
+def test_who_is_not_in_an_older_view_than_that_of_a_batch_is_not_gone(time: SimulatedTime) -> None:
+    new, old = Member(1, 11, "1:1"), Member(0, 10, "0:1")
+
+    class Registered(LocalTransport):
+        def view(self, timeout_s: float) -> ViewReply:
+            return ViewReply(1, 5, (ListedMember(old),))
+
+    cluster = Cluster(
+        Settings((old.address,)),
+        lambda address: Registered(address=address),
+        time.clock,
+        time.sleep,
+        lambda: 0.5,
+        InTurn(),
+    )
+    cluster._epoch_heard = 5
+    assert gone_in_the_end(cluster, new, time) == "its server is gone"
+    cluster.hear_of(6)
+    assert cluster.gone(new) == ""
+
+
+def test_an_executor_asks_every_server_that_it_knows_for_the_view(time: SimulatedTime) -> None:
+    other = Member(1, 11, "1:1")
+    asked: list[str] = []
+
+    class Registered(LocalTransport):
+        def view(self, timeout_s: float) -> ViewReply:
+            asked.append(self.address)
+            return ViewReply(1, 5, (ListedMember(other),))
+
+    def connect(address: str) -> LocalTransport:
+        server = LocalServer(clock=time.clock, sleep=time.sleep)
+        server.is_up = address != "0:1"
+        return Registered(server, address)
+
+    cluster = Cluster(Settings(("0:1",)), connect, time.clock, time.sleep, lambda: 0.5, InTurn())
+    cluster.caller(other.address).greeted(cluster.patience())
+    cluster._epoch_heard = 5
+    assert gone_in_the_end(cluster, Member(0, 10, "0:1"), time) == "its server is gone"
+    assert other.address in asked
+
+
+def test_the_counts_of_a_report_may_be_asked_for_while_another_thread_counts_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    roots = np.sort(root_ids(FIRST, np.arange(400_000, dtype=np.uint64)))
+    report = Delivery(Identity(1, 2), fold(roots, roots))
+    messages = dict(report.ready())
+    assert len(messages) > 2
+
+    def meanwhile(column: Any) -> Any:
+        monkeypatch.setattr(delivery_module, "section_starts", section_starts)
+        key, message = next(iter(messages.items()))
+        statuses = np.full(len(section_starts(message.entries.root_ids)), Status.APPLIED, np.uint8)
+        report.answered(key, ApplyReply(1, Status.APPLIED, section_statuses=statuses))
+        return section_starts(column)
+
+    monkeypatch.setattr(delivery_module, "section_starts", meanwhile)
+    assert report.result.unreported > 0
