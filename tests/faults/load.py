@@ -1,0 +1,363 @@
+"""Load: a source that never ends, by the real ``Run``; executors with clients of their own; an account of each record.
+
+What stands in for Spark is small: a batch is read in pieces, each by one executor, which reports its inits, then each
+record's child, and then another executor acks the children. A task is tried again as Spark would.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client import AckerClient, Settings, Verdict
+from acker_client.core.pins import Pin
+from acker_client.core.votes import slots_of
+from acker_client.core.watched import WatchResult
+from acker_client.errors import AckerError
+from acker_client.members.connection import Connect
+from acker_client.source import Chosen, Committed, Emissions, Input, Listener, Options, Original, Plan, Ranges, Retry
+from acker_client.source.core.in_flight import Failures
+from acker_client.source.run.environment import Environment, FramePlan
+from acker_client.source.source import Source
+from acker_protocol.ids import Column, edge0_column, mix64_column
+from acker_protocol.messages import Entries, Identity, InitScope
+from acker_protocol.placement import Member
+from acker_protocol.reports import fold
+
+EXECUTORS = 2
+ATTEMPTS = 4
+WAIT_S = 90.0
+# What derives a record's child from its edge.
+CHILD = np.uint64(0xC41D)
+# A source hands the session on to its environment, and this one needs none.
+NO_SPARK: Any = None
+RETRY = Retry(max_retries=0, max_interruptions=20, initial_s=0.0, cap_s=0.0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Positions ``start`` up to ``stop`` of the one partition."""
+
+    start: int
+    stop: int
+    partition: str = "all"
+
+
+@dataclass(frozen=True)
+class PieceRead:
+    """The numbers ``start`` up to ``stop`` of a batch."""
+
+    start: int
+    stop: int
+
+
+class Endless(Source):
+    """A source of records without content, until ``is_ended`` is set."""
+
+    def __init__(self, **options: Any) -> None:
+        given: Any = {"name": "endless", **options}
+        super().__init__(Options.of(given))
+        self.is_ended = False
+
+    def input(self) -> tuple[Input[Any], Any]:
+        return EndlessInput(self), "value string"
+
+
+class EndlessInput:
+    kind = "endless"
+
+    def __init__(self, source: Endless) -> None:
+        self._source = source
+        self._next = 0
+
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        """Always from 0."""
+
+    def plan(self, records_max: int, tasks: int) -> Plan[Piece]:
+        if self._source.is_ended:
+            return Plan(is_end=True)
+        start, self._next = self._next, self._next + records_max
+        return Plan([Piece(start, self._next)])
+
+    def slices(self, chosen: Sequence[Chosen[Piece]], tasks: int) -> list[PieceRead]:
+        bounds = np.linspace(0, sum(map(len, chosen)), tasks + 1, dtype=int).tolist()
+        return [PieceRead(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
+
+    def origins(self, chosen: Sequence[Chosen[Piece]]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"position": np.concatenate([each.positions for each in chosen])})
+
+    def originals(self, chosen: Sequence[Chosen[Piece]]) -> list[Original]:
+        return [Original({"position": int(at)}, b"") for each in chosen for at in each.positions]
+
+    def advance(self, partition: str, done: Ranges) -> None:
+        """Nothing is kept."""
+
+    def mark(self, partition: str, done: Ranges) -> Mapping[str, Any]:
+        return {}
+
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        return "endless"
+
+
+@dataclass
+class Account(Listener):
+    """Every emission, what was sent of it, and its one outcome.
+
+    ``lost``: (batch, root, reason) of what was LOST. ``pins``: where each batch lived.
+    """
+
+    emitted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    ended: dict[int, Verdict] = field(default_factory=dict)
+    acked: Counter[int] = field(default_factory=Counter)
+    lost: list[tuple[int, int, str]] = field(default_factory=list)
+    pins: dict[int, Pin] = field(default_factory=dict)
+    without: set[int] = field(default_factory=set)
+    troubles: list[str] = field(default_factory=list)
+    heard_at: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._sent: set[int] = set()
+        self._changed = threading.Condition()
+
+    # the source's thread
+
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
+        pairs = zip(emitted.roots.tolist(), emitted.records.tolist(), strict=True)
+        self.emitted |= {root: (batch, record) for root, record in pairs}
+
+    def on_ack(self, acked: Emissions) -> None:
+        self.acked.update(acked.records.tolist())
+
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
+        for k, root in enumerate(failed.roots.tolist()):
+            batch, _ = self.emitted[root]
+            self.lost.append((batch, root, why.reason(k)))
+            if why.verdicts[k] != Verdict.LOST:
+                self.troubles.append(f"record of batch {batch} ended as {Verdict(why.verdicts[k]).name}")
+
+    # executors
+
+    def send(self, roots: Column) -> None:
+        """The last acks of ``roots`` are about to be sent."""
+        with self._changed:
+            self._sent.update(roots.tolist())
+
+    # the watching thread
+
+    def hear(self, watched: WatchResult) -> None:
+        """What a watch brought: every root once, and ACKED only what was sent."""
+        with self._changed:
+            for root, verdict in zip(
+                watched.outcomes.root_ids.tolist(), watched.outcomes.verdicts.tolist(), strict=True
+            ):
+                if root in self.ended:
+                    self.troubles.append(
+                        f"a root had two outcomes, {self.ended[root].name} and {Verdict(verdict).name}"
+                    )
+                self.ended[root] = Verdict(verdict)
+                if verdict == Verdict.ACKED and root not in self._sent:
+                    self.troubles.append("a false ACK")
+            if len(watched.outcomes):
+                self.heard_at.append(time.monotonic())
+            self._changed.notify_all()
+
+    # the test
+
+    def await_outcomes(self, more: int = 6) -> None:
+        """Until outcomes have come ``more`` times from now on."""
+        with self._changed:
+            until = len(self.heard_at) + more
+            assert self._changed.wait_for(lambda: len(self.heard_at) >= until or self.troubles, WAIT_S), "no outcomes"
+
+    @property
+    def replays(self) -> int:
+        """Emissions beyond the first of each record."""
+        return len(self.emitted) - len({record for _, record in self.emitted.values()})
+
+    @property
+    def missing(self) -> int:
+        """Emissions without an outcome."""
+        return len(self.emitted.keys() - self.ended.keys())
+
+    def longest_stall_s(self, since: float) -> float:
+        """The longest time without a new outcome."""
+        times = [since, *(at for at in self.heard_at if at >= since)]
+        return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+
+    def check(self) -> None:
+        """What has to hold whatever happened: an outcome for each emission, and in the end an ACK for each record."""
+        assert not self.troubles, self.troubles[:5]
+        assert self.missing == 0
+        records = {record for _, record in self.emitted.values()}
+        assert set(self.acked) == records
+        assert set(self.acked.values()) == {1}
+
+    def lost_elsewhere(self, is_theirs: Callable[[Member], bool]) -> int:
+        """How many roots were LOST that did not live on such members alone."""
+        count = 0
+        for batch, root, _ in self.lost:
+            placement = self.pins[batch].placement
+            slot = int(slots_of(np.array([root], np.uint64))[0])
+            count += not all(is_theirs(placement.members[index]) for index in placement.replicas[slot])
+        return count
+
+
+class Watched(AckerClient):
+    """The driver's client; whatever its watches bring goes to the account first."""
+
+    account: Account
+
+    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
+        watched = super().watch(wait_s, max_outcomes=max_outcomes)
+        self.account.hear(watched)
+        return watched
+
+
+@dataclass
+class Evidence:
+    without: frozenset[int] = frozenset()
+    unfinished_because: str = ""
+
+    def judge(self) -> BaseException | None:
+        return None
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+@dataclass
+class Frame:
+    """A batch, and its tasks."""
+
+    load: Load
+    plan: FramePlan
+    evidence: Evidence = field(default_factory=Evidence)
+
+    @property
+    def df(self) -> Frame:
+        return self
+
+    def process(self) -> None:
+        """Read, derive, write: two stages, each with a task an executor."""
+        list(self.load.threads.map(self._read, range(EXECUTORS), self.plan.slices))
+        self.load.meet()
+        list(self.load.threads.map(self._write, range(EXECUTORS), reversed(self.plan.slices)))
+
+    def _read(self, executor: int, piece: PieceRead) -> None:
+        roots, edges = self._edges_of(piece)
+        covered = np.array([[piece.start, piece.stop]], np.uint64)
+        self._report(executor, fold(roots, edges), InitScope(self.plan.scope.session, self.plan.scope.number, covered))
+        self._report(executor, fold(roots, edges ^ mix64_column(edges ^ CHILD)))
+
+    def _write(self, executor: int, piece: PieceRead) -> None:
+        roots, edges = self._edges_of(piece)
+        self.load.account.send(roots)
+        self._report(executor, fold(roots, mix64_column(edges ^ CHILD)))
+
+    def _edges_of(self, piece: PieceRead) -> tuple[Column, Column]:
+        roots = mix64_column(np.arange(piece.start, piece.stop, dtype=np.uint64) + np.uint64(self.plan.scope.first))
+        return roots, edge0_column(roots)
+
+    def _report(self, executor: int, entries: Entries, scope: InitScope | None = None) -> None:
+        identity = Identity(secrets.randbits(64), secrets.randbits(64))
+        for attempt in range(ATTEMPTS):
+            client = self.load.executors[executor]
+            try:
+                result = client.report_pinned(identity, entries, scope, (self.plan.pin,), may_leave=True)
+            except AckerError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+            else:
+                self.evidence.without |= result.without
+                self.load.account.without |= result.without
+                return
+
+
+def process(frame: Any) -> None:
+    """The job: to mypy its frame is Spark's."""
+    frame.process()
+
+
+class Load:
+    """A source at work in a thread of its own, until :meth:`finish`."""
+
+    def __init__(
+        self,
+        servers: Sequence[str],
+        *,
+        replicas: int,
+        batch_records: int = 2000,
+        connect: Connect | None = None,
+        **settings: Any,
+    ) -> None:
+        """``connect``: of the first executor, if it is to have one of its own."""
+        self.account = Account()
+        # Who is gone is the registry's to say, where there is one.
+        settings = {"replicas": replicas, "budget_s": 20.0, "gone_after_s": 600.0, **settings}
+        self._settings = Settings(tuple(servers), **settings)
+        self.executors = [AckerClient(self._settings, connect=connect if k == 0 else None) for k in range(EXECUTORS)]
+        self.threads = ThreadPoolExecutor(EXECUTORS)
+        self.client = Watched(self._settings)
+        self.client.account = self.account
+        environment = Environment(
+            connect=lambda spark: self.client, frame=self._frame, parallelism=lambda spark: EXECUTORS
+        )
+        self._source = Endless(
+            batch_records=batch_records, retry=RETRY, listener=self.account, environment=environment, max_dead_share=1.0
+        )
+        self._faults: SimpleQueue[tuple[Callable[[], object], Future[None]]] = SimpleQueue()
+        self._driver = ThreadPoolExecutor(1)
+        self._work = self._driver.submit(self._source.run, NO_SPARK, lambda batch: process(batch.df))
+
+    def await_outcomes(self, more: int = 6) -> None:
+        self.account.await_outcomes(more)
+
+    def strike(self, fault: Callable[[], object]) -> None:
+        """Let something happen in the middle of a batch, when all of it is read and nothing written; returns when it
+        has happened."""
+        struck: Future[None] = Future()
+        self._faults.put((fault, struck))
+        struck.result(WAIT_S)
+
+    def meet(self) -> None:
+        """The middle of a batch."""
+        while not self._faults.empty():
+            fault, struck = self._faults.get()
+            try:
+                fault()
+            except BaseException as error:
+                struck.set_exception(error)
+                raise
+            struck.set_result(None)
+
+    def finish(self) -> Account:
+        """End the input, wait until every record has its answer, and check that."""
+        self._source.is_ended = True
+        try:
+            self._work.result(WAIT_S)
+        finally:
+            self.close()
+        self.account.check()
+        return self.account
+
+    def close(self) -> None:
+        self._source.is_ended = True
+        for client in (self.client, *self.executors):
+            client.close()
+        self.threads.shutdown(wait=False)
+        self._driver.shutdown(wait=False)
+
+    def _frame(self, spark: Any, plan: FramePlan) -> Frame:
+        self.account.pins[plan.scope.number] = plan.pin
+        return Frame(self, plan)

@@ -1,0 +1,246 @@
+"""Several servers as processes that come and go under a running source: every record has its one true outcome."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acker_client.errors import Unavailable
+from acker_client.members.connection import Connect
+from acker_client.members.transport import GrpcTransport
+from tests.faults.load import WAIT_S, Load
+from tests.faults.proxy import Proxy
+from tests.faults.servers import SESSION_S, Servers, await_until
+
+
+@pytest.fixture
+def servers(tmp_path: Path, zookeeper: str) -> Iterator[Servers]:
+    """Servers that find each other by ZooKeeper."""
+    servers = Servers(tmp_path, zookeeper)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def begin(servers: Servers) -> Iterator[Callable[..., Load]]:
+    """Put load on the servers; the seed is the first of them."""
+    loads: list[Load] = []
+
+    def start(replicas: int, seed: int = 0, **options: Any) -> Load:
+        load = Load([servers.addresses[seed]], replicas=replicas, **options)
+        loads.append(load)
+        load.await_outcomes()
+        return load
+
+    yield start
+    for load in loads:
+        load.close()
+
+
+def figures(load: Load, since: float) -> str:
+    account = load.account
+    stall_s, records = account.longest_stall_s(since), len(account.acked)
+    rate = 3 * records / (account.heard_at[-1] - account.heard_at[0])
+    return f"stall {stall_s:.2f} s, replays {account.replays}, missing {account.missing}, {rate:,.0f} updates/s"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_third_server_joins_and_serves_new_batches_at_no_replay(
+    servers: Servers, begin: Callable[..., Load], replicas: int
+) -> None:
+    servers.start(0, 1)
+    load = begin(replicas)
+    since = time.monotonic()
+    servers.start(2)
+    load.await_outcomes(20)
+    account = load.finish()
+    print("join", replicas, figures(load, since))
+    assert account.replays == 0
+    assert {member.id for member in account.pins[max(account.pins)].placement.members} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_drains_ends_by_itself_at_no_replay(
+    servers: Servers, begin: Callable[..., Load], replicas: int
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(replicas)
+    since = time.monotonic()
+    servers.drain(0)
+    assert servers.await_end(0) == 0
+    load.await_outcomes(20)
+    account = load.finish()
+    print("drain", replicas, figures(load, since))
+    assert account.replays == 0
+    assert {member.id for member in account.pins[max(account.pins)].placement.members} == {1, 2}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_planned_restart_of_all_one_after_the_other_costs_no_replay(
+    servers: Servers, begin: Callable[..., Load], replicas: int
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(replicas)
+    since = time.monotonic()
+    for id in (0, 1, 2):
+        servers.restart(id)
+        load.await_outcomes()
+    account = load.finish()
+    print("rolling restart", replicas, figures(load, since))
+    assert account.replays == 0
+
+
+def test_with_two_replicas_a_killed_server_costs_no_replay(servers: Servers, begin: Callable[..., Load]) -> None:
+    servers.start(0, 1, 2)
+    load = begin(2)
+    since = time.monotonic()
+    load.strike(lambda: servers.kill(0))
+    load.await_outcomes(20)
+    account = load.finish()
+    print("kill -9", 2, figures(load, since))
+    assert account.replays == 0
+
+
+def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_no_other(
+    servers: Servers, begin: Callable[..., Load]
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(1)
+    since = time.monotonic()
+    load.strike(lambda: servers.kill(0))
+    load.await_outcomes(20)
+    account = load.finish()
+    print("kill -9", 1, figures(load, since))
+    assert account.replays == len(account.lost) > 0
+    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
+    servers: Servers, begin: Callable[..., Load], replicas: int
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(replicas, seed=1)
+    since = time.monotonic()
+    load.strike(lambda: servers.pause(0))
+    servers.await_view(1, lambda active: active == {1, 2})
+    load.await_outcomes()
+    time.sleep(SESSION_S)  # what the name of this test says; nothing waits for it
+    servers.resume(0)
+    servers.await_view(1, lambda active: active == {0, 1, 2})
+    load.await_outcomes()
+    # Nothing is left there of what it slept through.
+    await_until(lambda: servers.stats(0).values["acker_open_batches"] <= 1)
+    account = load.finish()
+    print("pause", replicas, figures(load, since))
+    assert account.replays == len(account.lost)
+    assert (account.replays > 0) == (replicas == 1)
+    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
+    servers: Servers, begin: Callable[..., Load], zookeeper_process: Any, replicas: int
+) -> None:
+    servers.start(0, 1, 2)
+    load = begin(replicas)
+    since = time.monotonic()
+    zookeeper_process.kill()
+    try:
+        await_until(lambda: time.monotonic() > since + 2 * SESSION_S)
+        load.await_outcomes(10)
+    finally:
+        zookeeper_process.start()
+    load.await_outcomes(10)
+    for id in (0, 1, 2):
+        servers.await_view(id, lambda active: active == {0, 1, 2})
+    account = load.finish()
+    print("ZooKeeper away", replicas, figures(load, since))
+    assert account.replays == 0
+    assert {len(pin.placement.members) for pin in account.pins.values()} == {3}
+
+
+@pytest.fixture
+def proxy(servers: Servers) -> Iterator[Proxy]:
+    """Before server 0."""
+    servers.start(0, 1, 2)
+    proxy = Proxy(servers.addresses[0])
+    yield proxy
+    proxy.close()
+
+
+def through(proxy: Proxy, servers: Servers, given_up: threading.Event | None = None) -> Connect:
+    """How an executor connects that has the proxy on its way to server 0; ``given_up``: a report got no answer."""
+
+    class Given(GrpcTransport):
+        def apply(self, message: Any, timeout_s: float) -> Any:
+            try:
+                return super().apply(message, timeout_s)
+            except Unavailable:
+                if given_up is not None:
+                    given_up.set()
+                raise
+
+    return lambda address: Given(proxy.address if address == servers.addresses[0] else address)
+
+
+def test_with_two_replicas_what_cannot_reach_one_of_them_goes_to_the_other_at_no_replay(
+    servers: Servers, begin: Callable[..., Load], proxy: Proxy
+) -> None:
+    load = begin(2, seed=1, connect=through(proxy, servers), call_timeout_s=0.5, replica_wait_s=0.5)
+    since = time.monotonic()
+    load.strike(proxy.cut)
+    load.await_outcomes(4)
+    proxy.mend()
+    load.await_outcomes()
+    await_until(lambda: servers.stats(0).values["acker_open_batches"] <= 1)
+    account = load.finish()
+    print("cut", 2, figures(load, since))
+    assert account.without == {0}
+    assert account.replays == 0
+
+
+def test_with_one_replica_a_task_that_cannot_reach_it_waits_until_it_can(
+    servers: Servers, begin: Callable[..., Load], proxy: Proxy
+) -> None:
+    given_up = threading.Event()
+    load = begin(1, seed=1, connect=through(proxy, servers, given_up), call_timeout_s=0.5)
+    since = time.monotonic()
+    load.strike(proxy.cut)
+    assert given_up.wait(WAIT_S)
+    proxy.mend()
+    load.await_outcomes()
+    account = load.finish()
+    print("cut", 1, figures(load, since))
+    assert (account.without, account.replays) == (set(), 0)
+
+
+@pytest.fixture
+def listed(tmp_path: Path) -> Iterator[Servers]:
+    """Three servers without ZooKeeper."""
+    servers = Servers(tmp_path)
+    servers.start(0, 1, 2)
+    yield servers
+    servers.close()
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, *, comes_back: bool) -> None:
+    load = Load(list(listed.addresses.values()), replicas=replicas, gone_after_s=1.0)
+    load.await_outcomes()
+    since = time.monotonic()
+    load.strike(lambda: listed.kill(0))
+    if comes_back:
+        listed.start(0)
+    load.await_outcomes(10)
+    account = load.finish()
+    print("list", replicas, comes_back, figures(load, since))
+    assert account.replays == len(account.lost)
+    assert (account.replays > 0) == (replicas == 1)
+    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
