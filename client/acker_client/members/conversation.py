@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from acker_client.core.backoff import Clock, Deadline, Patience
 from acker_client.core.registration import Heard, Registration
-from acker_client.errors import Draining, Rejected, Unavailable
+from acker_client.errors import Draining, Overloaded, Rejected, Unavailable
 from acker_client.members.caller import Call, Caller
 from acker_client.members.retrying import until_accepted
 from acker_client.settings import Settings
 from acker_protocol.messages import OpenBatch, Settle, SettleReply, Status, Watch, WatchReply
+
+# After one of these a source may be opened at another server, or later.
+_ELSEWHERE = {Status.DRAINING: Draining, Status.OVERLOADED: Overloaded}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Conversation:
         """What a poll brought; it is confirmed by the next one. None when the poll has to be made again."""
         with self._lock:
             heard = self.registration.heard(polled.request, polled.reply, self._clock())
-        if heard is not None:
+        # A server that drains takes no source back: what it had of this one is lost there, and that is all.
+        if heard is not None and polled.reply.status != Status.DRAINING:
             _raise_unless_applied(polled.reply, self.registration.name)
         return heard
 
@@ -125,7 +129,6 @@ def _watch(request: Watch) -> Call[WatchReply]:
 
 
 def _raise_unless_applied(reply: WatchReply, name: str) -> None:
-    if reply.status == Status.DRAINING:
-        raise Draining(f"source {name[:100]!r}: the server answered DRAINING ({reply.detail})")
     if reply.status not in (Status.APPLIED, Status.DUPLICATE):
-        raise Rejected(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")
+        kind = _ELSEWHERE.get(reply.status, Rejected)
+        raise kind(f"watch of source {name[:100]!r}: the server answered {reply.status.name} ({reply.detail})")

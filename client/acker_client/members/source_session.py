@@ -25,7 +25,7 @@ from acker_client.core.replication import Replication
 from acker_client.core.stream import Stream
 from acker_client.core.votes import Merged
 from acker_client.core.watched import NO_SLOTS, Mask, WatchResult, joined, only
-from acker_client.errors import RETRYABLE, AckerError, Draining, UnknownBatch
+from acker_client.errors import RETRYABLE, AckerError, Draining, UnknownBatch, UnknownSource
 from acker_client.members.cluster import Cluster
 from acker_client.members.conversation import Conversation, Polled
 from acker_client.members.replicas import ask
@@ -126,7 +126,11 @@ class SourceSession:
     def renew(self, member: Member, patience: Patience) -> None:
         """``member`` does not know this source: nobody may be watching while a report waits. What it has lost by then
         comes with the next watch."""
-        self._conversation(member).renew(patience)
+        try:
+            self._conversation(member).renew(patience)
+        except Draining as error:
+            # It will not know it again: nothing but another server, or its end, helps a report.
+            raise UnknownSource(str(error)) from error
 
     # -- batches
 
@@ -175,7 +179,7 @@ class SourceSession:
         def call(member: Member, patience: Patience) -> None:
             try:
                 reply = self._conversation(member).settle(request, patience)
-            except UnknownBatch as error:
+            except (UnknownBatch, Draining) as error:
                 log.warning("batch %d is not known to the server at %s any more: %s", number, member.address, error)
                 self._leave(batch, member, "the server lost the batch")
             else:

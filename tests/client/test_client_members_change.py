@@ -1,0 +1,135 @@
+"""Several servers behind one client while they drain, move, are left out or lose what they knew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from acker_client import Verdict, errors
+from acker_protocol.messages import ListedMember, ViewReply
+from acker_protocol.placement import Member
+from tests.client.test_client_members import ALL_ACKED, Job, Servers
+
+
+class Registered(Servers):
+    """Servers that hand out a view, as with ZooKeeper: ``listed``, addresses by id, at ``epoch``."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.listed = {server.id: address for address, server in self.by_address.items()}
+        self.epoch = 1
+
+    def move(self, number: int, address: str) -> None:
+        """A server is restarted with its state, at another address."""
+        self.by_address[address] = self.by_address.pop(self.listed[number])
+        self.listed[number] = address
+        self.epoch += 1
+
+    def view(self) -> ViewReply:
+        members = (
+            ListedMember(Member(number, self.by_address[address].shard.generation, address))
+            for number, address in sorted(self.listed.items())
+        )
+        return ViewReply(1, self.epoch, tuple(members))
+
+    def _connect(self, name: str, address: str) -> Any:
+        return WithView(self, address)
+
+
+class WithView:
+    """A transport to whoever is at an address now, that speaks of a view."""
+
+    def __init__(self, servers: Registered, address: str) -> None:
+        self._servers, self._address = servers, address
+
+    def __getattr__(self, call: str) -> Any:
+        def answer(*arguments: Any) -> Any:
+            server = self._servers.by_address.get(self._address)
+            if server is None:
+                raise errors.Unavailable(f"nobody is at {self._address}")
+            if call == "view":
+                return self._servers.view()
+            reply = getattr(server.connect(self._address), call)(*arguments)
+            return replace(reply, epoch=self._servers.epoch) if hasattr(reply, "epoch") else reply
+
+        return answer
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    servers = Servers(3)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def registered() -> Iterator[Registered]:
+    servers = Registered(2)
+    yield servers
+    servers.close()
+
+
+def test_a_batch_goes_elsewhere_when_a_server_that_never_knew_the_source_drains(servers: Servers) -> None:
+    source = servers.client(replicas=1, spread=1)
+    source.open_source("orders")
+    (first,) = source._state().source().pins[-1].placement.members
+    for number in {0, 1, 2} - {first.id}:
+        servers[number].shard.drain()
+    for number in range(1, 6):
+        job = Job(source, source, number)
+        assert job.pin.placement.members == (first,)
+        assert job.done() == ALL_ACKED
+
+
+def test_a_source_opens_at_another_server_when_one_says_that_it_drains(servers: Servers) -> None:
+    sources = [servers.client(replicas=1, spread=1) for _ in range(8)]
+    for each in sources:
+        cluster = each._state().cluster
+        while len(cluster.view(cluster.patience()).members) < 3:
+            pass
+    for number in (1, 2):
+        servers[number].shard.drain()
+    for each in sources:
+        each.open_source("orders")
+        assert [member.id for member in each._state().source().pins[-1].placement.members] == [0]
+
+
+def test_what_a_server_has_lost_is_lost_also_when_it_drains_and_takes_no_source_back(servers: Servers) -> None:
+    source = servers.client(replicas=1)
+    source.open_source("orders")
+    job = Job(source, servers.client())
+    job.read()
+    lost = job.pin.placement.replicas_of(job.roots)[:, 0] == 1
+    servers[1].start(with_state=False)
+    servers[1].shard.drain()
+    job.work()
+    ended = job.settle()
+    assert {root for root, (verdict, _) in ended.items() if verdict == Verdict.LOST} == set(job.roots[lost].tolist())
+
+
+def test_a_batch_goes_elsewhere_while_the_registry_does_not_know_yet_that_a_server_drains(
+    registered: Registered,
+) -> None:
+    source = registered.client()
+    source.open_source("orders")
+    assert Job(source, registered.client()).done() == ALL_ACKED
+    calls = 0
+    refuse = registered[1].shard.open_batch
+
+    def refused(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 20, "the same server is asked again and again"
+        return refuse(*arguments)
+
+    registered[1].shard.open_batch = refused  # type: ignore[assignment, method-assign]
+    registered[1].shard.drain()
+    for number in (2, 3):
+        job = Job(source, registered.client(), number)
+        assert [member.id for member in job.pin.placement.members] == [0]
+        assert job.done() == ALL_ACKED
