@@ -5,6 +5,7 @@
 #   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
+#   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
 #   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-matrix pipelines check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long test-matrix pipelines simulate check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -67,6 +68,9 @@ test-matrix: $(READY)
 
 pipelines: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m tests.pipelines --seeds $(SEEDS) --from $(FROM) --shrink
+
+simulate: $(READY)
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes 2 --shrink
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

@@ -96,14 +96,16 @@ class Ledger:
         self.limits = np.full((kernels.INDEXES, 2), NEVER, np.int64)
         self._directory = np.zeros((SLOTS, kernels.COLUMNS), np.int64)
         self._directory[:, DUE] = NEVER
-        self._tables = [np.empty(0, np.uint64)] * SLOTS
+        # All in one at first: a thousand small arrays take milliseconds to make.
+        empty = np.zeros((SLOTS, 3 * CAPACITY_MIN), np.uint64)
+        self._tables = list(empty)
+        self._directory[:, ADDRESS] = empty.ctypes.data + np.arange(SLOTS) * empty.strides[0]
+        self._directory[:, CAPACITY] = CAPACITY_MIN
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
         self._next = 0
         self._make_scratch(OUTCOMES_MIN)
-        for slot in range(SLOTS):
-            self._put(slot, np.zeros(3 * CAPACITY_MIN, np.uint64))
 
     # -- messages
 

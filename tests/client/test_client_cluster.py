@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from acker_client import Settings
+from acker_client.errors import Unavailable
 from acker_client.members.cluster import Cluster
 from acker_client.members.side_by_side import InTurn
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, ListedMember, ViewReply
@@ -20,6 +21,7 @@ class Registered:
     """Servers by address, each with its generation and the view that it hands out."""
 
     now: float = 0.0
+    is_mute: bool = False
     generations: dict[str, int] = field(default_factory=dict)
     views: dict[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
 
@@ -48,6 +50,8 @@ class One:
     address: str
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
+        if self.servers.is_mute:
+            raise Unavailable("mute")
         generation, epoch = self.servers.generations[self.address], self.servers.views[self.address][0]
         return HelloReply(PROTOCOL_VERSION, "1", generation, 1 << 20, 64, int(self.address[1]), generation, epoch=epoch)
 
@@ -118,3 +122,21 @@ def test_a_view_that_is_older_than_one_that_was_heard_of_is_asked_for_elsewhere(
     for address in servers.generations:
         client.caller(address).greeted(client.patience())
     assert [member.id for member in client.view(client.patience()).members] == [1, 2, 3]
+
+
+def test_a_server_that_was_silent_long_ago_and_was_not_asked_since_is_not_gone() -> None:
+    servers = Registered()
+    servers.start(1, 10)
+    servers.start(2, 20)
+    servers.views = dict.fromkeys(servers.generations, (0, {}))
+    client = servers.cluster()
+    client.view(client.patience())
+    two = Member(2, 20, "s2:1")
+    servers.is_mute = True
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            client.caller("s2:1").greet(client.patience(0.5).deadline)
+        servers.now += 1.0
+    assert client.gone(two) == "its server has not answered for 20 s"
+    servers.now += 60.0
+    assert not client.gone(two)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from acker_client import Settlement, Verdict
 from acker_testing import LocalServer, SimulatedTime
-from tests.simulation import Simulation
+from tests.faults.simulation import Simulation
 
 SEEDS = st.integers(0, 2**32 - 1)
 RATES = st.sampled_from([0.0, 0.1, 0.3, 0.6])

@@ -10,7 +10,7 @@ import pytest
 
 from acker_client import Settlement, Verdict
 from acker_client.members.transport import GrpcTransport
-from tests.simulation import Simulation
+from tests.faults.simulation import Simulation
 
 
 def simulated(server: Any, seed: int, rate: float, **options: Any) -> Simulation:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 # From here on a wait is one that somebody notices.
 NOTICED_S = 1.0
+# After so long without a try nobody knows of a silence any more: what is tried next begins anew.
+IDLE_S = 30.0
 # At most one line of waiting in so long, however often the server comes and goes.
 AGAIN_S = 30.0
 
@@ -14,11 +16,12 @@ AGAIN_S = 30.0
 class Silence:
     """Of one process. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
 
-    __slots__ = ("_address", "_is_reported", "_reported_at", "_since")
+    __slots__ = ("_address", "_is_reported", "_reported_at", "_since", "_until")
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._since: float | None = None
+        self._until = float("-inf")
         self._is_reported = False
         self._reported_at = float("-inf")
 
@@ -27,9 +30,15 @@ class Silence:
         """When the first try began that was not answered, with none answered after it; None: the last one was."""
         return self._since
 
+    def lasts_s(self, now: float) -> float:
+        """For how long nobody has answered; 0: the last try was answered, or nobody has tried for a while."""
+        return 0.0 if self._since is None or now - self._until > IDLE_S else now - self._since
+
     def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
         """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""
-        self._since = since = asked_at if self._since is None else self._since
+        is_new = self._since is None or asked_at - self._until > IDLE_S
+        self._since = since = asked_at if is_new or self._since is None else self._since
+        self._until = now
         if now - since < NOTICED_S or now - self._reported_at < AGAIN_S:
             return None
         self._is_reported, self._reported_at = True, now

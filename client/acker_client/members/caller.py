@@ -39,6 +39,11 @@ class Caller:
         """When the first try began that has had no answer, nor any after it; None: the last one was answered."""
         return self._silence.since
 
+    @property
+    def silent_s(self) -> float:
+        """For how long nobody has answered, as far as was tried; 0: the last try was answered."""
+        return self._silence.lasts_s(self._clock())
+
     def greeted(self, patience: Patience) -> Greeted:
         """The server, once it has answered the handshake."""
         while True:

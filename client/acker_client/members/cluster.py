@@ -221,8 +221,7 @@ class Cluster:
 
     def _silent_s(self, address: str) -> float:
         caller = self._callers.get(address)
-        since = None if caller is None else caller.silent_since
-        return 0.0 if since is None else self.clock() - since
+        return 0.0 if caller is None else caller.silent_s
 
     def _look(self, patience: Patience) -> View:
         if self._listed is None and self._epoch_heard == 0:

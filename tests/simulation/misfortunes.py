@@ -1,0 +1,113 @@
+"""Misfortunes: what a case has drawn to happen at its time, and the note of it that judges need."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from tests.simulation.case import (
+    Case,
+    Cut,
+    Drains,
+    ExecutorLost,
+    Fault,
+    FilesLost,
+    Joins,
+    Pause,
+    ServerStops,
+    ZooKeeperAway,
+)
+from tests.simulation.network import Network
+from tests.simulation.registry import ZooKeeper
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.servers import Server, State
+from tests.simulation.spark import Spark
+from tests.simulation.transcript import Transcript
+from tests.simulation.troubles import Troubles
+
+
+class Surroundings(Protocol):
+    """What a fault can befall."""
+
+    case: Case
+    scheduler: Scheduler
+    transcript: Transcript
+    network: Network
+    troubles: Troubles
+    servers: dict[int, Server]
+    zookeeper: ZooKeeper | None
+    spark: Spark
+    is_over: bool
+
+    def lost(self, server: Server, why: str) -> None: ...
+
+
+class Misfortunes:
+    """Those of one run."""
+
+    def __init__(self, world: Surroundings) -> None:
+        self._world = world
+
+    def happen(self, fault: Fault) -> None:
+        """Let it happen now, unless everything is over."""
+        world = self._world
+        if world.is_over:
+            return
+        world.transcript.say(f"-- {fault}")
+        match fault:
+            case ServerStops(_, number, down_s, with_state):
+                self._stop_server(world.servers[number], down_s, with_state)
+            case Pause(_, who, for_s):
+                self._pause(who, for_s)
+            case Cut(_, client, number, for_s):
+                world.troubles.out_of_reach(for_s, client, number)
+                server = None if number is None else world.servers[number]
+                world.network.cut(client, server, world.scheduler.now + for_s)
+            case ExecutorLost(_, number, down_s):
+                world.spark.lose(world.spark.executors[number - 1], down_s)
+            case FilesLost(_, number):
+                world.spark.lose_files(world.spark.executors[number - 1])
+            case Joins(_, number):
+                world.servers[number].start(with_state=False)
+            case Drains(_, number):
+                world.servers[number].drain()
+            case ZooKeeperAway(_, number, for_s):
+                self._hide_zookeeper(number, for_s)
+
+    def _stop_server(self, server: Server, down_s: float, with_state: bool) -> None:
+        world = self._world
+        if server.state is not State.UP:
+            return
+
+        def start() -> None:
+            server.start(with_state=with_state)
+
+        if with_state:
+            server.stop(lambda: world.scheduler.after(down_s, start))
+            return
+        server.crash()
+        world.lost(server, "lost its state")
+        world.scheduler.after(down_s, start)
+
+    def _pause(self, who: str, for_s: float) -> None:
+        world = self._world
+        server = next((server for server in world.servers.values() if server.name == who), None)
+        if server is not None:
+            world.troubles.out_of_reach(for_s, None, server.id)
+            server.pause(world.scheduler.now + for_s)
+            return
+        world.transcript.say(f"{who} stands still")
+        world.troubles.out_of_reach(for_s, who, None)
+        world.scheduler.freeze(who, world.scheduler.now + for_s)
+
+    def _hide_zookeeper(self, number: int | None, for_s: float) -> None:
+        world = self._world
+        zookeeper, now = world.zookeeper, world.scheduler.now
+        if zookeeper is None:
+            return
+        if number is None:
+            world.troubles.zookeeper_away(for_s)
+            zookeeper.go_away(now + for_s)
+            return
+        place = world.servers[number].place
+        if place is not None:
+            place.silence(now + for_s)

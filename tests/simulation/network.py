@@ -1,0 +1,302 @@
+"""Network: what lies between each client and each server: it loses, delays, doubles, reorders and cuts.
+
+A request and its answer travel apart, each as long as it is drawn to; what is late arrives also when nobody waits for
+it any more. Of calls over one link no more than :data:`FAULTS_MAX` go wrong by chance within the time of a budget, so
+that only what is cut, or down, can use one up: whether a failure was called for is then no matter of luck.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+from acker_client.errors import Unavailable
+from acker_protocol import wire
+from acker_protocol.messages import (
+    Apply,
+    ApplyReply,
+    DrainReply,
+    Hello,
+    HelloReply,
+    OpenBatch,
+    OpenBatchReply,
+    Pins,
+    PinsReply,
+    Settle,
+    SettleReply,
+    StatsReply,
+    ViewReply,
+    Watch,
+    WatchReply,
+)
+from tests.simulation.scheduler import Scheduler, Signal
+from tests.simulation.servers import Server, State
+from tests.simulation.transcript import Transcript
+
+FAULTS_MAX = 2
+LATENCY_S = 0.002
+LATE_MAX_S = 45.0
+
+# What can happen to one call by chance.
+FAULTS = (
+    "request lost",
+    "request refused",
+    "reply lost",
+    "request late",
+    "reply late",
+    "request doubled",
+    "request doubled late",
+)
+_HARMLESS = {"request doubled", "request doubled late"}
+
+_CODECS: dict[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    Apply: (wire.encode_apply, wire.decode_apply),
+    ApplyReply: (wire.encode_apply_reply, wire.decode_apply_reply),
+    OpenBatch: (wire.encode_open_batch, wire.decode_open_batch),
+    OpenBatchReply: (wire.encode_open_batch_reply, wire.decode_open_batch_reply),
+    Settle: (wire.encode_settle, wire.decode_settle),
+    SettleReply: (wire.encode_settle_reply, wire.decode_settle_reply),
+    Watch: (wire.encode_watch, wire.decode_watch),
+    WatchReply: (wire.encode_watch_reply, wire.decode_watch_reply),
+    Hello: (wire.encode_hello, wire.decode_hello),
+    HelloReply: (wire.encode_hello_reply, wire.decode_hello_reply),
+    ViewReply: (wire.encode_view_reply, wire.decode_view_reply),
+    DrainReply: (wire.encode_drain_reply, wire.decode_drain_reply),
+    Pins: (wire.encode_pins, wire.decode_pins),
+    PinsReply: (wire.encode_pins_reply, wire.decode_pins_reply),
+}
+
+
+class Link:
+    """From one client's process to one server. ``cuts``: (from, until) in which nothing passes."""
+
+    def __init__(self, client: str, server: Server) -> None:
+        self.client = client
+        self.server = server
+        self.faults: deque[float] = deque(maxlen=FAULTS_MAX)
+        self.cuts: list[tuple[float, float]] = []
+
+    def is_cut(self, now: float) -> bool:
+        return any(start <= now < end for start, end in self.cuts)
+
+
+class Network:
+    """``rates``: how often a call meets which of FAULTS, each from 0 to 1. ``quiet_s``: on one link no more than
+    FAULTS_MAX of them that harm come in so long."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        dice: random.Random,
+        transcript: Transcript,
+        servers: Mapping[str, Server],
+        rates: Mapping[str, float],
+        *,
+        quiet_s: float,
+        through_wire: bool,
+    ) -> None:
+        self.calls = 0
+        self.seen: dict[str, int] = {}
+        self._scheduler, self._dice, self._transcript = scheduler, dice, transcript
+        self._servers = servers
+        named = [name for name in FAULTS if rates.get(name)]
+        self._rates = list(zip(named, accumulate(rates[name] for name in named), strict=True))
+        self._quiet_s = quiet_s
+        self._through_wire = through_wire
+        # Called with each request before it travels, once however often it is sent.
+        self.on_request: Callable[[Link, Any], None] = lambda link, request: None
+        # Called with each answer that reaches somebody who waits for it.
+        self.on_reply: Callable[[Link, Any], None] = lambda link, reply: None
+        # Called with each call that goes wrong by chance.
+        self.on_fault: Callable[[Link, str], None] = lambda link, fault: None
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def connect(self, client: str) -> Callable[[str], SimulatedTransport]:
+        """What ``AckerClient(connect=...)`` takes, for one process."""
+        return lambda address: SimulatedTransport(self, self.link(client, address))
+
+    def link(self, client: str, address: str) -> Link:
+        link = self._links.get((client, address))
+        if link is None:
+            link = self._links[client, address] = Link(client, self._servers[address])
+        return link
+
+    def cut(self, client: str | None, server: Server | None, until: float) -> None:
+        """Nothing passes from now on: between the two, or between one of them and everybody."""
+        for link in self._links.values():
+            if client in (None, link.client) and server in (None, link.server):
+                link.cuts.append((self._scheduler.now, until))
+
+    def call(self, link: Link, method: str, request: Any, timeout_s: float) -> Any:
+        """Send a request and wait for its answer, as a process; Unavailable when there is none in time."""
+        self.calls += 1
+        self.on_request(link, request)
+        call = _Call(self, link, method, request)
+        fault = self._fault(link)
+        call.begin(fault)
+        call.answered.wait(timeout_s)
+        call.is_over = True
+        if call.error is not None:
+            if self._transcript.is_kept:
+                self._say(link, f"{call.described()}: no answer, {call.error}")
+            raise call.error
+        if not call.answered.is_set:
+            if self._transcript.is_kept:
+                self._say(link, f"{call.described()}: given up after {timeout_s:.3g} s")
+            raise Unavailable(f"{link.server.name} did not answer within {timeout_s:.3g} s")
+        return call.reply
+
+    def latency_s(self) -> float:
+        return round(0.0002 + self._dice.expovariate(1 / LATENCY_S), 6)
+
+    def late_s(self) -> float:
+        return round(self._dice.choice((0.05, 0.5, 3.0, 12.0, LATE_MAX_S)) * self._dice.random(), 6)
+
+    def _fault(self, link: Link) -> str:
+        draw = self._dice.random()
+        name = next((name for name, above in self._rates if draw < above), "")
+        if not name:
+            return ""
+        if name not in _HARMLESS:
+            now, faults = self._scheduler.now, link.faults
+            if len(faults) == FAULTS_MAX and now - faults[0] < self._quiet_s:
+                return ""
+            faults.append(now)
+            self.on_fault(link, name)
+        self.seen[name] = self.seen.get(name, 0) + 1
+        return name
+
+    def _say(self, link: Link, line: str) -> None:
+        self._transcript.say(f"{link.client} -> {link.server.name}: {line}")
+
+
+class _Call:
+    """One request on its way, and what comes back."""
+
+    def __init__(self, network: Network, link: Link, method: str, request: Any) -> None:
+        self.reply: Any = None
+        self.error: Exception | None = None
+        self.is_over = False
+        self.answered = Signal(network._scheduler, f"{method} of {link.server.name}")
+        self._network, self._link, self._method, self._request = network, link, method, request
+        self._fault = ""
+
+    def begin(self, fault: str) -> None:
+        self._fault = fault
+        network, link = self._network, self._link
+        scheduler = network._scheduler
+        if network._transcript.is_kept:
+            how = f" ... {fault}" if fault else " ... cut off" if link.is_cut(scheduler.now) else ""
+            network._say(link, f"{self.described()}{how}")
+        if link.is_cut(scheduler.now) or fault == "request lost":
+            return
+        if fault == "request refused":
+            scheduler.after(network.latency_s(), lambda: self._fail(Unavailable("the connection broke")))
+            return
+        if link.server.state is State.DOWN:
+            # Refused by the machine; also a request that would have been late.
+            refused = Unavailable(f"{link.server.name} refused the connection")
+            scheduler.after(network.latency_s(), lambda: self._fail(refused))
+            return
+        late_s = network.late_s() if fault == "request late" else 0.0
+        scheduler.after(network.latency_s() + late_s, lambda: self._arrive(first=True))
+        if fault.startswith("request doubled"):
+            late_s = network.late_s() if fault.endswith("late") else 0.0
+            scheduler.after(network.latency_s() + late_s, lambda: self._arrive(first=False))
+
+    def described(self) -> str:
+        request = self._request
+        return self._method if request is None else self._network._transcript.request(request)
+
+    def _arrive(self, *, first: bool) -> None:
+        """The request is at the server. Of one that was doubled, only the first is answered to anybody."""
+        network, link = self._network, self._link
+        if link.is_cut(network._scheduler.now):
+            return
+        if network._transcript.is_kept and (self.is_over or not first):
+            network._say(link, f"{self.described()} arrives {'late' if first else 'again'}")
+        request = self._decoded(self._request)
+        link.server.receive(self._method, request, self._answer if first else lambda reply, error: None)
+
+    def _answer(self, reply: Any, error: Exception | None) -> None:
+        """The server has answered, or its connection broke."""
+        network = self._network
+        late_s = network.late_s() if self._fault == "reply late" else 0.0
+        is_lost = self._fault == "reply lost" and error is None
+        if network._transcript.is_kept and error is None:
+            how = " ... lost" if is_lost else f" ... {late_s:.3f} s late" if late_s else ""
+            line = f"{self._link.server.name} -> {self._link.client}: {network._transcript.reply(reply)}{how}"
+            network._transcript.say(line)
+        if is_lost:
+            return
+        reply = self._decoded(reply)
+        network._scheduler.after(network.latency_s() + late_s, lambda: self._deliver(reply, error))
+
+    def _deliver(self, reply: Any, error: Exception | None) -> None:
+        if self._link.is_cut(self._network._scheduler.now) or self.is_over:
+            return
+        self.reply, self.error = reply, error
+        self._network.on_reply(self._link, reply)
+        self.answered.set()
+
+    def _fail(self, error: Exception) -> None:
+        self._deliver(None, error)
+
+    def _decoded(self, message: Any) -> Any:
+        codec = _CODECS.get(type(message)) if self._network._through_wire else None
+        if codec is None:
+            return message
+        encode, decode = codec
+        return decode(encode(message).SerializeToString() if isinstance(message, _REQUESTS) else encode(message))
+
+
+_REQUESTS = (Hello, Apply, OpenBatch, Settle, Watch, Pins)
+
+
+class SimulatedTransport:
+    """:class:`acker_protocol.messages.Transport` over one link."""
+
+    def __init__(self, network: Network, link: Link) -> None:
+        self._network, self._link = network, link
+
+    def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
+        reply: HelloReply = self._network.call(self._link, "hello", hello, timeout_s)
+        return reply
+
+    def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
+        reply: ApplyReply = self._network.call(self._link, "apply", message, timeout_s)
+        return reply
+
+    def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
+        reply: OpenBatchReply = self._network.call(self._link, "open_batch", request, timeout_s)
+        return reply
+
+    def settle(self, request: Settle, timeout_s: float) -> SettleReply:
+        reply: SettleReply = self._network.call(self._link, "settle", request, timeout_s)
+        return reply
+
+    def watch(self, request: Watch, timeout_s: float) -> WatchReply:
+        reply: WatchReply = self._network.call(self._link, "watch", request, timeout_s)
+        return reply
+
+    def stats(self, timeout_s: float) -> StatsReply:
+        reply: StatsReply = self._network.call(self._link, "stats", None, timeout_s)
+        return reply
+
+    def view(self, timeout_s: float) -> ViewReply:
+        reply: ViewReply = self._network.call(self._link, "view", None, timeout_s)
+        return reply
+
+    def drain(self, timeout_s: float) -> DrainReply:
+        reply: DrainReply = self._network.call(self._link, "drain", None, timeout_s)
+        return reply
+
+    def pins(self, session: int, timeout_s: float) -> PinsReply:
+        reply: PinsReply = self._network.call(self._link, "pins", Pins(session), timeout_s)
+        return reply
+
+    def close(self) -> None:
+        """Nothing to close."""

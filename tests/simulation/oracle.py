@@ -1,0 +1,331 @@
+"""Oracle: what was really done, written down by whoever does it, and what may therefore be reported of each record.
+
+Shares no code with the acker: rows have numbers here, and *keys*, which say from what and by what they came to be. Two
+attempts that do the same make rows of the same keys; where they differ, so do the keys of everything behind.
+
+Promise 1. ACKED of an emission asks for one whole derivation: of its own row, and of every row made from it, somebody
+who has reported it to the end knows what became of it, up to rows that a committed write of each sink has; and every
+sink of the batch has such a write.
+
+Promise 2. Each emission has one outcome, each record is done once.
+
+Promise 3. Whatever was not ACKED had a reason. This is the table:
+
+    outcome               is called for when
+    FAILED, by the user   an attempt at the batch's work raised on a row of the record (also one of its group)
+    FAILED, unfinished    two attempts of the batch differed: the same row came with others, or became something else
+    LOST                  the batch was abandoned: its job failed, or its commit was refused
+    any but TIMED_OUT     every replica of the record's slot was in trouble, see ``troubles``
+    a task fails          it was drawn; or a server that it reports to was in trouble, or out of reach for a third of
+                          the budget; or its batch was over
+    a lease runs out      something stood between driver and server for a tenth of it, or two calls went wrong
+
+TIMED_OUT is never called for, as no batch here has a timeout.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from acker_protocol.messages import Verdict
+
+
+class Violation(Exception):
+    """A promise was broken. ``kind``: in one word, the same for failures of the same sort."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(f"{kind}: {what}")
+        self.kind = kind
+
+
+# What became of a row: keys of its children; or it made its record fail; or a sink has written it.
+Becoming = tuple[Any, ...]
+FAILED: Becoming = ("failed",)
+
+
+@dataclass
+class BatchFacts:
+    """What is known of a batch. ``differed``: two attempts at its work have not done the same."""
+
+    number: int
+    opened_at: float
+    sinks: int
+    committed: dict[int, set[int]] = field(default_factory=dict)
+    differed: bool = False
+    failed_roots: set[int] = field(default_factory=set)
+    abandoned: str = ""
+    pending: int = 0
+    is_over: bool = False
+    # (operator, key of a row) -> what it came with and what became of it, by the first attempt that reported it.
+    signatures: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass
+class AttemptFacts:
+    """What one attempt has done so far."""
+
+    number: int
+    batch: int
+    consumed: list[tuple[str, list[tuple[int, Becoming]]]] = field(default_factory=list)
+    is_reported: bool = False
+
+
+class Oracle:
+    """One for the whole run."""
+
+    def __init__(self, records: Mapping[int, str]) -> None:
+        """``records``: by number what is the matter with each: "", "missing" (it does not exist) or "unreadable"."""
+        self._records = records
+        # Why a root of a batch need not be ACKED for what befell its servers; "" for no reason.
+        self.excuse: Callable[[BatchFacts, int, str], str] = lambda batch, root, reason: ""
+        self.batches: dict[int, BatchFacts] = {}
+        self.outcomes: dict[int, Verdict] = {}
+        self.needless: list[str] = []
+        self.replays: Counter[str] = Counter()
+        self._attempts: dict[int, AttemptFacts] = {}
+        self._keys: dict[Any, int] = {}
+        self._roots_of: list[frozenset[int]] = []
+        self._row_keys: list[int] = []
+        self._becomings: dict[int, dict[Becoming, list[int]]] = {}
+        self._whole: set[int] = set()
+        self._batch_of: dict[int, int] = {}
+        self._record_of: dict[int, int] = {}
+        self._done: dict[int, str] = {}
+
+    # -- rows, as attempts make them
+
+    def begin(self, attempt: int, batch: int) -> None:
+        """An attempt at a task begins."""
+        self._attempts[attempt] = AttemptFacts(attempt, batch)
+
+    def read(self, roots: Iterable[int]) -> list[int]:
+        """Rows of records that were read."""
+        return [self._row(self._key(("read", root), frozenset((root,)))) for root in roots]
+
+    def became(self, attempt: int, op: str, rows: Sequence[int], children: Sequence[Sequence[int] | None]) -> list[int]:
+        """Each row became these values, or made its record fail (None); returns the children's rows."""
+        made: list[int] = []
+        done: list[tuple[int, Becoming]] = []
+        for row, values in zip(rows, children, strict=True):
+            parent = self._row_keys[row]
+            if values is None:
+                done.append((parent, FAILED))
+                continue
+            roots = self._roots_of[parent]
+            keys = tuple(self._key((op, parent, tuple(values), at), roots) for at in range(len(values)))
+            made += [self._row(key) for key in keys]
+            done.append((parent, keys))
+        self._attempts[attempt].consumed.append((op, done))
+        return made
+
+    def branched(self, attempt: int, op: str, rows: Sequence[int], copies: int, index: int) -> list[int]:
+        """Each row became so many copies; returns the rows of the ``index``-th."""
+        made: list[int] = []
+        done: list[tuple[int, Becoming]] = []
+        for row in rows:
+            parent = self._row_keys[row]
+            keys = tuple(self._key((op, parent, at), self._roots_of[parent]) for at in range(copies))
+            made.append(self._row(keys[index]))
+            done.append((parent, keys))
+        self._attempts[attempt].consumed.append((op, done))
+        return made
+
+    def grouped(
+        self, attempt: int, op: str, rows: Sequence[int], children: Sequence[tuple[int, Sequence[int]]] | None
+    ) -> list[int]:
+        """The rows of a group became these: a value, and which of the rows it is made of; None: they all failed."""
+        parents = [self._row_keys[row] for row in rows]
+        became: dict[int, list[int]] = {parent: [] for parent in parents}
+        made: list[int] = []
+        for value, named in children or ():
+            of = tuple(sorted(parents[at] for at in named))
+            key = self._key((op, of, value), frozenset().union(*(self._roots_of[parent] for parent in of)))
+            made.append(self._row(key))
+            for parent in of:
+                became[parent].append(key)
+        done: list[tuple[int, Becoming]] = [
+            (parent, FAILED if children is None else tuple(keys)) for parent, keys in became.items()
+        ]
+        self._attempts[attempt].consumed.append((op, done))
+        return made
+
+    def wrote(self, attempt: int, op: str, rows: Sequence[int]) -> None:
+        """A sink has taken these rows; they count once the attempt's write is committed."""
+        done: list[tuple[int, Becoming]] = [(self._row_keys[row], ("written", op)) for row in rows]
+        self._attempts[attempt].consumed.append((op, done))
+
+    def reporting(self, attempt: int) -> None:
+        """The attempt is at the end of its input, and begins to report."""
+        facts = self._attempts[attempt]
+        batch = self.batches[facts.batch]
+        for op, done in _joined(facts.consumed):
+            together = hash(frozenset(done))
+            for key, became in done:
+                if batch.signatures.setdefault((op, key), together) != together:
+                    batch.differed = True
+                if became == FAILED:
+                    batch.failed_roots |= self._roots_of[key]
+
+    def reported(self, attempt: int) -> None:
+        """Every report of the attempt was answered."""
+        facts = self._attempts[attempt]
+        facts.is_reported = True
+        for _, done in facts.consumed:
+            for key, became in done:
+                if not became or became[0] != "written":
+                    self._becomings.setdefault(key, {}).setdefault(became, []).append(attempt)
+
+    def committed(self, batch: int, sink: int, attempts: Iterable[int]) -> None:
+        """A write of a sink (by its index) has succeeded, with the output of these attempts."""
+        chosen = self.batches[batch].committed.setdefault(sink, set())
+        for attempt in attempts:
+            chosen.add(attempt)
+            for _, done in self._attempts[attempt].consumed:
+                for key, became in done:
+                    if became and became[0] == "written":
+                        self._becomings.setdefault(key, {}).setdefault(became, []).append(attempt)
+
+    # -- batches
+
+    def opening(self, number: int, now: float, sinks: int) -> None:
+        """A batch is asked for at a server."""
+        self.batches.setdefault(number, BatchFacts(number, now, sinks))
+
+    def abandoned(self, number: int, why: str) -> None:
+        """The batch's job failed."""
+        self.batches[number].abandoned = why
+
+    # -- what is reported
+
+    def emitted(self, batch: int, records: Sequence[int], roots: Sequence[int]) -> None:
+        for record, root in zip(records, roots, strict=True):
+            if record in self._done:
+                raise Violation("done twice", f"record {record} is emitted again, and is {self._done[record]} already")
+            self._batch_of[root], self._record_of[root] = batch, record
+        self.batches[batch].pending += len(roots)
+
+    def answered(self, root: int, verdict: Verdict, server: str) -> None:
+        """A server says this of a root, to whomever."""
+        if verdict == Verdict.ACKED:
+            self._check_whole(root, server)
+
+    def ended(self, root: int, verdict: Verdict | None, reason: str) -> None:
+        """The run has counted this outcome of an emission; None: its record does not exist."""
+        record = self._record_of[root]
+        if root in self.outcomes:
+            raise Violation("outcome twice", f"record {record} has two outcomes of one emission")
+        self.outcomes[root] = verdict or Verdict.ACKED
+        batch = self.batches[self._batch_of[root]]
+        batch.pending -= 1
+        batch.is_over = not batch.pending
+        if verdict is None:
+            if self._records[record] != "missing":
+                raise Violation("false ACK", f"record {record} is said not to exist")
+            self._finish(record, "absent")
+            return
+        if verdict == Verdict.ACKED:
+            self._check_whole(root, "the run")
+            self._finish(record, "acked")
+            return
+        called_for = self._called_for(batch, root, verdict, reason)
+        self.replays[called_for or "needless"] += 1
+        if not called_for:
+            raise Violation(
+                "needless", f"record {record} in batch {batch.number} is {verdict.name} ({reason}), for no reason"
+            )
+
+    def died(self, record: int) -> None:
+        """A record is in the dead letters."""
+        self._finish(record, "in the dead letters")
+
+    def check_end(self) -> None:
+        """All is over: every record is done, every emission has its outcome."""
+        open_ = sorted(self._records.keys() - self._done.keys())
+        if open_:
+            raise Violation("no answer", f"the run has ended, and records {open_} are not done")
+        silent = [self._record_of[root] for root in self._batch_of if root not in self.outcomes]
+        if silent:
+            raise Violation("no outcome", f"emissions of records {sorted(silent)} have no outcome")
+
+    # -- judging
+
+    def _called_for(self, batch: BatchFacts, root: int, verdict: Verdict, reason: str) -> str:
+        """Why an emission need not be ACKED; "" when it had to be."""
+        unreadable = self._records[self._record_of[root]] == "unreadable"
+        if verdict == Verdict.FAILED and (unreadable or root in batch.failed_roots):
+            return "failed by the user"
+        if batch.abandoned and verdict == Verdict.LOST:
+            return "abandoned"
+        if verdict == Verdict.TIMED_OUT:
+            return ""
+        return "differed" if batch.differed else self.excuse(batch, root, reason)
+
+    def _check_whole(self, root: int, who: str) -> None:
+        batch = self.batches[self._batch_of[root]]
+        record = self._record_of[root]
+        if len(batch.committed) < batch.sinks:
+            raise Violation(
+                "false ACK", f"{who} says ACKED of record {record}, and batch {batch.number} is not committed"
+            )
+        key = self._keys.get(("read", root))
+        if key is None or not self._is_whole(key, {}):
+            raise Violation(
+                "false ACK",
+                f"{who} says ACKED of record {record} in batch {batch.number}: {self._missing(key)}",
+            )
+
+    def _is_whole(self, key: int, known: dict[int, bool]) -> bool:
+        """Whether a row was processed, and all that was made of it, in one of the ways in which it was."""
+        if key in self._whole:
+            return True
+        if key not in known:
+            known[key] = any(
+                became != FAILED
+                and (became[:1] == ("written",) or all(self._is_whole(child, known) for child in became))
+                for became in self._becomings.get(key, ())
+            )
+            if known[key]:
+                self._whole.add(key)
+        return known[key]
+
+    def _missing(self, key: int | None) -> str:
+        if key is None:
+            return "nobody has read it"
+        ways = [f"{became} by attempts {attempts}" for became, attempts in self._becomings.get(key, {}).items()]
+        if not ways:
+            return f"nobody has reported and committed row {self._name(key)}"
+        for became in self._becomings[key]:
+            for child in became:
+                if isinstance(child, int) and not self._is_whole(child, {}):
+                    return f"row {self._name(key)} became {len(became)} rows; {self._missing(child)}"
+        return f"row {self._name(key)}: {'; '.join(ways)}"
+
+    def _name(self, key: int) -> str:
+        return f"{key} {next(what for what, number in self._keys.items() if number == key)}"
+
+    def _finish(self, record: int, how: str) -> None:
+        if record in self._done:
+            raise Violation("done twice", f"record {record} is {how}, and was {self._done[record]} before")
+        self._done[record] = how
+
+    def _row(self, key: int) -> int:
+        self._row_keys.append(key)
+        return len(self._row_keys) - 1
+
+    def _key(self, what: Any, roots: frozenset[int]) -> int:
+        key = self._keys.get(what)
+        if key is None:
+            key = self._keys[what] = len(self._roots_of)
+            self._roots_of.append(roots)
+        return key
+
+
+def _joined(consumed: list[tuple[str, list[tuple[int, Becoming]]]]) -> list[tuple[str, list[tuple[int, Becoming]]]]:
+    """What an attempt consumed, by operator: batches and groups of rows put together."""
+    together: dict[str, list[tuple[int, Becoming]]] = {}
+    for op, done in consumed:
+        together.setdefault(op, []).extend(done)
+    return list(together.items())

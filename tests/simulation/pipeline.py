@@ -1,0 +1,342 @@
+"""Pipeline: what a drawn program does to rows, and how its operators run as steps of real chains.
+
+A value carries in its lowest bits what is the matter with its record; what an operator makes of a value depends on
+nothing else, unless an attempt is to make something else of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
+
+from acker_client.spark.core.anchors import Rows
+from acker_client.spark.core.derive import derive
+from acker_client.spark.core.tally import Tally
+from acker_client.spark.operators.branch import BranchStep
+from acker_client.spark.operators.culprits import Culprits
+from acker_client.spark.operators.group import AccountStep, GroupFunction, GroupTask
+from acker_client.spark.operators.sink import SinkStep
+from acker_client.spark.task.chain import Step, TakeRows
+
+VALUE, ROW = "value", "row"
+NOTHING, FAILS, BREAKS, UNREADABLE = range(4)
+CLASSES = 4
+
+MAP, EXPLODE, FILTER, GROUP, BRANCH, SINK = "map", "explode", "filter", "group", "branch", "sink"
+
+SCHEMA = StructType([StructField(VALUE, LongType())])
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator. ``fails``: records that are to fail do it here; ``index``: of a branch, which copy goes on."""
+
+    name: str
+    kind: str
+    salt: int
+    fails: bool = False
+    digests: bool = True
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What runs in one task: ``ops`` over the rows of the stages ``inputs``, or over the source where there are none.
+
+    ``by_key``: rows come by their key, else by their value.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...] = ()
+    width: int = 1
+    by_key: bool = False
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """``jobs``: for each sink the stages that it takes, each after those that it reads; the last ends in the sink."""
+
+    jobs: tuple[tuple[Stage, ...], ...]
+
+    def __str__(self) -> str:
+        return "; ".join(" | ".join(_line(stage) for stage in stages) for stages in self.jobs)
+
+
+def _line(stage: Stage) -> str:
+    come = f"{stage.inputs} by {'key' if stage.by_key else 'value'} in {stage.width}" if stage.inputs else "read"
+    return " > ".join([come, *(f"{op.name}{'!' if op.fails else ''}" for op in stage.ops)])
+
+
+def drawn(dice: random.Random, steps: int, width: int, *, digests: bool) -> Pipeline:
+    """A pipeline of at most so many operators."""
+    names = iter(f"op{number}" for number in range(1, 100))
+
+    def ops(most: int) -> list[tuple[Op, bool]]:
+        """Operators, each with whether it begins a stage."""
+        made: list[tuple[Op, bool]] = []
+        for _ in range(dice.randint(0, most)):
+            kind = dice.choice((MAP, EXPLODE, EXPLODE, FILTER, GROUP))
+            op = Op(f"{kind} {next(names)}", kind, dice.randrange(1 << 16), digests=digests or dice.random() < 0.5)
+            made.append((op, kind == GROUP or dice.random() < 0.35))
+        return made
+
+    trunk = ops(steps)
+    tails = [[(Op("sink a", SINK, 0), dice.random() < 0.3)]]
+    shape = dice.choice(("line", "line", "line", "two sinks", "union"))
+    if shape != "line":
+        tails = [[*ops(max(1, steps - 2)), (Op(f"sink {name}", SINK, 0), dice.random() < 0.3)] for name in "ab"]
+        branch = Op("branch", BRANCH, 0)
+        tails = [[(replace(branch, index=index), False), *tail] for index, tail in enumerate(tails)]
+    if shape == "union":
+        sink = (Op("sink a", SINK, 0), True)
+        legs = [_stages([*trunk, *tail[:-1]], dice, width) for tail in tails]
+        shifted = [replace(stage, inputs=tuple(at + len(legs[0]) for at in stage.inputs)) for stage in legs[1]]
+        stages = [*legs[0], *shifted]
+        last = Stage((sink[0],), (len(legs[0]) - 1, len(stages) - 1), dice.randint(1, width))
+        jobs: tuple[tuple[Stage, ...], ...] = ((*stages, last),)
+    else:
+        # The trunk is the same in each job, so it is drawn once.
+        at = dice.getrandbits(32)
+        jobs = tuple(tuple(_stages([*trunk, *tail], random.Random(at), width)) for tail in tails)
+    return _failing(Pipeline(jobs), dice)
+
+
+def _stages(ops: list[tuple[Op, bool]], dice: random.Random, width: int) -> list[Stage]:
+    stages = [Stage(())]
+    for op, begins in ops:
+        if begins:
+            stages.append(Stage((), (len(stages) - 1,), dice.randint(1, width), op.kind == GROUP))
+        stages[-1] = replace(stages[-1], ops=(*stages[-1].ops, op))
+    return stages
+
+
+def _failing(pipeline: Pipeline, dice: random.Random) -> Pipeline:
+    """Choose the operator at which records fail, if any."""
+    names = sorted({op.name for job in pipeline.jobs for stage in job for op in stage.ops if op.kind in (MAP, EXPLODE)})
+    if not names:
+        return pipeline
+    chosen = dice.choice(names)
+    return Pipeline(
+        tuple(
+            tuple(replace(stage, ops=tuple(replace(op, fails=op.name == chosen) for op in stage.ops)) for stage in job)
+            for job in pipeline.jobs
+        )
+    )
+
+
+class Broken(Exception):
+    """Spark cannot evaluate a row: the task fails, every time."""
+
+
+class Bad(Exception):
+    """The user's function raises on a row."""
+
+
+class Account(Protocol):
+    """Where an attempt writes down what it does, and where it gets told what to do otherwise: see ``oracle``."""
+
+    def differs(self, what: str) -> bool: ...
+    def choose(self, count: int) -> int: ...
+    def became(self, op: Op, rows: list[int], children: list[list[int] | None]) -> list[int]: ...
+    def branched(self, op: Op, rows: list[int], copies: int) -> list[int]: ...
+    def grouped(self, op: Op, rows: list[int], children: list[tuple[int, list[int]]] | None) -> list[int]: ...
+    def wrote(self, op: Op, rows: list[int]) -> None: ...
+
+
+def mixed(value: int, salt: int, ordinal: int = 0) -> int:
+    """Another value of the same record; the lowest bits stay."""
+    return ((value // CLASSES * 7919 + salt * 104_729 + ordinal * 15_485_863 + 1) % 1_000_003) * CLASSES + (
+        value % CLASSES
+    )
+
+
+def key_of(value: int) -> int:
+    """What a group is by."""
+    return value // CLASSES % 3
+
+
+def children_of(op: Op, value: int, account: Account) -> list[int] | None:
+    """What a row becomes; None: the function raises."""
+    if value % CLASSES == BREAKS and op.fails:
+        raise Broken("ArithmeticError: division by zero in a where")
+    if (value % CLASSES == FAILS and op.fails) or account.differs("fails a row this time"):
+        return None
+    if op.kind == MAP:
+        children = [mixed(value, op.salt)]
+    elif op.kind == FILTER:
+        children = [value] if (value // CLASSES + op.salt) % 3 else []
+    else:
+        children = [mixed(value, op.salt, ordinal) for ordinal in range((value // CLASSES + op.salt) % 4)]
+    if account.differs("makes other children"):
+        other = mixed(value, op.salt, 100 + account.choose(1000))
+        at = account.choose(3)
+        children = [[*children, other], children[:-1], [*children[1:], other]][at]
+    return children
+
+
+def step_of(op: Op, account: Account) -> Step:
+    """The operator as a step of one attempt's chain."""
+    if op.kind == SINK:
+        return Written(op, account)
+    if op.kind == BRANCH:
+        return Branched(op, account)
+    if op.kind == GROUP:
+        return Grouped(op, account)
+    return RowByRow(op, account)
+
+
+@dataclass(frozen=True, slots=True)
+class RowByRow:
+    """A map, an explode or a filter."""
+
+    op: Op
+    account: Account
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def start(self, tally: Tally) -> TakeRows:
+        culprits = Culprits(self.op.name, "fail", tally)
+
+        def take(rows: Rows) -> Iterator[Rows]:
+            values, ids = rows.data.column(VALUE).to_pylist(), rows.data.column(ROW).to_pylist()
+            became = [children_of(self.op, value, self.account) for value in values]
+            for row, children in enumerate(became):
+                if children is None:
+                    culprits.fail(rows.anchors, row, Bad(f"value {values[row]}"))
+            made = [child for children in became for child in children or ()]
+            counts = np.array([len(children or ()) for children in became], np.int64)
+            derived = derive(
+                tally, rows, [pa.array(made, pa.int64())], [VALUE], counts=counts, digests_values=self.op.digests
+            )
+            yield _numbered(derived, self.account.became(self.op, ids, became))
+
+        return take
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """One copy of each row, of two."""
+
+    op: Op
+    account: Account
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def start(self, tally: Tally) -> TakeRows:
+        step = BranchStep(self.op.name, self.op.index, 2).start(tally)
+
+        def take(rows: Rows) -> Iterator[Rows]:
+            ids = self.account.branched(self.op, rows.data.column(ROW).to_pylist(), 2)
+            for copies in step(rows):
+                yield _numbered(copies, ids)
+
+        return take
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """Takes the accounts of the groups that :func:`groups` made in front of the chain."""
+
+    op: Op
+    account: Account
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def start(self, tally: Tally) -> TakeRows:
+        return AccountStep(self.op.name).start(tally)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The sink."""
+
+    op: Op
+    account: Account
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def start(self, tally: Tally) -> TakeRows:
+        step = SinkStep(self.op.name).start(tally)
+
+        def take(rows: Rows) -> Iterable[Rows]:
+            self.account.wrote(self.op, rows.data.column(ROW).to_pylist())
+            return step(rows)
+
+        return take
+
+
+def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What Spark's applyInArrow gives: the user's function over the rows of each key, with the group's account."""
+    task = GroupTask(op.name, None, SCHEMA, "fail", op.digests, 1000, False, ())  # type: ignore[arg-type]
+    for table in _by_key(batches):
+        ids = table.column(ROW).to_pylist()
+        children: list[tuple[int, list[int]]] | None = _merged(op, table.column(VALUE).to_pylist(), account)
+        function = _given(children)
+        made = GroupTask.of_group(replace(task, function=function), table.drop_columns([ROW]))
+        rows = account.grouped(op, ids, children) or [NO_ROW]
+        yield from made.append_column(ROW, pa.array(rows, pa.int64())).to_batches()
+
+
+def _merged(op: Op, values: list[int], account: Account) -> list[tuple[int, list[int]]] | None:
+    """For each row that a group becomes: its value, and which of the group's rows it is made of; None: it raises."""
+    if account.differs("fails a row this time"):
+        return None
+    shape = (key_of(min(values)) + op.salt) % 4
+    parts = [[at for at, value in enumerate(values) if value // CLASSES % 2 == odd] for odd in (0, 1)]
+    if shape == 0:
+        chosen: list[list[int]] = []
+    elif shape == 1:
+        chosen = [part for part in parts if part]
+    else:
+        chosen = [list(range(len(values)))]
+    children = [(_sum(values[at] for at in part), part) for part in chosen]
+    if children and account.differs("makes other children"):
+        children = [(value + CLASSES * (1 + account.choose(1000)), part) for value, part in children]
+    return children
+
+
+def _sum(values: Iterable[int]) -> int:
+    return sum(value // CLASSES for value in values) % 1_000_003 * CLASSES
+
+
+def _given(children: list[tuple[int, list[int]]] | None) -> GroupFunction:
+    def function(table: pa.Table) -> tuple[pa.Table, list[list[int]]]:
+        if children is None:
+            raise Bad("a group")
+        values = pa.array([value for value, _ in children], pa.int64())
+        return pa.table({VALUE: values}), [parents for _, parents in children]
+
+    return function
+
+
+def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    for tables in _alike(batches):
+        keys = [key_of(value) for value in tables.column(VALUE).to_pylist()]
+        for key in sorted(set(keys)):
+            yield tables.take(pa.array([at for at, each in enumerate(keys) if each == key]))
+
+
+def _alike(batches: Iterable[pa.RecordBatch]) -> list[pa.Table]:
+    """All rows as one table; none where there are no rows."""
+    given = [batch for batch in batches if batch.num_rows]
+    return [pa.Table.from_batches(given)] if given else []
+
+
+def _numbered(rows: Rows, ids: list[int]) -> Rows:
+    data = pa.RecordBatch.from_arrays([rows.data.column(VALUE), pa.array(ids, pa.int64())], names=[VALUE, ROW])
+    return Rows(data, rows.anchors)

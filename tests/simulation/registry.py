@@ -1,0 +1,226 @@
+"""Registry: ZooKeeper as plain data, and each server's place in it: what ``doors.registry`` does, without kazoo.
+
+What the nodes mean is the real ``core.members``. Sessions live as long as their server can be heard: one that stands
+still, or is cut off from here, loses its session after ``session_s``, and comes back with a new one. While ZooKeeper
+itself is away no session ends and no view changes; when it is back every session has its whole time anew.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from acker_protocol.messages import ListedMember, MemberState
+from acker_service.core.members import Away, Registered, Seen
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.transcript import Transcript
+
+# From a change to those who watch.
+LATENCY_S = 0.02
+# How often who is shut out, or has to wait, tries again.
+AGAIN_S = 0.5
+EPOCH_MS = 1_700_000_000_000
+
+
+@dataclass
+class Nodes:
+    """What stands there, by id. ``epoch`` rises with every change of ``ids``."""
+
+    epoch: int = 0
+    ids: dict[int, Registered] = field(default_factory=dict)
+    draining: dict[int, Registered] = field(default_factory=dict)
+    away: dict[int, Away] = field(default_factory=dict)
+
+
+class ZooKeeper:
+    """The one service, and the sessions of its servers."""
+
+    def __init__(self, scheduler: Scheduler, dice: random.Random, transcript: Transcript, session_s: float) -> None:
+        self.session_s = session_s
+        self.nodes = Nodes()
+        self.scheduler, self.dice, self.transcript = scheduler, dice, transcript
+        self._down_until = 0.0
+        self._places: list[Place] = []
+        # Called with the id of a server that is not listed any more though it never said so, or is listed again.
+        self.on_gone: Callable[[int], None] = lambda _: None
+        self.on_listed: Callable[[int], None] = lambda _: None
+
+    @property
+    def is_up(self) -> bool:
+        return self.scheduler.now >= self._down_until
+
+    @property
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self.scheduler.now * 1000)
+
+    def go_away(self, until: float) -> None:
+        """Nobody is answered until then."""
+        self.transcript.say("ZooKeeper is away")
+        self._down_until = max(until, self._down_until)
+        self.scheduler.at(until, self._come_back)
+
+    def join(self, place: Place) -> None:
+        self._places.append(place)
+
+    def expire(self, server: Registered) -> None:
+        """The session of a server is over, and its nodes with it."""
+        nodes, has_ended = self.nodes, False
+        if nodes.ids.get(server.id) == server:
+            del nodes.ids[server.id]
+            nodes.epoch += 1
+            has_ended = True
+        if nodes.draining.get(server.id) == server:
+            del nodes.draining[server.id]
+            has_ended = True
+        if has_ended:
+            self.transcript.say(f"ZooKeeper: the session of server {server.id} is over")
+            self.on_gone(server.id)
+            self.changed()
+
+    def changed(self) -> None:
+        """Tell whoever watches, a moment later."""
+        for place in self._places:
+            delay_s = LATENCY_S * (0.5 + self.dice.random())
+            self.scheduler.after(delay_s, place.look, place.owner, idles=True)
+
+    def seen(self) -> Seen:
+        nodes = self.nodes
+        return Seen(nodes.epoch, _sorted(nodes.ids), _sorted(nodes.draining), tuple(nodes.away.values()))
+
+    def _come_back(self) -> None:
+        if not self.is_up:
+            return
+        self.transcript.say("ZooKeeper is back")
+        for place in self._places:
+            place.come_back()
+
+
+class Place:
+    """One server's place among the others, over all its lives. ``owner``: its process's name."""
+
+    def __init__(self, zookeeper: ZooKeeper, owner: str) -> None:
+        self.owner = owner
+        self.server: Registered | None = None
+        self._zookeeper = zookeeper
+        self._seen = Seen()
+        self._is_draining = False
+        self._unheard_until = 0.0
+        self._trusts_at = 0.0
+        zookeeper.join(self)
+
+    @property
+    def epoch(self) -> int:
+        return self._seen.epoch
+
+    def view(self) -> tuple[int, tuple[ListedMember, ...]]:
+        """Epoch and members as they were seen last; of itself a server knows at once that it drains."""
+        listed = self._seen.listed(self._zookeeper.now_ms)
+        if self._is_draining and self.server is not None:
+            own = self.server.member
+            drains = ListedMember(own, MemberState.DRAINING)
+            listed = tuple(drains if each.member == own else each for each in listed)
+        return self._seen.epoch, listed
+
+    def register(self, server: Registered) -> bool:
+        """Claim its id; False: ZooKeeper is away, or what a dead process had is still there."""
+        zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
+        found = nodes.ids.get(server.id) or nodes.draining.get(server.id)
+        if not zookeeper.is_up or found is not None:
+            return False
+        nodes.ids[server.id] = server
+        nodes.away.pop(server.id, None)
+        nodes.epoch += 1
+        self.server, self._seen = server, zookeeper.seen()
+        self._is_draining = False
+        zookeeper.on_listed(server.id)
+        zookeeper.changed()
+        return True
+
+    def drain(self) -> None:
+        """It takes nothing new."""
+        self._is_draining = True
+        self._hold()
+
+    def leave(self, away_s: float | None) -> None:
+        """End the registration; ``away_s``: it will be back with its state."""
+        server, self.server = self.server, None
+        if server is None:
+            return
+        zookeeper = self._zookeeper
+        if not self._can_be_heard():
+            # What was not said shows itself when the session ends.
+            zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
+            return
+        if away_s is not None:
+            zookeeper.nodes.away[server.id] = Away(server.member, zookeeper.now_ms + int(away_s * 1000))
+        zookeeper.nodes.ids.pop(server.id, None)
+        zookeeper.nodes.draining.pop(server.id, None)
+        zookeeper.nodes.epoch += 1
+        zookeeper.changed()
+
+    def die(self) -> None:
+        """Without a word."""
+        server, self.server = self.server, None
+        if server is not None:
+            zookeeper = self._zookeeper
+            zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
+
+    def silence(self, until: float) -> None:
+        """It is not heard until then: it stands still, or is cut off from here."""
+        zookeeper, server = self._zookeeper, self.server
+        self._unheard_until = max(until, self._unheard_until)
+        zookeeper.scheduler.at(until, self.come_back, self.owner, idles=True)
+        if server is not None and until > zookeeper.scheduler.now + zookeeper.session_s:
+            zookeeper.scheduler.after(zookeeper.session_s, lambda: self._expire_if_silent(server))
+
+    def look(self) -> None:
+        """See who is there; who has just come back itself gives the others time to do so as well."""
+        if not self._can_be_heard():
+            return
+        seen = self._zookeeper.seen()
+        if self._zookeeper.scheduler.now < self._trusts_at and seen.lacks(self._seen):
+            return
+        self._seen = seen
+
+    def come_back(self) -> None:
+        """It, or ZooKeeper, can be heard again."""
+        if self.server is None or not self._can_be_heard():
+            return
+        zookeeper = self._zookeeper
+        self._trusts_at = zookeeper.scheduler.now + zookeeper.session_s
+        self._hold()
+        self.look()
+        zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
+
+    def _hold(self) -> None:
+        """See to it that it is listed as what it is."""
+        zookeeper, server = self._zookeeper, self.server
+        if server is None or not self._can_be_heard():
+            return
+        nodes = zookeeper.nodes
+        before = (nodes.ids.get(server.id), nodes.draining.get(server.id))
+        if self._is_draining:
+            nodes.draining[server.id] = server
+            nodes.ids.pop(server.id, None)
+        elif nodes.ids.get(server.id) is None:
+            nodes.ids[server.id] = server
+            nodes.away.pop(server.id, None)
+        if before != (nodes.ids.get(server.id), nodes.draining.get(server.id)):
+            nodes.epoch += 1
+            zookeeper.on_listed(server.id)
+            zookeeper.changed()
+
+    def _expire_if_silent(self, server: Registered) -> None:
+        if self.server == server and self._zookeeper.is_up and not self._is_heard():
+            self._zookeeper.expire(server)
+
+    def _can_be_heard(self) -> bool:
+        return self._zookeeper.is_up and self._is_heard()
+
+    def _is_heard(self) -> bool:
+        return self._zookeeper.scheduler.now >= self._unheard_until
+
+
+def _sorted(found: dict[int, Registered]) -> tuple[Registered, ...]:
+    return tuple(found[id_] for id_ in sorted(found))

@@ -1,0 +1,246 @@
+"""Scheduler: virtual time, and which of those who could go on goes on next.
+
+Blocking code runs unchanged in greenlets, one at a time; it gives way where it would wait. Events of the same time come
+in an order drawn from the seed. Nothing here looks at a clock or at the system's randomness.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+T = TypeVar("T")
+Action = Callable[[], object]
+
+
+class Stuck(Exception):
+    """Nobody can go on, and not everybody is done."""
+
+
+class Endless(Exception):
+    """It goes on for longer than anything should."""
+
+
+class Process:
+    """A thread of one process of the system. ``owner`` names that: 'driver', 'executor 2', 'server 1'."""
+
+    __slots__ = ("greenlet", "is_killed", "name", "owner", "turn", "waits_for")
+
+    def __init__(self, owner: str, name: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.turn = 0
+        self.waits_for = "its start"
+        self.is_killed = False
+        self.greenlet: greenlet
+
+    def __str__(self) -> str:
+        return f"{self.owner} ({self.name})" if self.name else self.owner
+
+
+class Scheduler:
+    """``time_max``: virtual seconds after which it is :class:`Endless`; ``events_max``: so many events likewise."""
+
+    def __init__(self, seed: int, *, time_max: float = 20_000.0, events_max: int = 400_000) -> None:
+        self.now = 0.0
+        self.events = 0
+        self._time_max, self._events_max = time_max, events_max
+        self._draw = random.Random(f"{seed} order").random
+        self._queue: list[tuple[float, float, int, str, bool, Action]] = []
+        self._busy = 0
+        self._numbers = 0
+        self._frozen: dict[str, float] = {}
+        self._processes: dict[greenlet, Process] = {}
+        self._hub = getcurrent()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to happen but what happens anyway."""
+        return not self._busy
+
+    def clock(self) -> float:
+        """Virtual seconds."""
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass for the process that calls."""
+        self.park("time to pass", max(0.0, seconds))
+
+    # -- events
+
+    def at(self, when: float, action: Action, owner: str = "", *, idles: bool = False) -> None:
+        """Call ``action`` at a time, outside of any process; while its ``owner`` is frozen it waits. ``idles``: it is
+        nothing that anybody could be waiting for."""
+        self._numbers += 1
+        self._busy += not idles
+        heapq.heappush(self._queue, (max(when, self.now), self._draw(), self._numbers, owner, idles, action))
+
+    def after(self, seconds: float, action: Action, owner: str = "", *, idles: bool = False) -> None:
+        """As :meth:`at`, so many seconds from now."""
+        self.at(self.now + seconds, action, owner, idles=idles)
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Let everything happen until ``is_over``. Raises what a process raised."""
+        self._hub = getcurrent()
+        while not is_over():
+            if not self._busy:
+                raise Stuck("nobody can go on: " + "; ".join(self._waiting()))
+            when, _, _, owner, idles, action = heapq.heappop(self._queue)
+            self._busy -= not idles
+            thaws = self._frozen.get(owner, 0.0)
+            if thaws > when:
+                self.at(thaws, action, owner, idles=idles)
+                continue
+            self.now = max(self.now, when)
+            self.events += 1
+            if self.now > self._time_max or self.events > self._events_max:
+                raise Endless(f"no end after {self.events} events: " + "; ".join(self._waiting()))
+            action()
+
+    # -- processes
+
+    @property
+    def current(self) -> Process | None:
+        """The process that runs now; None: an action of :meth:`at` does."""
+        return self._processes.get(getcurrent())
+
+    def spawn(self, owner: str, name: str, call: Callable[[], object]) -> Process:
+        """Begin a thread of ``owner``, now or when its turn comes."""
+        process = Process(owner, name)
+
+        def body() -> None:
+            try:
+                call()
+            except GreenletExit:
+                pass
+            finally:
+                del self._processes[process.greenlet]
+
+        process.greenlet = greenlet(body)
+        self._processes[process.greenlet] = process
+        self._resume_later(process, True)
+        return process
+
+    def kill(self, owner: str) -> None:
+        """End every thread of ``owner`` where it stands: it runs its ``finally`` and talks to nobody any more."""
+        for process in [process for process in self._processes.values() if process.owner == owner]:
+            self.end(process)
+
+    def end(self, process: Process) -> None:
+        """End one thread in the same way."""
+        if process.greenlet.dead or process.greenlet is getcurrent():
+            return
+        process.is_killed = True
+        process.turn += 1
+        process.greenlet.parent = getcurrent()
+        if process.greenlet:
+            process.greenlet.throw(GreenletExit)
+        else:
+            # It never began, so there is nothing to unwind.
+            self._processes.pop(process.greenlet, None)
+
+    def freeze(self, owner: str, until: float) -> None:
+        """``owner`` stands still until then, and whatever happens to it waits."""
+        self._frozen[owner] = max(until, self._frozen.get(owner, 0.0))
+
+    def is_frozen(self, owner: str) -> bool:
+        return self._frozen.get(owner, 0.0) > self.now
+
+    def park(self, waits_for: str, timeout_s: float | None = None) -> bool:
+        """Give way until somebody wakes the process that calls; False: ``timeout_s`` were over first."""
+        process = self.current
+        if process is None:
+            raise Stuck(f"what is no process waits for {waits_for}")
+        if process.is_killed:
+            raise GreenletExit
+        process.turn += 1
+        process.waits_for = waits_for
+        if timeout_s is not None:
+            self._resume_later(process, False, timeout_s)
+        return bool(self._hub.switch())
+
+    def wake(self, process: Process, turn: int) -> None:
+        """Let a process go on that has been parked since its ``turn``; one that has gone on already is left alone."""
+        if process.turn == turn:
+            self._resume_later(process, True)
+
+    def _resume_later(self, process: Process, woken: bool, seconds: float = 0.0) -> None:
+        turn = process.turn
+
+        def resume() -> None:
+            if process.turn != turn or process.is_killed:
+                return
+            process.turn += 1
+            process.greenlet.parent = self._hub
+            process.greenlet.switch(woken) if process.greenlet else process.greenlet.switch()
+
+        self.after(seconds, resume, process.owner)
+
+    def _waiting(self) -> list[str]:
+        return [f"{process} waits for {process.waits_for}" for process in self._processes.values()]
+
+
+class Signal:
+    """Something that happens once, and that any number of processes may wait for."""
+
+    __slots__ = ("_scheduler", "_waiting", "is_set", "what")
+
+    def __init__(self, scheduler: Scheduler, what: str) -> None:
+        self._scheduler = scheduler
+        self._waiting: list[tuple[Process, int]] = []
+        self.what = what
+        self.is_set = False
+
+    def set(self) -> None:
+        self.is_set = True
+        waiting, self._waiting = self._waiting, []
+        for process, turn in waiting:
+            self._scheduler.wake(process, turn)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for it; whether it has happened."""
+        process = self._scheduler.current
+        if not self.is_set and process is not None:
+            # `park` counts a turn further.
+            self._waiting.append((process, process.turn + 1))
+            self._scheduler.park(self.what, timeout_s)
+        return self.is_set
+
+
+class GreenSideBySide:
+    """Calls side by side, in greenlets: the port that the client has for threads."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def start(self, call: Callable[[], T]) -> Future[T]:
+        """Begin a call beside the caller's."""
+        future: Future[T] = Future()
+        caller = self._scheduler.current
+
+        def body() -> None:
+            try:
+                result = call()
+            except GreenletExit:
+                raise
+            except BaseException as error:  # noqa: BLE001  # it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._scheduler.spawn(caller.owner if caller else "", "a call beside others", body)
+        return future
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        """Until one of ``calls`` is done, or the time is over."""
+        if any(call.done() for call in calls):
+            return
+        signal = Signal(self._scheduler, f"one of {len(calls)} calls")
+        for call in calls:
+            call.add_done_callback(lambda _: signal.set())
+        signal.wait(timeout_s)

@@ -1,0 +1,55 @@
+"""Shrinking: from a case that fails to the smallest that fails in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.simulation.case import Case
+from tests.simulation.world import Result, simulate
+
+TRIES_MAX = 600
+
+
+def shrunk(result: Result, *, tries_max: int = TRIES_MAX, strict: bool = False) -> Result:
+    """The smallest case found that fails with the same kind, and its result."""
+    tries = 0
+    while True:
+        for smaller in _smaller(result.case):
+            tries += 1
+            if tries > tries_max:
+                return result
+            its = simulate(smaller, strict=strict)
+            if its.kind == result.kind:
+                result = its
+                break
+        else:
+            return result
+
+
+def _smaller(case: Case) -> Iterator[Case]:
+    """Cases with one thing less, the largest things first."""
+    for half in (case.records // 2, case.records - 1):
+        if 0 < half < case.records:
+            yield replace(case, records=half)
+    for index in range(len(case.faults)):
+        yield replace(case, faults=case.faults[:index] + case.faults[index + 1 :])
+    for name in case.calls:
+        yield replace(case, calls={other: rate for other, rate in case.calls.items() if other != name})
+    for name in case.tasks:
+        yield replace(case, tasks={other: rate for other, rate in case.tasks.items() if other != name})
+    for name in ("partitions", "tasks_wide", "executors", "steps"):
+        if getattr(case, name) > 1:
+            yield replace(case, **{name: getattr(case, name) - 1})
+    for index, share in enumerate(case.poison):
+        if share:
+            fails, breaks, missing = (0.0 if at == index else each for at, each in enumerate(case.poison))
+            yield replace(case, poison=(fails, breaks, missing))
+    if case.servers > 2 and not any(getattr(fault, "server", None) == case.servers for fault in case.faults):
+        yield replace(case, servers=case.servers - 1)
+    if case.message_entries:
+        yield replace(case, message_entries=0)
+    if case.through_wire:
+        yield replace(case, through_wire=False)
+    if case.batch_records < case.records:
+        yield replace(case, batch_records=case.records)

@@ -1,0 +1,126 @@
+"""Troubles: what stood between clients and servers, and what servers lost; and whether that is reason enough.
+
+A record need not be ACKED if every replica of its slot was in trouble while its batch was open:
+
+    lost its state     it died, or stopped without its state, or the lease of the source ran out there
+    not in the view    its session with ZooKeeper was over without a word: paused, cut off or dead for too long
+    out of reach       with other replicas, or in a plain list of servers: some client could not reach it for half of
+                       what a replica is waited for, or of what makes a server of a list gone; calls that went wrong by
+                       chance count for the time that they cost, and for a minute after it (a slow one is waited for
+                       briefly)
+
+One that is the only replica, and comes back with its state, is waited for: nothing is replayed for that, unless nobody
+could say that it would be back, as ZooKeeper was away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from tests.simulation.case import Case
+from tests.simulation.scheduler import Scheduler
+
+# How long a client that had to wait for a server in vain waits only briefly for it.
+SLOW_S = 60.0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id)."""
+
+    start: float
+    until: float
+    client: str | None
+    server: int | None
+
+
+class Troubles:
+    """One for the whole run."""
+
+    def __init__(self, scheduler: Scheduler, case: Case) -> None:
+        self._scheduler = scheduler
+        self._case = case
+        self._stretches: list[Stretch] = []
+        self._unlisted: list[tuple[float, int]] = []
+        self._relisted: list[tuple[float, float, int]] = []
+        self._down: dict[int, float] = {}
+        self._unregistered: list[tuple[float, float]] = []
+        self._losses: list[tuple[float, int, str]] = []
+        self._gaps: list[tuple[float, int, str]] = []
+
+    def out_of_reach(self, for_s: float, client: str | None, server: int | None) -> None:
+        """From now on, for so long."""
+        now = self._scheduler.now
+        self._stretches.append(Stretch(now, now + for_s, client, server))
+
+    def lost(self, server: int, why: str) -> None:
+        """A server does not know any more what it knew."""
+        self._losses.append((self._scheduler.now, server, why))
+
+    def zookeeper_away(self, for_s: float) -> None:
+        """Nobody reaches ZooKeeper from now on, for so long."""
+        now = self._scheduler.now
+        self._unregistered.append((now, now + for_s))
+
+    def is_down(self, server: int) -> None:
+        """A server answers nobody from now on."""
+        self._down.setdefault(server, self._scheduler.now)
+
+    def is_up(self, server: int) -> None:
+        """It answers again."""
+        if server in self._down:
+            self._stretches.append(Stretch(self._down.pop(server), self._scheduler.now, None, server))
+
+    def left_view(self, server: int) -> None:
+        """A server is not listed any more, though it never said so."""
+        self._unlisted.append((self._scheduler.now, server))
+
+    def is_in_view(self, server: int) -> None:
+        """It is listed again."""
+        now = self._scheduler.now
+        self._relisted += [(start, now, left) for start, left in self._unlisted if left == server]
+        self._unlisted = [(start, left) for start, left in self._unlisted if left != server]
+
+    def gap(self, server: int, what: str) -> None:
+        """Something that should not matter, and does."""
+        self._gaps.append((self._scheduler.now, server, what))
+
+    def unreached_s(self, client: str, servers: Collection[int], since: float) -> float:
+        """For how long since then the client could not reach one of ``servers``, the worst of them."""
+        return max((self._unreached_s(client, server, since) for server in servers), default=0.0)
+
+    def clients_of(self, server: int) -> set[str]:
+        return {each.client for each in self._stretches if each.client and each.server in (None, server)}
+
+    def excuse(self, server: int, since: float, *, is_only: bool) -> str:
+        """Why what was pending at a server since then need not have been counted there; "" for no reason."""
+        return self._excuse(server, since, is_only=is_only) or self._noted(self._gaps, server, since)
+
+    def _excuse(self, server: int, since: float, *, is_only: bool) -> str:
+        why = self._noted(self._losses, server, since)
+        if why:
+            return why
+        was_unlisted = any(end >= since and left == server for _, end, left in self._relisted)
+        if was_unlisted or any(left == server for _, left in self._unlisted):
+            return f"server {server} was not in the view"
+        had_no_registry = any(until >= since for _, until in self._unregistered)
+        if is_only and self._case.cluster != "list" and not had_no_registry:
+            return ""
+        patience_s = self._case.gone_after_s if is_only else min(self._case.replica_wait_s, self._case.gone_after_s)
+        for client in ("driver", *sorted(self.clients_of(server))):
+            if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
+                return f"server {server} was out of reach"
+        return ""
+
+    def _noted(self, notes: list[tuple[float, int, str]], server: int, since: float) -> str:
+        return next((what for at, noted, what in notes if noted == server and at >= since), "")
+
+    def _unreached_s(self, client: str, server: int, since: float) -> float:
+        now = self._scheduler.now
+        down_s = now - max(since, self._down[server]) if server in self._down else 0.0
+        return down_s + sum(
+            max(0.0, min(now, each.until) - max(since, each.start))
+            for each in self._stretches
+            if each.client in (None, client) and each.server in (None, server)
+        )

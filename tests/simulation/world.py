@@ -1,0 +1,482 @@
+"""World: one run of everything, from a case to what came of it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import acker_client.members.connection
+from acker_client import AckerClient, Settings
+from acker_client.core.pins import Pin
+from acker_client.errors import AckerError
+from acker_client.members.source_session import SourceSession
+from acker_client.source import Batch, Retry
+from acker_client.source.run.environment import Environment, FramePlan
+from acker_protocol.messages import OpenBatch, Watch, WatchReply
+from acker_protocol.reports import BYTES_AN_ENTRY
+from tests.simulation import pipeline
+from tests.simulation.case import DIFFERING, Case, Joins
+from tests.simulation.driver import BatchFrame, MemoryCheckpoint, MemoryLetters, MemorySource, Witness
+from tests.simulation.misfortunes import Misfortunes
+from tests.simulation.network import Link, Network
+from tests.simulation.oracle import BatchFacts, Oracle, Violation
+from tests.simulation.registry import Place, ZooKeeper
+from tests.simulation.scheduler import Endless, GreenSideBySide, Scheduler, Stuck
+from tests.simulation.servers import Server, State, name_of
+from tests.simulation.spark import Attempt, Executor, Job, JobFailed, Spark
+from tests.simulation.threads import replaced
+from tests.simulation.transcript import Transcript
+from tests.simulation.troubles import Troubles
+
+NO_SPARK: Any = None
+# Excuses that nobody should need: what the client does not get right yet. ``strict`` runs accept none of them.
+STALE_ANSWER = "known gap: an answer of an older life came late"
+LATE_NEWS = "known gap: a batch was opened before the driver heard what the server had lost"
+LEFT_OUT = "known gap: an executor that knew an older view left out a server that was there"
+GIVEN_UP = "known gap: what befell a placement that was given up while a batch was opened"
+NOT_STARTED = "known gap: a source was not opened, as one of several servers was out of reach"
+# Long enough for all that servers remember to be forgotten.
+FORGOTTEN_S = 2000.0
+
+
+@dataclass
+class Result:
+    """What came of a run. ``kind``: "" when no promise was broken, else which one in a word, as ``why`` explains."""
+
+    case: Case
+    kind: str = ""
+    why: str = ""
+    lines: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    calls: int = 0
+    acked: int = 0
+    replays: dict[str, int] = field(default_factory=dict)
+
+
+def simulate(case: Case, *, keeps_lines: bool = False, strict: bool = False) -> Result:
+    """Run a case. The same case gives the same, line by line. ``strict``: known gaps excuse nothing."""
+    world = World(case, keeps_lines=keeps_lines, strict=strict)
+    result = Result(case)
+    with _quiet(world.transcript), _small_messages(case), replaced(world.scheduler, world.secrets):
+        try:
+            world.run()
+        except Violation as violation:
+            result.kind, result.why = violation.kind, str(violation)
+        except (Stuck, Endless) as error:
+            result.kind, result.why = type(error).__name__.lower(), str(error)
+        except Exception as error:  # whatever comes out is a finding
+            result.kind, result.why = f"raised {type(error).__name__}", repr(error)
+            if keeps_lines:
+                logging.getLogger("tests.simulation").exception("the simulation raised")
+    if result.kind:
+        world.transcript.say(result.why)
+    result.lines, result.seconds, result.calls = world.transcript.lines, world.scheduler.now, world.network.calls
+    result.replays = dict(world.oracle.replays)
+    return result
+
+
+class World:
+    """Everything there is in one run."""
+
+    def __init__(self, case: Case, *, keeps_lines: bool, strict: bool) -> None:
+        self.case = case
+        self._is_strict = strict
+        self.scheduler = Scheduler(case.seed)
+        self.transcript = Transcript(self.scheduler.clock, is_kept=keeps_lines)
+        self.secrets = random.Random(f"{case.seed} secrets")
+        dice = random.Random(f"{case.seed} pipeline")
+        differs = any(case.tasks.get(name) for name in DIFFERING)
+        self.pipeline = pipeline.drawn(dice, case.steps, case.tasks_wide, digests=differs)
+        self.values = _values(case)
+        self.oracle = Oracle(
+            {k + 10 * at: _matter(value) for k, values in enumerate(self.values) for at, value in enumerate(values)}
+        )
+        self.oracle.excuse = self._excuse
+        self.troubles = Troubles(self.scheduler, case)
+        self.zookeeper = self._zookeeper()
+        self.servers = {number: self._server(number) for number in range(1, case.servers + 1)}
+        self.settings = Settings(
+            tuple(server.address for server in self.servers.values()),
+            budget_s=case.budget_s,
+            call_timeout_s=case.call_timeout_s,
+            replicas=case.replicas,
+            spread=max(case.spread, case.replicas or 1),
+            replica_wait_s=case.replica_wait_s,
+            gone_after_s=case.gone_after_s,
+        )
+        self.network = Network(
+            self.scheduler,
+            random.Random(f"{case.seed} network"),
+            self.transcript,
+            {server.address: server for server in self.servers.values()},
+            case.calls,
+            quiet_s=case.call_timeout_s if case.is_rough else case.budget_s,
+            through_wire=case.through_wire,
+        )
+        self.network.on_request = self._requested
+        self.network.on_reply = self._replied
+        self.network.on_fault = self._went_wrong
+        self.spark: Spark
+        self.is_over = False
+        self._pins: dict[int, Pin] = {}
+        # What a server has lost of the driver's source, as long as the driver has not heard of it; and by server the
+        # registration that it has heard of last, and those before.
+        self._unheard: set[int] = set()
+        self._generations: dict[int, list[int]] = {}
+        self._session = 0
+        self._runs = 0
+        self._clients = 0
+        self._sources: list[SourceSession] = []
+
+    # -- from beginning to end
+
+    def run(self) -> None:
+        """Raises :class:`Violation`, or whatever went wrong with the simulation itself."""
+        self.transcript.say(f"pipeline: {self.pipeline}")
+        later = {fault.server for fault in self.case.faults if isinstance(fault, Joins)}
+        for server in self.servers.values():
+            server.on_watched = self._watched
+            server.on_expired = self._expired
+            server.on_left_behind = self.lost
+            server.on_up, server.on_down = self.troubles.is_up, self.troubles.is_down
+            if server.id not in later:
+                server.start(with_state=False)
+        executors = [self._executor(f"executor {number}") for number in range(1, self.case.executors + 1)]
+        self.spark = Spark(self, executors)
+        misfortunes = Misfortunes(self)
+        for fault in self.case.faults:
+            self.scheduler.at(fault.at, partial(misfortunes.happen, fault))
+        self.scheduler.spawn("driver", "", self._drive)
+        self.scheduler.run(lambda: self.is_over)
+        self.scheduler.run(lambda: self.scheduler.is_idle)
+        self.oracle.check_end()
+        self._check_memory()
+
+    def _drive(self) -> None:
+        source = MemorySource(
+            self.values,
+            environment=self._environment(),
+            listener=Witness(self.oracle, self.transcript, self._key),
+            checkpoint=MemoryCheckpoint(),
+            dead_letters=MemoryLetters(),
+            max_dead_share=1.0,
+            batch_records=self.case.batch_records,
+            lease_s=self.case.lease_s,
+            retry=Retry(self.case.max_retries, 10_000, initial_s=0.5, cap_s=4.0),
+        )
+        while True:
+            self._runs += 1
+            began_at = self.scheduler.now
+            try:
+                summary = source.run(NO_SPARK, self._process)
+            except AckerError as error:
+                self._check_start_error(error, began_at)
+                self.transcript.say(f"driver: the run ended with {error}; it is started again")
+                self.scheduler.sleep(1.0)
+            else:
+                break
+        self.transcript.say(f"driver: it is over: {summary.brief}")
+        self.is_over = True
+
+    def _environment(self) -> Environment:
+        dice = random.Random(f"{self.case.seed} driver")
+        return Environment(
+            connect=lambda spark: self._driver_client(),
+            frame=self._frame,
+            parallelism=lambda spark: self.case.tasks_wide,
+            clock=self.scheduler.clock,
+            wall=lambda: 1_700_000_000.0 + self.scheduler.now,
+            sleep=self.scheduler.sleep,
+            draw=dice.random,
+            draw_base=lambda: 1 + dice.randrange(1 << 60),
+        )
+
+    def _frame(self, spark: Any, plan: FramePlan) -> BatchFrame:
+        self._pins[self._key(plan.scope.number)] = plan.pin
+        source = self._driver._state().source()
+        if source not in self._sources:
+            self._sources.append(source)
+        if self.transcript.is_kept:
+            members = ", ".join(str(member.id) for member in plan.pin.placement.members)
+            replicas = plan.pin.placement.replicas.shape[1]
+            self.transcript.say(f"driver: batch {plan.scope.number} lives on servers {members}, {replicas} a slot")
+        return BatchFrame(plan)
+
+    def _process(self, batch: Batch) -> None:
+        """The user's job: each sink's, one after the other; again where it is drawn so."""
+        frame: Any = batch.df
+        key = self._key(batch.number)
+        dice = random.Random(f"{self.case.seed} batch {key}")
+        rates, conflicts = self.case.tasks, 0
+        try:
+            for sink, stages in enumerate(self.pipeline.jobs):
+                runs = 2 if dice.random() < rates.get("job is run again", 0.0) else 1
+                for run in range(runs):
+                    is_other = (run or sink) and dice.random() < rates.get("job is cut otherwise", 0.0)
+                    job = Job(self.spark, key, frame.plan, stages, sink, int(bool(is_other)))
+                    try:
+                        job.run()
+                    finally:
+                        conflicts += job.conflicts
+                        frame.without |= job.without
+                job.commit()
+        except JobFailed as error:
+            self.oracle.abandoned(key, str(error))
+            frame.error = error
+            if dice.random() < 0.5:
+                raise
+        if conflicts:
+            frame.unfinished_because = "another attempt gave other rows"
+
+    def _key(self, number: int) -> int:
+        """What the oracle calls a batch of this run of the source: another run begins with 1 again."""
+        return self._runs * 100_000 + number
+
+    # -- processes
+
+    def _driver_client(self) -> AckerClient:
+        self._driver = self._client("driver")
+        return self._driver
+
+    def _client(self, owner: str) -> AckerClient:
+        self._clients += 1
+        dice = random.Random(f"{self.case.seed} client {owner} {self._clients}")
+        for server in self.servers.values():
+            self.network.link(owner, server.address)
+        return AckerClient(
+            self.settings,
+            connect=self.network.connect(owner),
+            clock=self.scheduler.clock,
+            sleep=self.scheduler.sleep,
+            random=dice.random,
+            side_by_side=GreenSideBySide(self.scheduler),
+        )
+
+    def _executor(self, name: str) -> Executor:
+        return Executor(name, lambda: self._client(name))
+
+    def _server(self, number: int) -> Server:
+        dice = random.Random(f"{self.case.seed} server {number}")
+        place = None if self.zookeeper is None else Place(self.zookeeper, name_of(number))
+        server = Server(self.scheduler, dice, self.transcript, number, place, max_pending=100_000)
+        if self.case.message_entries:
+            server.max_message_bytes = 2 * BYTES_AN_ENTRY * self.case.message_entries
+        return server
+
+    def _zookeeper(self) -> ZooKeeper | None:
+        if self.case.cluster != "zookeeper":
+            return None
+        dice = random.Random(f"{self.case.seed} zookeeper")
+        zookeeper = ZooKeeper(self.scheduler, dice, self.transcript, self.case.session_s)
+        zookeeper.on_gone, zookeeper.on_listed = self.troubles.left_view, self.troubles.is_in_view
+        return zookeeper
+
+    # -- what is called for
+
+    def lost(self, server: Server, why: str) -> None:
+        """A server does not know any more what the driver's source had there."""
+        self._unheard.add(server.id)
+        self.troubles.lost(server.id, f"{server.name} {why}")
+
+    def _excuse(self, batch: BatchFacts, root: int, reason: str) -> str:
+        """Why a root of a batch need not be ACKED for what befell its servers: all of its replicas were in trouble."""
+        replicas = self._replicas_of(batch, root)
+        since = batch.opened_at - 1e-6
+        excuses = [self.troubles.excuse(server, since, is_only=len(replicas) == 1) for server in replicas]
+        if all(excuses):
+            return excuses[0]
+        return GIVEN_UP if reason == "its server is gone" and not self._is_strict else ""
+
+    def _replicas_of(self, batch: BatchFacts, root: int) -> list[int]:
+        placement = self._pins[batch.number].placement
+        row = placement.replicas_of(np.array([root], np.uint64))[0]
+        return [placement.members[index].id for index in row.tolist()]
+
+    def _members_of(self, batch: int) -> list[int]:
+        return [member.id for member in self._pins[batch].placement.members] if batch in self._pins else []
+
+    def _requested(self, link: Link, request: Any) -> None:
+        if isinstance(request, OpenBatch):
+            self.oracle.opening(self._key(request.number), self.scheduler.now, len(self.pipeline.jobs))
+            if link.server.id in self._unheard:
+                self._gap(link.server.id, LATE_NEWS)
+        elif isinstance(request, Watch):
+            self._session = 0 if request.close else request.session
+
+    def _replied(self, link: Link, reply: Any) -> None:
+        if not isinstance(reply, WatchReply) or link.client != "driver":
+            return
+        server = link.server.id
+        known = self._generations.setdefault(server, [])
+        if known and reply.generation == known[-1]:
+            return
+        if reply.generation in known:
+            self._gap(server, STALE_ANSWER)
+        known.append(reply.generation)
+        self._unheard.discard(server)
+
+    def _went_wrong(self, link: Link, fault: str) -> None:
+        """By chance: it costs a timeout, or what the next greeting takes."""
+        self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id)
+
+    def _gap(self, server: int, what: str) -> None:
+        """Something that should not matter: an excuse for now."""
+        if not self._is_strict:
+            self.troubles.gap(server, what)
+
+    def _expired(self, server: Server, session: int) -> None:
+        """A lease ran out: was that called for? Who has nothing at a server does not watch it."""
+        if session != self._session:
+            # Of a run that is over: a watch of it came after it was closed, or its driver gave up.
+            return
+        lease_s = self.case.lease_s
+        since = self.scheduler.now - lease_s - 1.0
+        open_here = [
+            batch
+            for batch in self.oracle.batches.values()
+            if batch.opened_at < since and not batch.is_over and server.id in self._members_of(batch.number)
+        ]
+        # Who was out of reach may have been left out, and is then no longer watched.
+        is_watched = any(not self.troubles.excuse(server.id, batch.opened_at, is_only=False) for batch in open_here)
+        if is_watched and not self.case.is_rough:
+            unreached_s = self.troubles.unreached_s("driver", [server.id], since)
+            if unreached_s < lease_s / 10:
+                raise Violation("needless expiry", f"the lease of {lease_s:g} s ran out at {server.name}")
+        self.lost(server, "dropped the source, whose lease ran out")
+
+    def _watched(self, server: Server, reply: WatchReply) -> None:
+        """A server answers a watch: what it says of roots has to be true, whatever the others say."""
+        for outcome in reply.outcomes:
+            self.oracle.answered(outcome.root_id, outcome.verdict, server.name)
+
+    def _check_start_error(self, error: Exception, began_at: float) -> None:
+        """A run could not be opened: was that called for?"""
+        each_s = [self.troubles.unreached_s("driver", [server], began_at) for server in self.servers]
+        enough_s = self.case.budget_s / 3
+        if self.case.is_rough or min(each_s) >= enough_s:
+            return
+        if max(each_s) < enough_s or self._is_strict:
+            raise Violation("needless start error", f"no run, though servers could be reached: {error}")
+        self.oracle.replays[NOT_STARTED] += 1
+
+    def check_leave(self, attempt: Attempt, servers: frozenset[int]) -> None:
+        batch = self.oracle.batches[attempt.job.batch]
+        if attempt.job.is_over or batch.is_over:
+            return
+        is_only = self._pins[batch.number].placement.replicas.shape[1] == 1
+        for server in sorted(servers):
+            if self.troubles.excuse(server, batch.opened_at - 1e-6, is_only=is_only):
+                continue
+            if self._is_strict:
+                raise Violation("needless leave", f"{attempt} reported without server {server}, which was there")
+            self._gap(server, LEFT_OUT)
+
+    def check_task_error(self, attempt: Attempt, error: Exception, began_at: float) -> None:
+        batch = self.oracle.batches[attempt.job.batch]
+        if attempt.job.is_over or batch.is_over or attempt.executor.client.is_closed or self.case.is_rough:
+            return
+        members = self._members_of(batch.number)
+        if any(self.troubles.excuse(server, batch.opened_at, is_only=len(members) == 1) for server in members):
+            return
+        unreached_s = self.troubles.unreached_s(attempt.executor.name, members, began_at)
+        if unreached_s < self.case.budget_s / 3:
+            raise Violation("needless task error", f"{attempt} failed, though it could reach its servers: {error}")
+
+    # -- in the end
+
+    def _check_memory(self) -> None:
+        """Nothing is left of what is over: in servers once they had the time to forget, in clients at once."""
+        for server in self.servers.values():
+            if server.state is State.DOWN:
+                continue
+            server.age(FORGOTTEN_S)
+            stats = server.shard.stats
+            left = {
+                name: getattr(stats, name)
+                for name in ("pending", "reserved", "unconfirmed", "orphans", "sources", "open_batches", "identities")
+            }
+            if any(left.values()):
+                raise Violation("memory", f"{server.name} still has {left}")
+        for source in self._sources:
+            if source._batches:
+                raise Violation("memory", f"the driver still has batches {sorted(source._batches)}")
+
+
+def _values(case: Case) -> list[list[int | None]]:
+    dice = random.Random(f"{case.seed} values")
+    partitions: list[list[int | None]] = [[] for _ in range(case.partitions)]
+    fails, breaks, missing = case.poison
+    for record in range(case.records):
+        draw = dice.random()
+        kind = (
+            pipeline.FAILS
+            if draw < fails / 2
+            else pipeline.UNREADABLE
+            if draw < fails
+            else pipeline.BREAKS
+            if draw < fails + breaks
+            else pipeline.NOTHING
+        )
+        value = None if dice.random() < missing else dice.randrange(1_000_003) * pipeline.CLASSES + kind
+        partitions[record % case.partitions].append(value)
+    return partitions
+
+
+def _matter(value: int | None) -> str:
+    if value is None:
+        return "missing"
+    return "unreadable" if value % pipeline.CLASSES == pipeline.UNREADABLE else ""
+
+
+class _Lines(logging.Handler):
+    """Log lines into the transcript."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        super().__init__()
+        self._transcript = transcript
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = getattr(record, "acker_fields", {})
+        said = " ".join(
+            [record.getMessage().partition("\n")[0], *(f"{name}={value}" for name, value in fields.items())]
+        )
+        self._transcript.say(f"   log of {record.name}: {said}")
+
+
+@contextmanager
+def _quiet(transcript: Transcript) -> Iterator[None]:
+    """What the code under simulation logs goes into the transcript, and nowhere else."""
+    loggers = [logging.getLogger(name) for name in ("acker_client", "acker")]
+    before = [(logger.propagate, logger.level) for logger in loggers]
+    handler = _Lines(transcript)
+    for logger in loggers:
+        logger.propagate = False
+        logger.setLevel(logging.INFO if transcript.is_kept else logging.CRITICAL)
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, (propagate, level) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.propagate = propagate
+            logger.setLevel(level)
+
+
+@contextmanager
+def _small_messages(case: Case) -> Iterator[None]:
+    """Let messages be as small as the case says: a real server takes no less than some kilobytes."""
+    connection: Any = acker_client.members.connection
+    before = connection._ENVELOPE_BYTES
+    if case.message_entries:
+        connection._ENVELOPE_BYTES = BYTES_AN_ENTRY * case.message_entries
+    try:
+        yield
+    finally:
+        connection._ENVELOPE_BYTES = before
