@@ -172,6 +172,20 @@ def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
+def test_a_batch_for_which_there_was_no_server_is_opened_by_the_next_try(servers: Servers) -> None:
+    source = servers.client(budget_s=0.5)
+    source.open_source("orders")
+    for server in servers.by_address.values():
+        server.shard.drain()
+    with pytest.raises(errors.Unavailable, match="draining or away"):
+        source.open_batch(1, 1 << 40, ROOTS)
+    for address in servers.by_address:
+        servers.by_address[address].start(with_state=False)
+    pin = source.open_batch(1, 1 << 40, ROOTS, budget_s=20.0)
+    opened = [server.shard.stats.open_batches for server in servers.by_address.values()]
+    assert sum(opened) == len(pin.placement.members)
+
+
 def test_a_server_that_comes_while_a_source_runs_is_in_its_next_batches(servers: Servers) -> None:
     servers[2].stop()
     source = servers.client()

@@ -140,6 +140,15 @@ class SourceSession:
             known = self._batches.get(request.number)
         if known is not None and known.request == request:
             return known.pin
+        try:
+            return self._opened(request, budget_s)
+        except BaseException:
+            # Else the next try would take it for open.
+            with self._lock:
+                self._batches.pop(request.number, None)
+            raise
+
+    def _opened(self, request: OpenBatch, budget_s: float | None) -> Pin:
         silent: set[Member] = set()
         # A try that fails leaves it open where it was opened, and the next may place it elsewhere.
         asked = self._asked.setdefault(request.number, set())
@@ -153,10 +162,6 @@ class SourceSession:
                 self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             except Draining:
                 continue
-            except BaseException:
-                with self._lock:
-                    self._batches.pop(request.number, None)
-                raise
             if not opening.out:
                 break
             silent |= opening.out
