@@ -37,6 +37,7 @@ from tests.simulation.troubles import Troubles
 
 NO_SPARK: Any = None
 # Excuses that nobody should need: what the client does not get right yet. ``strict`` runs accept none of them.
+LATE_S = 90.0
 STALE_ANSWER = "known gap: an answer of an older life came late"
 LATE_NEWS = "known gap: a batch was opened before the driver heard what the server had lost"
 LEFT_OUT = "known gap: an executor that knew an older view left out a server that was there"
@@ -292,7 +293,12 @@ class World:
         excuses = [self.troubles.excuse(server, since, is_only=len(replicas) == 1) for server in replicas]
         if all(excuses):
             return excuses[0]
-        return GIVEN_UP if reason == "its server is gone" and not self._is_strict else ""
+        if self._is_strict:
+            return ""
+        if reason == "the server lost its state":
+            before = [self.troubles.excuse(server, since - LATE_S, is_only=False) for server in replicas]
+            return LATE_NEWS if any(before) else ""
+        return GIVEN_UP if reason == "its server is gone" else ""
 
     def _replicas_of(self, batch: BatchFacts, root: int) -> list[int]:
         placement = self._pins[batch.number].placement
