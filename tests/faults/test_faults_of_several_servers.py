@@ -49,7 +49,11 @@ def figures(load: Load, since: float) -> str:
     return f"stall {stall_s:.2f} s, replays {account.replays}, missing {account.missing}, {rate:,.0f} updates/s"
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+# With one replica each fault is tried in `make test-long`.
+ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.long), 2]
+
+
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_third_server_joins_and_serves_new_batches_at_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
 ) -> None:
@@ -64,7 +68,7 @@ def test_a_third_server_joins_and_serves_new_batches_at_no_replay(
     assert {member.id for member in account.pins[max(account.pins)].placement.members} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_server_that_drains_ends_by_itself_at_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
 ) -> None:
@@ -80,7 +84,7 @@ def test_a_server_that_drains_ends_by_itself_at_no_replay(
     assert {member.id for member in account.pins[max(account.pins)].placement.members} == {1, 2}
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_planned_restart_of_all_one_after_the_other_costs_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
 ) -> None:
@@ -120,7 +124,7 @@ def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_n
     assert account.lost_elsewhere(lambda member: member.id == 0) == 0
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     servers: Servers, begin: Callable[..., Load], replicas: int
 ) -> None:
@@ -143,7 +147,7 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     assert account.lost_elsewhere(lambda member: member.id == 0) == 0
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
     servers: Servers, begin: Callable[..., Load], zookeeper_process: Any, replicas: int
 ) -> None:
@@ -229,8 +233,8 @@ def listed(tmp_path: Path) -> Iterator[Servers]:
     servers.close()
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("comes_back", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, *, comes_back: bool) -> None:
     load = Load(list(listed.addresses.values()), replicas=replicas, gone_after_s=1.0)
     load.await_outcomes()

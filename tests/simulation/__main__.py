@@ -12,7 +12,7 @@ from functools import partial
 
 from tests.simulation.case import Case
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import Result, simulate
+from tests.simulation.world import Result, of_seed, simulate
 
 # So many failures are shown whole; of others the line is enough.
 SHOWN = 3
@@ -63,16 +63,12 @@ def _report(seeds: range, processes: int, *, shrinks: bool, strict: bool) -> int
 
 
 def _results(seeds: range, processes: int, *, strict: bool) -> Iterator[Result]:
-    run = partial(_run, strict=strict)
+    run = partial(of_seed, strict=strict)
     if processes == 1:
         yield from map(run, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap(run, seeds, chunksize=20)
-
-
-def _run(seed: int, *, strict: bool) -> Result:
-    return simulate(Case.of(seed), strict=strict)
 
 
 if __name__ == "__main__":

@@ -486,3 +486,8 @@ def _small_messages(case: Case) -> Iterator[None]:
         yield
     finally:
         connection._ENVELOPE_BYTES = before
+
+
+def of_seed(seed: int, *, strict: bool = False) -> Result:
+    """The case of a seed; here, and not where a command line is read, as processes that are started anew import this."""
+    return simulate(Case.of(seed), strict=strict)
