@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from acker_client import Verdict, errors
+from acker_client.core.pins import Pin, shares_of
+from acker_protocol import ids
 from acker_protocol.messages import ListedMember, ViewReply
-from acker_protocol.placement import Member
+from acker_protocol.placement import Member, View, place
+from acker_protocol.reports import fold
 from tests.client.test_client_members import ALL_ACKED, Job, Servers
 
 
@@ -133,3 +137,20 @@ def test_a_batch_goes_elsewhere_while_the_registry_does_not_know_yet_that_a_serv
         job = Job(source, registered.client(), number)
         assert [member.id for member in job.pin.placement.members] == [0]
         assert job.done() == ALL_ACKED
+
+
+def _placed(*members: Member) -> Any:
+    return place(View(1, members), 5, 1, 1)
+
+
+@pytest.mark.parametrize("later", [Member(1, 10, "elsewhere:1"), Member(1, 11, "s1:1")], ids=["moved", "without state"])
+def test_of_one_report_a_server_gets_each_section_once_whatever_pins_call_it(later: Member) -> None:
+    other = Member(2, 20, "s2:1")
+    pins = [
+        Pin(5, 1, 1, 500, _placed(Member(1, 10, "s1:1"), other)),
+        Pin(5, 2, 501, 500, _placed(later, other)),
+    ]
+    roots = ids.root_ids(1, np.arange(1000, dtype=np.uint64))
+    shares = {share.member: share for share in shares_of(pins, fold(roots, roots), None)}
+    assert sorted(shares) == [later, other]
+    assert sum(len(share.entries) for share in shares.values()) == 1000

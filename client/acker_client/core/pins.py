@@ -101,24 +101,24 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
     if inits is not None:
         # One that is not pinned is refused by whoever gets it.
         pins = [pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch)] or pins
-    members = sorted({member for pin in pins for member in pin.placement.members})
-    if len(members) == 1:
-        return [Share(members[0], entries, np.ones((1, SLOTS), np.bool_))]
-    if not members:
+    servers = _servers(pins)
+    if len(servers) == 1:
+        return [Share(servers[0][0], entries, np.ones((1, SLOTS), np.bool_))]
+    if not servers:
         raise NowhereToSend("nobody has said where the roots of this report live")
     slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
     covers = inits is not None and len(inits.covered) > 0
     of_pin = _of_pins(pins, entries.root_ids, are_inits=inits is not None)
     wanted = np.stack([_slots_among(slots if own is None else slots[own]) | covers for own in of_pin])
     shares = []
-    for member in members:
-        held = np.stack([_slots_held(pin.placement, member) for pin in pins])
+    for names in servers:
+        held = np.stack([_slots_held(pin.placement, names) for pin in pins])
         is_his = np.zeros(len(slots), np.bool_)
         for row, own in zip(held, of_pin, strict=True):
             is_his |= row[slots] if own is None else row[slots] & own
         held &= wanted
         if held.any():
-            shares.append(Share(member, entries if is_his.all() else _only(entries, is_his), held))
+            shares.append(Share(names[0], entries if is_his.all() else _only(entries, is_his), held))
     return shares
 
 
@@ -138,10 +138,36 @@ def _of_pins(pins: Sequence[Pin], root_ids: Column, *, are_inits: bool) -> list[
     return [own | of_none if index in may_have else own for index, own in enumerate(of_pin)]
 
 
-def _slots_held(placement: Placement, member: Member) -> Mask:
-    if member not in placement.members:
-        return np.zeros(SLOTS, np.bool_)
-    held: Mask = (placement.replicas == placement.members.index(member)).any(axis=1)
+def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
+    """The members of ``pins``, together those that are one server, which takes a section of a report once, whatever
+    pins call it: first what the newest does."""
+    if len(pins) == 1:
+        return [[member] for member in pins[0].placement.members]
+    servers: list[list[Member]] = []
+    for member in dict.fromkeys(member for pin in reversed(pins) for member in pin.placement.members):
+        same = next((names for names in servers if same_server(member, names)), None)
+        if same is None:
+            servers.append([member])
+        else:
+            same.append(member)
+    return sorted(servers)
+
+
+def same_server(one: Member, members: Sequence[Member]) -> list[int]:
+    """Which of ``members`` are the server that is called ``one`` elsewhere: it moved with its state, or came back
+    without."""
+    return [
+        index
+        for index, other in enumerate(members)
+        if one.id == other.id and (one.generation == other.generation or one.address == other.address)
+    ]
+
+
+def _slots_held(placement: Placement, names: Sequence[Member]) -> Mask:
+    held: Mask = np.zeros(SLOTS, np.bool_)
+    for index, member in enumerate(placement.members):
+        if member in names:
+            held |= (placement.replicas == index).any(axis=1)
     return held
 
 
