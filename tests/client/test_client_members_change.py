@@ -11,11 +11,13 @@ import pytest
 
 from acker_client import Verdict, errors
 from acker_client.core.pins import Pin, shares_of
+from acker_client.core.stream import Stream
+from acker_client.core.stream_votes import MISSED
 from acker_protocol import ids
-from acker_protocol.messages import ListedMember, ViewReply
+from acker_protocol.messages import ListedMember, Outcomes, ViewReply
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import fold
-from tests.client.test_client_members import ALL_ACKED, Job, Servers
+from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers
 
 
 class Registered(Servers):
@@ -154,3 +156,27 @@ def test_of_one_report_a_server_gets_each_section_once_whatever_pins_call_it(lat
     shares = {share.member: share for share in shares_of(pins, fold(roots, roots), None)}
     assert sorted(shares) == [later, other]
     assert sum(len(share.entries) for share in shares.values()) == 1000
+
+
+def test_a_root_whose_init_a_server_missed_after_it_was_refused_elsewhere_ends(servers: Servers) -> None:
+    one, two = Member(1, 10, "s1:1"), Member(2, 20, "s2:1")
+    stream = Stream(5, 1)
+    stream.pin(place(View(1, (one, two)), 5, 0, 2), {one: 7, two: 7})
+    roots = np.array([stream.new_root()], np.uint64)
+    assert not sum(len(each) for each in stream.hear(one.__eq__, Outcomes(roots, np.array([Verdict.TIMED_OUT]))))
+    (ended,) = stream.initialised(roots, {two: roots})
+    assert (ended.root_ids.tolist(), ended.verdicts.tolist()) == (roots.tolist(), [Verdict.TIMED_OUT])
+
+
+def test_a_root_that_is_emitted_after_all_its_servers_have_left_is_lost(servers: Servers) -> None:
+    source = servers.client(replicas=1)
+    source.open_source("orders")
+    placement = source._state().source().pins[-1].placement
+    servers[1].stop()
+    while not source.watch(0.1).lost_slots.any():
+        pass
+    roots = np.array([source.emit().root_id for _ in range(ROOTS)], np.uint64)
+    source.flush()
+    ended = {outcome.root_id: outcome for outcome in source.watch(0.1).outcomes}
+    assert {outcome.reason for outcome in ended.values()} == {MISSED}
+    assert sorted(ended) == sorted(roots[placement.replicas_of(roots)[:, 0] == 1].tolist())

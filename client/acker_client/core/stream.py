@@ -7,18 +7,22 @@ so that a root tells by its id which pin it has, in every process.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.core.pins import STREAM_NUMBERS, Pin
-from acker_client.core.stream_votes import StreamVotes
+from acker_client.core.pins import STREAM_NUMBERS, Pin, same_server
+from acker_client.core.stream_votes import MISSED, StreamVotes
+from acker_client.core.votes import lost_for
 from acker_client.core.watched import NO_SLOTS, Mask, only
 from acker_protocol.ids import SLOT_SHIFT, SLOTS, Column, mix64_column, root_id
 from acker_protocol.messages import Outcomes
 from acker_protocol.placement import Member, Placement
+
+NOTHING_MISSED: Mapping[Member, Column] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -83,16 +87,30 @@ class Stream:
         self._pins.append(StreamPin(pin, StreamVotes(placement.replicas), generations))
         self._numbers = itertools.count(start)
 
-    def initialised(self, root_ids: Column) -> None:
-        """Inits of these roots have been answered."""
+    def initialised(self, root_ids: Column, missed: Mapping[Member, Column] = NOTHING_MISSED) -> list[Outcomes]:
+        """Inits of these roots have been answered, but for those that were ``missed`` by a member; what is final."""
         for each, own in self._of_pins(self._pins, root_ids):
             each.pending += np.where(each.nowhere, 0, _by_slot(root_ids[own]))
+        finals = [final for member, roots in missed.items() for final in self._missed(member, roots)]
+        return [final for final in (*finals, *self._unheard(missed)) if len(final)]
 
-    def missed(self, member: Member, root_ids: Column) -> None:
-        """Inits of these roots did not reach ``member``."""
+    def _missed(self, member: Member, root_ids: Column) -> Iterator[Outcomes]:
         for each, own in self._of_pins(self._pins, root_ids):
-            if member in each.pin.placement.members:
-                each.votes.missed(each.pin.placement.members.index(member), root_ids[own])
+            # The pin may call it otherwise.
+            for index in same_server(member, each.pin.placement.members):
+                final = each.votes.missed(index, root_ids[own])
+                each.pending -= _by_slot(final.root_ids)
+                yield final
+
+    def _unheard(self, missed: Mapping[Member, Column]) -> Iterator[Outcomes]:
+        """LOST of what all its members have missed, and had left before: it was emitted after that was reported."""
+        if not missed:
+            return
+        roots, times = np.unique(np.concatenate(list(missed.values())), return_counts=True)
+        for each, own in self._of_pins(self._pins, roots):
+            slots = mix64_column(roots[own]) >> np.uint64(SLOT_SHIFT)
+            is_unheard = each.nowhere[slots] & (times[own] == each.pin.placement.replicas.shape[1])
+            yield lost_for(MISSED, roots[own][is_unheard])
 
     def hear(self, is_here: Callable[[Member], bool], outcomes: Outcomes) -> list[Outcomes]:
         """The server of the members that are ``is_here`` reports ``outcomes``; those that are final now."""

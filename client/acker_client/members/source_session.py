@@ -119,9 +119,8 @@ class SourceSession:
     def initialised(self, replication: Replication) -> None:
         """Inits of the open stream have been answered by those members that are in."""
         with self._lock:
-            self._stream.initialised(replication.root_ids)
-            for member in replication.out:
-                self._stream.missed(member, replication.missed_by(member).root_ids)
+            missed = {member: replication.missed_by(member).root_ids for member in replication.out}
+            self._unsaid.outcomes += self._stream.initialised(replication.root_ids, missed)
 
     def renew(self, member: Member, patience: Patience) -> None:
         """``member`` does not know this source: nobody may be watching while a report waits. What it has lost by then
