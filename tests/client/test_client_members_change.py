@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -139,6 +140,29 @@ def test_a_batch_goes_elsewhere_while_the_registry_does_not_know_yet_that_a_serv
         job = Job(source, registered.client(), number)
         assert [member.id for member in job.pin.placement.members] == [0]
         assert job.done() == ALL_ACKED
+
+
+def test_a_server_that_is_back_with_its_state_at_another_address_is_watched_there(registered: Registered) -> None:
+    source = registered.client(replicas=1)
+    source.open_source("orders", message_timeout_s=None)
+    anchors = [source.emit() for _ in range(ROOTS)]
+    source.flush()
+    ended: Counter[Verdict] = Counter()
+    for anchor in anchors[:10]:
+        source.ack(anchor.root_id, anchor.edge)
+    source.flush()
+    while ended.total() < 10:
+        ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
+    registered.move(1, "elsewhere:1")
+    cluster, (_, moved) = source._state().cluster, source._state().source().pins[-1].placement.members
+    while cluster.address_of(moved) != "elsewhere:1":
+        ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
+    for anchor in anchors[10:]:
+        source.ack(anchor.root_id, anchor.edge)
+    source.flush()
+    while ended.total() < ROOTS:
+        ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
+    assert ended == Counter({Verdict.ACKED: ROOTS})
 
 
 def _placed(*members: Member) -> Any:

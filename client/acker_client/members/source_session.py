@@ -65,6 +65,8 @@ class SourceSession:
         # By address: a server that comes back without its state is another member, and the same conversation.
         self._conversations: dict[str, Conversation] = {}
         self._batches: dict[int, PinnedBatch] = {}
+        # Where each server, by id and generation, was met last.
+        self._addresses: dict[tuple[int, int], str] = {}
         # Up to which outcome of which registration has been heard, by address.
         self._reached: dict[str, tuple[int | None, int]] = {}
         self._polls: dict[str, Future[Polled | None]] = {}
@@ -236,6 +238,7 @@ class SourceSession:
         """End the session: servers drop its roots. Tried for a second; else the lease ends it."""
         with self._lock:
             conversations, self._conversations = dict(self._conversations), {}
+            self._addresses.clear()
         calls = [self._cluster.side_by_side.start(partial(self._close, each)) for each in conversations.values()]
         deadline = self._cluster.patience(_CLOSE_S).deadline
         while deadline.left_s and (left := [call for call in calls if not call.done()]):
@@ -298,13 +301,26 @@ class SourceSession:
     def _conversation(self, member: Member) -> Conversation:
         address = self._cluster.address_of(member)
         with self._lock:
+            known_at = self._addresses.get((member.id, member.generation), address)
+            self._addresses[member.id, member.generation] = address
             conversation = self._conversations.get(address)
             if conversation is None:
-                registration = Registration(self.name, self.session, self.lease_s, self._limits, self._clock())
+                registration = self._moved(known_at, address) or Registration(
+                    self.name, self.session, self.lease_s, self._limits, self._clock()
+                )
                 conversation = self._conversations[address] = Conversation(
                     address, self._cluster.caller, registration, self._cluster.settings, self._clock
                 )
             return conversation
+
+    def _moved(self, known_at: str, address: str) -> Registration | None:
+        """The registration at a server that was at ``known_at`` and went, with its state, to ``address``. Under the
+        lock."""
+        before = self._conversations.pop(known_at, None)
+        if before is None:
+            return None
+        self._reached[address] = self._reached.pop(known_at, (None, 0))
+        return before.registration
 
     def _is_at(self, address: str) -> Callable[[Member], bool]:
         return lambda member: self._cluster.address_of(member) == address
@@ -328,10 +344,10 @@ class SourceSession:
         return pinned | self._stream.members
 
     def _watched(self) -> list[Conversation]:
-        """The conversations with those members."""
+        """The conversations with those members that were met."""
         with self._lock:
-            addresses = dict.fromkeys(map(self._cluster.address_of, sorted(self._pinned())))
-            return [self._conversations[address] for address in addresses if address in self._conversations]
+            met = [member for member in sorted(self._pinned()) if (member.id, member.generation) in self._addresses]
+        return list(dict.fromkeys(map(self._conversation, met)))
 
     def _poll(self, wait_s: float, max_outcomes: int) -> bool:
         """Poll every server that is to be watched, until one has answered or there is news; whether one has."""
@@ -508,6 +524,9 @@ class SourceSession:
             if address not in needed and address not in self._polls and silent_s > self.lease_s:
                 del self._conversations[address]
                 self._reached.pop(address, None)
+        self._addresses = {
+            server: address for server, address in self._addresses.items() if address in self._conversations
+        }
 
     def _end(self, batch: PinnedBatch) -> None:
         """Under the lock."""
