@@ -182,6 +182,32 @@ def test_of_one_report_a_server_gets_each_section_once_whatever_pins_call_it(lat
     assert sum(len(share.entries) for share in shares.values()) == 1000
 
 
+def test_a_server_that_tasks_went_on_without_keeps_no_room_for_the_batch(servers: Servers) -> None:
+    source = servers.client("source")
+    source.open_source("orders")
+    servers.cut["executor"] = {"s1:1"}
+    assert Job(source, servers.client("executor")).done() == ALL_ACKED
+    while any(servers[number].shard.stats.open_batches for number in range(3)):
+        source.watch(0.05)
+    assert Job(source, servers.client(), 2).done() == ALL_ACKED
+
+
+def test_a_server_that_was_silent_at_the_end_of_a_batch_ends_it_when_it_answers_again(servers: Servers) -> None:
+    source = servers.client("source", gone_after_s=100.0)
+    source.open_source("orders")
+    job = Job(source, servers.client())
+    job.read()
+    job.work()
+    servers.cut["source"] = {"s1:1"}
+    assert Counter(job.settle().values()) == ALL_ACKED
+    assert servers[1].shard.stats.open_batches == 1
+    servers.cut["source"] = set()
+    later = Job(source, servers.client(), 2)
+    while servers[1].shard.stats.open_batches > 1:
+        source.watch(0.05)
+    assert later.done() == ALL_ACKED
+
+
 def test_a_root_whose_init_a_server_missed_after_it_was_refused_elsewhere_ends(servers: Servers) -> None:
     one, two = Member(1, 10, "s1:1"), Member(2, 20, "s2:1")
     stream = Stream(5, 1)

@@ -524,6 +524,7 @@ class SourceSession:
             if address not in needed and address not in self._polls and silent_s > self.lease_s:
                 del self._conversations[address]
                 self._reached.pop(address, None)
+                self._leftovers.pop(address, None)
         self._addresses = {
             server: address for server, address in self._addresses.items() if address in self._conversations
         }
