@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client import Verdict, errors
+from acker_client import Identity, Verdict, errors
 from acker_client.core.pins import Pin, shares_of
 from acker_client.core.stream import Stream
 from acker_client.core.stream_votes import MISSED
@@ -206,6 +206,16 @@ def test_a_server_that_was_silent_at_the_end_of_a_batch_ends_it_when_it_answers_
     while servers[1].shard.stats.open_batches > 1:
         source.watch(0.05)
     assert later.done() == ALL_ACKED
+
+
+def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(servers: Servers) -> None:
+    servers.cut["executor"] = {"s1:1"}
+    source = servers.client("source")
+    source.open_source("orders")
+    executor = servers.client("executor", budget_s=1.0, gone_after_s=0.05)
+    job = Job(source, executor)
+    with pytest.raises(errors.Unavailable, match="s1:1"):
+        executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
 
 def test_a_root_whose_init_a_server_missed_after_it_was_refused_elsewhere_ends(servers: Servers) -> None:

@@ -154,8 +154,11 @@ class Cluster:
         if self._listed is not None:
             self._epoch_heard = max(self._epoch_heard, epoch)
 
-    def gone(self, member: Member) -> str:
-        """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows."""
+    def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
+        """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
+
+        ``is_silence_enough``: whether one is gone that does not answer here and has no registry to say more of it; it
+        may answer others."""
         hello = self._hello_of(member.address)
         if hello is not None and (hello.id, hello.generation) != (member.id, member.generation):
             if self._is_news_of(member, hello):
@@ -170,7 +173,7 @@ class Cluster:
             self._is_in_doubt = True
             return ""
         silent_s = self._silent_s(member.address)
-        if not self.is_alone and silent_s >= self.settings.gone_after_s:
+        if is_silence_enough and not self.is_alone and silent_s >= self.settings.gone_after_s:
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
 

@@ -55,8 +55,8 @@ def ask(
     """Make ``call`` to every member that is left, and wait until each has answered or is out.
 
     A member is out when it is gone, or when it does not answer, or only that it does not know the batch, and the
-    answers of others do without its own; without ``may_leave`` only when it is gone. Raises what stopped the call to a
-    member that is in.
+    answers of others do without its own; without ``may_leave`` only when it is gone for everybody, and not because it
+    is silent here. Raises what stopped the call to a member that is in.
     """
     members = list(party.left)
     if len(members) == 1 and cluster.is_alone:
@@ -116,7 +116,7 @@ class _Asking:
             self._cluster.refresh()
         # Who has answered by now is not absent, however long it took.
         for member in [*self.errors, *(member for member, call in self._calls.items() if not call.done())]:
-            why = self._cluster.gone(member) or self._dispensable(member, waited_s)
+            why = self._cluster.gone(member, is_silence_enough=self._may_leave) or self._dispensable(member, waited_s)
             if why:
                 self._drop(member, why)
 
