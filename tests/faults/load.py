@@ -32,7 +32,6 @@ from acker_client.source.run.environment import Environment, FramePlan
 from acker_client.source.source import Source
 from acker_protocol.ids import Column, edge0_column, mix64_column
 from acker_protocol.messages import Entries, Identity, InitScope
-from acker_protocol.placement import Member
 from acker_protocol.reports import fold
 
 EXECUTORS = 2
@@ -203,14 +202,24 @@ class Account(Listener):
         assert set(self.acked) == records
         assert set(self.acked.values()) == {1}
 
-    def lost_elsewhere(self, is_theirs: Callable[[Member], bool]) -> int:
-        """How many roots were LOST that did not live on such members alone."""
-        count = 0
-        for batch, root, _ in self.lost:
-            placement = self.pins[batch].placement
-            slot = int(slots_of(np.array([root], np.uint64))[0])
-            count += not all(is_theirs(placement.members[index]) for index in placement.replicas[slot])
-        return count
+    @property
+    def lost_roots(self) -> set[int]:
+        return {root for _, root, _ in self.lost}
+
+    @property
+    def lost_batches(self) -> set[int]:
+        return {batch for batch, _, _ in self.lost}
+
+    def living_on(self, id: int, batches: set[int]) -> set[int]:
+        """The roots of ``batches`` that lived on the server ``id`` alone."""
+        found = set()
+        for root, (batch, _) in self.emitted.items():
+            if batch in batches:
+                placement = self.pins[batch].placement
+                slot = int(slots_of(np.array([root], np.uint64))[0])
+                if {placement.members[index].id for index in placement.replicas[slot]} == {id}:
+                    found.add(root)
+        return found
 
 
 class Watched(AckerClient):

@@ -121,7 +121,8 @@ def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_n
     account = load.finish()
     print("kill -9", 1, figures(load, since))
     assert account.replays == len(account.lost) > 0
-    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
+    assert account.lost_roots == account.living_on(0, account.lost_batches)
+    assert len(account.lost_batches) <= 1
 
 
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
@@ -134,7 +135,7 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     load.strike(lambda: servers.pause(0))
     servers.await_view(1, lambda active: active == {1, 2})
     load.await_outcomes()
-    time.sleep(SESSION_S)  # what the name of this test says; nothing waits for it
+    await_until(lambda: time.monotonic() > since + 2 * SESSION_S)
     servers.resume(0)
     servers.await_view(1, lambda active: active == {0, 1, 2})
     load.await_outcomes()
@@ -144,7 +145,8 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     print("pause", replicas, figures(load, since))
     assert account.replays == len(account.lost)
     assert (account.replays > 0) == (replicas == 1)
-    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
+    assert account.lost_roots == account.living_on(0, account.lost_batches)
+    assert len(account.lost_batches) <= 1
 
 
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
@@ -156,7 +158,7 @@ def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
     since = time.monotonic()
     zookeeper_process.kill()
     try:
-        await_until(lambda: time.monotonic() > since + 2 * SESSION_S)
+        await_until(lambda: time.monotonic() > since + 1.5 * SESSION_S)
         load.await_outcomes(10)
     finally:
         zookeeper_process.start()
@@ -233,8 +235,10 @@ def listed(tmp_path: Path) -> Iterator[Servers]:
     servers.close()
 
 
-@pytest.mark.parametrize("comes_back", [False, pytest.param(True, marks=pytest.mark.long)])
-@pytest.mark.parametrize("replicas", ONE_OR_TWO)
+@pytest.mark.parametrize(
+    ("replicas", "comes_back"),
+    [pytest.param(1, False, marks=pytest.mark.long), (1, True), pytest.param(2, True, marks=pytest.mark.long)],
+)
 def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, *, comes_back: bool) -> None:
     load = Load(list(listed.addresses.values()), replicas=replicas, gone_after_s=1.0)
     load.await_outcomes()
@@ -247,4 +251,5 @@ def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, 
     print("list", replicas, comes_back, figures(load, since))
     assert account.replays == len(account.lost)
     assert (account.replays > 0) == (replicas == 1)
-    assert account.lost_elsewhere(lambda member: member.id == 0) == 0
+    assert account.lost_roots == account.living_on(0, account.lost_batches)
+    assert len(account.lost_batches) <= 1

@@ -489,5 +489,5 @@ def _small_messages(case: Case) -> Iterator[None]:
 
 
 def of_seed(seed: int, *, strict: bool = False) -> Result:
-    """The case of a seed; here, and not where a command line is read, as processes that are started anew import this."""
+    """The case of a seed. Not where the command line is read: processes that are started anew do not import that."""
     return simulate(Case.of(seed), strict=strict)
