@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -10,9 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from acker_client import Settings, Settlement
+from acker_client.core.pins import Pin
+from acker_client.core.scope import BatchScope
+from acker_client.spark import Collector, group
 from acker_client.spark import functions as AF
-from acker_client.spark import group
-from tests.spark.live_batch import ACKED, FAILED, LiveBatch, texts
+from acker_client.spark.driver.session import hand_down
+from acker_client.spark.operators.read import frame_of
+from acker_protocol.placement import Member, View, place
+from tests.spark.live_batch import ACKED, FAILED, SCHEMA, Lines, LiveBatch, texts
 
 pytestmark = pytest.mark.matrix
 
@@ -62,3 +69,39 @@ def test_packed_anchors_are_acked(spark: SparkSession, servers: str) -> None:
         counted = live.df.withColumn("first", F.col("number") % 2).transform(count)
         assert counted.select("rows", AF.ack("_anchors")).collect() == [(10, True), (10, True)]
         assert live.settle() == dict.fromkeys(range(20), ACKED)
+
+
+@pytest.mark.parametrize("how", ["read", "ack", "collector"])
+def test_a_server_that_a_task_went_on_without_is_noted_for_their_batch(
+    spark: SparkSession, servers: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LiveBatch(spark, servers, texts(4)) as live:
+        hello = live.client.hello()
+        one, dead = Member(hello.id, hello.generation, servers), Member(hello.id + 1, 7, "127.0.0.1:1")
+        alone, both = (
+            Pin(live.session, 1, live.base, 4, place(View(1, members), live.session, 1, len(members)))
+            for members in ((one,), (one, dead))
+        )
+        settings = replace(live.settings, servers=(servers, dead.address), replica_wait_s=0.05, pins=(both,))
+        scope = BatchScope(live.session, 1, live.base)
+        lines = [Lines(0, 4, live.texts)]
+        all_alone = replace(live.settings, pins=(alone,))
+        read, rest = (settings, all_alone) if how == "read" else (all_alone, settings)
+        live.frame = frame_of(spark, name="lines", scope=scope, schema=SCHEMA, slices=lines, settings=read)
+        hand_down(spark, rest)
+        if how != "collector":
+            monkeypatch.setattr(AF, "_settings", lambda: rest)
+            live.df.select("number", AF.ack()).write.format("noop").mode("append").save()
+        else:
+            live.df.foreachPartition(acking(rest))
+        assert live.frame.evidence.without == {dead.id}
+        assert live.settle(Settlement.DONE) == dict.fromkeys(range(4), ACKED)
+
+
+def acking(settings: Settings) -> Callable[[Iterator[Any]], None]:
+    def work(rows: Iterator[Any]) -> None:
+        with Collector("works", settings) as out:
+            for row in rows:
+                out.ack(row)
+
+    return work

@@ -98,8 +98,9 @@ def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[A
 
 def _send(report: Report, settings: Settings) -> None:
     if not report.is_empty:
-        # The column may have been made for another batch.
-        Sender(replace(settings, pins=pins_here() or settings.pins))(report)
+        # The column may have been made for another batch than the thread has taken that runs the job.
+        pins = {(pin.session, pin.batch): pin for pin in (*settings.pins, *pins_here())}
+        Sender(replace(settings, pins=tuple(pins.values())))(report)
 
 
 def _anchors(columns: Any) -> tuple[Anchors, int]:

@@ -26,7 +26,7 @@ from acker_client.spark.evidence.executions import Executions
 from acker_client.spark.evidence.graph import Places
 from acker_client.spark.evidence.look import Look
 from acker_client.spark.evidence.witness import Witness
-from acker_client.spark.task.notes import NoteStore, note_store_of
+from acker_client.spark.task.notes import NoteStore, note_store_of, tag_of
 
 # The name under which all ack() columns of a run are remembered, once their rows were evaluated more than once.
 ACK_COLUMN = ("column", "ack()")
@@ -137,6 +137,9 @@ class BatchEvidence:
         self.settings = settings
         self.once = once or Once()
         self._note_store = note_store_of(spark.sparkContext)
+        self._tags = [tag_of(pin) for pin in settings.pins]
+        for tag in self._tags:
+            self._note_store.keep(tag)
         self._executions = Executions(spark)
         self._lock = threading.Lock()
         self._evidence: dict[object, SinkEvidence] = {}
@@ -189,8 +192,7 @@ class BatchEvidence:
     @property
     def without(self) -> frozenset[int]:
         """The servers, by their ids, that tasks have reported without."""
-        notes = self._note_store.of([node.tag for node in lineage.of(self)])
-        return frozenset(note.index for note in notes if note.kind == "without")
+        return frozenset(note.index for note in self._note_store.of(self._tags))
 
     def keep_cached(self, df: DataFrame) -> DataFrame:
         """Cache a frame until :meth:`release`, unless it is cached; returns it."""
@@ -207,7 +209,7 @@ class BatchEvidence:
             df.unpersist()
         self.is_released = True
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
-        self._note_store.forget([node.tag for node in nodes if _is_over(node)])
+        self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_over(node))])
 
     def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, look: Look) -> None:
         """Remember for later batches whose rows were evaluated more than once."""

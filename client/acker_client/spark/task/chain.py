@@ -23,7 +23,7 @@ from acker_client.core.delivery import ReportResult
 from acker_client.settings import Settings
 from acker_client.spark.core.anchors import Rows, pack, unpack
 from acker_client.spark.core.tally import Report, Tally
-from acker_client.spark.task.notes import NoteWriter
+from acker_client.spark.task.notes import NoteWriter, note_writer_here, tag_of
 
 # A batch that a step has made large is handed to Spark in pieces of so many rows.
 BATCH_ROWS = 1 << 16
@@ -112,8 +112,6 @@ class Chain:
             return
         if any(result is not None and result.conflict for result in results):
             self.note_writer.write("conflict", self.tag)
-        for server in sorted({server for result in results if result is not None for server in result.without}):
-            self.note_writer.write("without", self.tag, index=server)
         if not self.entry.from_outside:
             self.note_writer.write("read", self.tag)
         if not self.is_tracked:
@@ -129,25 +127,34 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
     """What Spark pickles and calls in each task."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return chain.run(batches, Sender(chain.settings, may_leave=chain.note_writer is not None))
+        return chain.run(batches, Sender(chain.settings, chain.note_writer))
 
     return run
 
 
 class Sender:
-    """Sends reports from inside a task and waits for each answer; grpc is loaded here and nowhere before."""
+    """Sends reports from inside a task and waits for each answer; grpc is loaded here and nowhere before.
 
-    def __init__(self, settings: Settings, *, may_leave: bool = False) -> None:
-        """``may_leave``: whoever sends notes which servers were left out."""
+    A server that is silent is left out only where that can be noted, so that the source leaves it out as well.
+    """
+
+    def __init__(self, settings: Settings, note_writer: NoteWriter | None = None) -> None:
+        """``note_writer``: None for what the job's thread has handed down."""
         self._settings = settings
-        self._may_leave = may_leave
+        self._note_writer = note_writer
 
     def __call__(self, report: Report) -> ReportResult:
         # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
         from acker_client.plain.client import shared_client
 
         client, pins = shared_client(self._settings), self._settings.pins
-        return client.report_pinned(report.identity, report.entries, report.inits, pins, may_leave=self._may_leave)
+        writer = self._note_writer or note_writer_here()
+        may_leave = writer is not None
+        result = client.report_pinned(report.identity, report.entries, report.inits, pins, may_leave=may_leave)
+        if writer is not None:
+            for pin, server in itertools.product(pins, sorted(result.without)):
+                writer.write("without", tag_of(pin), index=server)
+        return result
 
 
 def _through(take: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:

@@ -7,6 +7,8 @@ were in CONFLICT, and which servers were left out; they never carry rows or ids 
 
 from __future__ import annotations
 
+import base64
+import pickle
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any, Literal
 from pyspark import Accumulator, SparkContext, TaskContext
 from pyspark.accumulators import AccumulatorParam
 
+from acker_client.core.pins import Pin
+
 # read: a chain has read records of a source, and its reports are answered; end: a tracked chain has read its input
 # to the end, and its reports are answered; cut: a function of the user's ended before its input did; part: one
 # partition of an RDD was read to its end; conflict: a report was counted before with other content; without: a server
@@ -22,13 +26,15 @@ from pyspark.accumulators import AccumulatorParam
 Kind = Literal["read", "end", "cut", "part", "conflict", "without"]
 
 EXECUTION = "spark.sql.execution.id"
+# What the tasks of this thread's jobs write notes with; set by the acker.
+NOTES = "spark.acker.notes"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``tag`` names the tracked step that it is about; ``execution``: of SQL, -1 in a job of RDDs; ``stage``: Spark's;
-    ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether it ``is_empty``;
-    ``function``: that was cut. Of *without* ``index`` is the server's id."""
+    """``tag`` names the tracked step that it is about, of *without* the batch; ``execution``: of SQL, -1 in a job of
+    RDDs; ``stage``: Spark's; ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether
+    it ``is_empty``; ``function``: that was cut. Of *without* ``index`` is the server's id."""
 
     kind: Kind
     tag: str
@@ -63,6 +69,24 @@ class NoteWriter:
         execution = context.getLocalProperty(EXECUTION)
         stage = int(context.stageId())
         self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, is_empty, function)])
+
+
+def handed_down(note_writer: NoteWriter) -> str:
+    """A writer as text, for the tasks of a job."""
+    return base64.b64encode(pickle.dumps(note_writer)).decode("ascii")
+
+
+def note_writer_here() -> NoteWriter | None:
+    """What this task may write notes with, as the thread has said that began its job."""
+    task = TaskContext.get()
+    text = None if task is None else task.getLocalProperty(NOTES)
+    found: NoteWriter | None = pickle.loads(base64.b64decode(text)) if text else None
+    return found
+
+
+def tag_of(pin: Pin) -> str:
+    """By what notes are known that are about a batch."""
+    return f"batch-{pin.session}-{pin.batch}"
 
 
 class NoteStore:
