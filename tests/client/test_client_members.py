@@ -32,7 +32,7 @@ class Servers:
         return self.by_address[f"s{number}:1"]
 
     def client(self, name: str = "", **options: float) -> AckerClient:
-        given = {"replica_wait_s": 0.05, "gone_after_s": 0.5, "budget_s": 20.0, "call_timeout_s": 1.0, **options}
+        given = {"replica_wait_s": 0.25, "gone_after_s": 0.5, "budget_s": 20.0, "call_timeout_s": 1.0, **options}
         settings = Settings(tuple(self.by_address), **given)  # type: ignore[arg-type]
         client = AckerClient(settings, connect=lambda address: self._connect(name, address))
         self._clients.append(client)

@@ -65,6 +65,7 @@ class Registration:
     """One source of one client. Not thread-safe: the caller holds a lock around every method."""
 
     __slots__ = (
+        "_granted_ms",
         "_is_lost",
         "cursor",
         "generation",
@@ -87,6 +88,11 @@ class Registration:
         # What others are to learn there of where this source's roots live; nothing (b""): they have.
         self.pins = b""
         self._is_lost = False
+        self._granted_ms = self.lease_ms
+
+    def is_fresh(self, now: float) -> bool:
+        """Whether the lease, as the server grants it, was renewed so lately that the next poll comes in time."""
+        return self.generation is not None and now - self.heard_at < self._granted_ms / 3000
 
     @property
     def wait_max_s(self) -> float:
@@ -113,6 +119,7 @@ class Registration:
             self._is_lost = True
             self.cursor = 0
         self.heard_at = now
+        self._granted_ms = reply.lease_ms or self._granted_ms
         if reply.status == Status.APPLIED and request.pins == self.pins:
             self.pins = b""
         return reply.status != Status.INVALID or not is_foreign

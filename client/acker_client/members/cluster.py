@@ -49,6 +49,7 @@ class Cluster:
         self._random = random
         self._callers: dict[str, Caller] = {}
         self._used_at: dict[str, float] = {}
+        self._swept_at = clock()
         self._is_closed = False
         self._looked_at = self._greeted_at = float("-inf")
         # What a registry said last; None: there is none, or nothing was heard.
@@ -67,12 +68,13 @@ class Cluster:
 
     def caller(self, address: str) -> Caller:
         """How the server at ``address`` is called, at once: whoever keeps the answer may find its channel closed."""
-        self._used_at[address] = self.clock()
+        self._used_at[address] = now = self.clock()
+        if now - self._swept_at > IDLE_S / 10:
+            self._close_idle()
         caller = self._callers.get(address)
         if caller is None:
             if self._is_closed:
                 raise Closed("this client was closed: make another AckerClient")
-            self._close_idle()
             connection = Connection(address, self.settings, self._connect)
             caller = self._callers.setdefault(address, Caller(self.settings, connection, self.clock, self._heard))
         return caller
@@ -200,7 +202,8 @@ class Cluster:
 
     def _close_idle(self) -> None:
         """Close the channels that nobody has used for long: of a thousand servers a batch lives on eight."""
-        idle_since = self.clock() - IDLE_S
+        self._swept_at = self.clock()
+        idle_since = self._swept_at - IDLE_S
         for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
             if address in self.settings.servers:
                 continue

@@ -67,7 +67,8 @@ class Conversation:
 
     def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
         """Returns the generation of this registration in which the batch is open."""
-        if self.registration.generation is None:
+        # The lease of a source that has had nothing here for long is about to run out.
+        if not self.registration.is_fresh(self._clock()):
             self.renew(patience)
         while True:
             generation = self.registration.generation

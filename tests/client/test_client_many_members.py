@@ -1,0 +1,99 @@
+"""A view of twenty members, of which each batch lives on eight: what a source keeps of those that it needs no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from acker_client import AckerClient, Settings, Verdict
+from acker_client.members.cluster import IDLE_S
+from acker_protocol.placement import SPREAD
+from acker_testing import LocalServer, SimulatedTime
+from tests.client.test_client_members import ALL_ACKED, Job
+from tests.client.test_client_members_change import Registered, WithView
+
+MEMBERS, BATCHES, LEASE_S = 20, 30, 30.0
+
+
+class Many(Registered):
+    """Servers in simulated time; ``channels``: those that a client has open, by address."""
+
+    def __init__(self, time: SimulatedTime) -> None:
+        super().__init__(MEMBERS)
+        for number, address in self.listed.items():
+            self.by_address[address] = LocalServer(id=number, clock=time.clock, sleep=time.sleep)
+        self.channels: Counter[str] = Counter()
+        self._time = time
+
+    def client(self, name: str = "", **options: float) -> AckerClient:
+        settings = Settings(("s0:1",), **options)  # type: ignore[arg-type]
+        client = AckerClient(settings, connect=self._counted, clock=self._time.clock, sleep=self._time.sleep)
+        self._clients.append(client)
+        return client
+
+    def _counted(self, address: str) -> Any:
+        self.channels[address] += 1
+        return Channel(self, address)
+
+
+class Channel(WithView):
+    def close(self) -> None:
+        self._servers.channels[self._address] -= 1  # type: ignore[attr-defined]
+
+
+def open_channels(servers: Many) -> int:
+    return sum(servers.channels.values())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_batches_on_eight_of_twenty_servers_end_whole_and_what_is_not_needed_is_given_back(replicas: int) -> None:
+    time = SimulatedTime()
+    servers = Many(time)
+    source = servers.client(replicas=replicas)
+    source.open_source("orders", lease_s=LEASE_S)
+    session = source._state().source()
+    of_stream = {member.id for member in session.pins[-1].placement.members}
+    executor = servers.client(replicas=replicas)
+    seen: Counter[int] = Counter()
+    for number in range(1, BATCHES + 1):
+        job = Job(source, executor, number)
+        seen.update(member.id for member in job.pin.placement.members)
+        assert len(job.pin.placement.members) == SPREAD
+        assert job.done() == ALL_ACKED
+        # Now and then a server forgets a source that it has not heard of for long, and is needed again.
+        time.sleep(LEASE_S / 4)
+        source.watch()
+    assert len(seen) == MEMBERS
+    assert not any(server.shard.stats.open_batches for server in servers.by_address.values())
+    for _ in range(8):
+        time.sleep(LEASE_S / 4)
+        source.watch()
+    assert set(session._conversations) == {f"s{id}:1" for id in of_stream}
+    for _ in range(int(IDLE_S / LEASE_S) + 3):
+        time.sleep(LEASE_S / 2)
+        source.watch()
+        time.sleep(LEASE_S / 2 - 1.0)
+        source.watch()
+    executor.hello()
+    # Of the source those of its stream, of both the one that they were given.
+    assert open_channels(servers) <= SPREAD + 2
+    assert not source.watch().says_something
+
+
+def test_a_server_that_forgot_a_source_while_it_was_not_needed_loses_no_batch_by_it() -> None:
+    time = SimulatedTime()
+    servers = Many(time)
+    for server in servers.by_address.values():
+        # Servers that grant less than is asked for.
+        server.shard._max_lease_s = LEASE_S / 4
+    source = servers.client(replicas=1, spread=2)
+    source.open_source("orders", lease_s=LEASE_S)
+    executor = servers.client()
+    ended: Counter[tuple[Verdict, str]] = Counter()
+    for number in range(1, BATCHES + 1):
+        ended += Job(source, executor, number).done()
+        time.sleep(LEASE_S / 5)
+        source.watch()
+    assert ended == Counter({(Verdict.ACKED, ""): BATCHES * sum(ALL_ACKED.values())})
