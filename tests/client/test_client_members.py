@@ -13,7 +13,7 @@ from acker_client import AckerClient, Entries, Identity, InitScope, Settings, Se
 from acker_client.core.ended import Ended
 from acker_client.core.pins import Pin, decode, encode
 from acker_protocol import ids
-from acker_protocol.messages import Settle
+from acker_protocol.messages import Settle, Watch
 from acker_protocol.reports import fold
 from acker_testing import LocalServer, SimulatedTime
 
@@ -173,7 +173,7 @@ def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(
 
 
 def test_a_batch_for_which_there_was_no_server_is_opened_by_the_next_try(servers: Servers) -> None:
-    source = servers.client(budget_s=0.5)
+    source = servers.client(budget_s=0.5, replica_wait_s=10.0)
     source.open_source("orders")
     for server in servers.by_address.values():
         server.shard.drain()
@@ -183,6 +183,21 @@ def test_a_batch_for_which_there_was_no_server_is_opened_by_the_next_try(servers
         servers.by_address[address].start(with_state=False)
     pin = source.open_batch(1, 1 << 40, ROOTS, budget_s=20.0)
     assert all(servers[member.id].shard.stats.open_batches for member in pin.placement.members)
+
+
+def test_a_server_that_drains_and_has_dropped_the_source_has_lost_its_batch(
+    servers: Servers, source: AckerClient
+) -> None:
+    job = Job(source, servers.client())
+    job.read()
+    job.work()
+    here = set(job.roots[job.pin.placement.replicas_of(job.roots)[:, 0] == 1].tolist())
+    shard = servers[1].shard
+    shard.drain()
+    shard.watch(Watch("orders", job.pin.session, 1000, close=True), shard._state.now)
+    ended = job.settle()
+    assert {root for root, (verdict, _) in ended.items() if verdict == Verdict.ACKED} >= set(ended) - here
+    assert len(ended) == ROOTS
 
 
 def test_a_server_that_comes_while_a_source_runs_is_in_its_next_batches(servers: Servers) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.pins import Pin
+from acker_client.members.source_session import _Opening
 from acker_protocol.messages import OpenBatch
 from acker_protocol.placement import Member, View, place
 
@@ -28,3 +29,16 @@ def test_a_member_that_has_another_registration_after_a_batch_was_opened_there_h
     batch.opened(ONE, 8)
     assert batch.was_lost_by(ONE, 9)
     assert not batch.was_lost_by(TWO, 9)
+
+
+def test_who_is_alone_is_waited_for_and_not_placed_anew_where_it_was() -> None:
+    opening = _Opening((ONE,))
+    assert not opening.covers(ONE)
+
+
+def test_who_is_silent_while_all_others_have_opened_a_batch_is_left_out() -> None:
+    opening = _Opening((ONE, TWO))
+    assert not opening.covers(TWO)
+    opening.opened[ONE] = 8
+    assert opening.covers(TWO)
+    assert not opening.covers(ONE)
