@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client import Identity, Verdict, errors
+from acker_client import AckerClient, Identity, Verdict, errors
+from acker_client.core.backoff import Patience
 from acker_client.core.pins import Pin, shares_of
 from acker_client.core.stream import Stream
 from acker_client.core.stream_votes import MISSED
+from acker_client.members.source_session import SourceSession
 from acker_protocol import ids
 from acker_protocol.messages import ListedMember, Outcomes, ViewReply
 from acker_protocol.placement import Member, View, place
@@ -72,6 +74,13 @@ def servers() -> Iterator[Servers]:
     servers = Servers(3)
     yield servers
     servers.close()
+
+
+@pytest.fixture
+def source(servers: Servers) -> AckerClient:
+    client = servers.client("source")
+    client.open_source("orders")
+    return client
 
 
 @pytest.fixture
@@ -240,3 +249,18 @@ def test_a_root_that_is_emitted_after_all_its_servers_have_left_is_lost(servers:
     ended = {outcome.root_id: outcome for outcome in source.watch(0.1).outcomes}
     assert {outcome.reason for outcome in ended.values()} == {MISSED}
     assert sorted(ended) == sorted(roots[placement.replicas_of(roots)[:, 0] == 1].tolist())
+
+
+def test_a_flush_spends_no_more_on_a_new_view_than_on_a_replica_and_the_rest_on_what_it_sends(
+    servers: Servers, source: AckerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[float] = []
+
+    def never(session: SourceSession, patience: Patience) -> None:
+        budgets.append(patience.deadline.budget_s)
+        raise errors.Unavailable("one of the servers of the new view does not answer")
+
+    monkeypatch.setattr(SourceSession, "open", never)
+    source.emit()
+    source.flush()
+    assert budgets == [source.settings.replica_wait_s]

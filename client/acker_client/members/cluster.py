@@ -61,7 +61,7 @@ class Cluster:
         self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
         # What was last said of members when it first spoke against them; and whether to ask for the view for that.
-        self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply] = {}
+        self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         self._is_in_doubt = False
 
     # -- calls
@@ -182,7 +182,11 @@ class Cluster:
     def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
         """Whether something that speaks against ``member`` was said after this process had heard of it: what was said
         before may be older, as a batch may live on a server that has come, or come back, since."""
-        return self._doubted.setdefault((member, type(said)), said) is not said
+        if self._doubted.setdefault((member, type(said)), said) is said:
+            return False
+        # From now on all is news; a view of many members is not kept for it.
+        self._doubted[member, type(said)] = None
+        return True
 
     # -- replicas that keep others waiting
 

@@ -65,6 +65,8 @@ class SourceSession:
         # By address: a server that comes back without its state is another member, and the same conversation.
         self._conversations: dict[str, Conversation] = {}
         self._batches: dict[int, PinnedBatch] = {}
+        # How many there were when something was placed last.
+        self._members_placed_on = 0
         # Where each server, by id and generation, was met last.
         self._addresses: dict[tuple[int, int], str] = {}
         # Up to which outcome of which registration has been heard, by address.
@@ -251,8 +253,9 @@ class SourceSession:
         members = len(view.members)
         wanted = min(2, members) if settings.replicas is None else settings.replicas
         spread = max(settings.spread, wanted)
-        if wanted > members:
-            log.warning("%d replicas are asked for, and there are %d servers: going on with fewer", wanted, members)
+        if wanted > members and members != self._members_placed_on:
+            log.warning("%d replicas are asked for, servers there are %d: going on with fewer", wanted, members)
+        self._members_placed_on = members
         return place(view, self.session, number, min(wanted, members), spread)
 
     def _pin_stream(self, placement: Placement, generations: Mapping[Member, int | None], patience: Patience) -> None:

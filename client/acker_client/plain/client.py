@@ -430,7 +430,8 @@ class AckerClient:
         if state.source_or_none is None:
             return
         try:
-            state.source_or_none.open(state.cluster.patience(budget_s))
+            # The rest of the budget is for what is to be sent.
+            state.source_or_none.open(state.cluster.patience(min(budget_s, self.settings.replica_wait_s)))
         except RETRYABLE as error:
             log.debug("the open stream stays where it is: %s", error)
 
