@@ -105,3 +105,11 @@ def test_progress_on_a_terminal_is_a_panel_and_elsewhere_plain_lines() -> None:
             view.strike("a worker is killed")
         assert "a worker is killed" in seen.getvalue()
         assert ("1,234" in seen.getvalue()) == is_terminal
+
+
+def test_the_death_of_a_server_may_cost_replays_with_one_replica_and_none_with_two() -> None:
+    struck: dict[str, Any] = {"planned": (Strike.ONE_KILLED,), "struck": (Strike.ONE_KILLED,)}
+    assert result(**struck, interrupted_by={Strike.ONE_KILLED: 5}, replicas=1).passed
+    assert not result(**struck, interrupted_by={Strike.ONE_KILLED: 5}, replicas=2).passed
+    restarted: dict[str, Any] = {"planned": (Strike.ALL_RESTARTED,), "struck": (Strike.ALL_RESTARTED,)}
+    assert not result(**restarted, interrupted_by={Strike.ALL_RESTARTED: 1}, replicas=1).passed

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from acker_command.demo.faults import strikes
+from acker_command.demo.faults import OF_SEVERAL_SERVERS, strikes
 
 RECORDS = "600"
 
@@ -63,6 +63,8 @@ def test_servers_that_die_come_go_and_restart_under_the_job_cost_no_replay_where
     found = json.loads(ran.stdout)
     assert found["faults"] == {strike.name.lower(): True for strike in strikes(3)}
     assert (found["lost"], found["false_acks"], found["broken"]) == (0, 0, [])
+    assert {found["replayed_by_fault"][strike.name.lower()] for strike in OF_SEVERAL_SERVERS} == {0}
+    assert "server 1, which drained, has ended by itself" in ran.stderr
 
 
 @pytest.mark.long

@@ -120,7 +120,7 @@ def _set_up(
     options: JobOptions, folder: Path, text: Corpus, size: int, counts: RunCounts, view: Progress, exits: ExitStack
 ) -> Setup:
     armed, schedule = _faults(options, folder / "faults", text.records, size)
-    server = _servers(options, folder / "server")
+    server = _servers(options, folder / "server", view)
     exits.callback(server.stop)
     with ThreadPoolExecutor(1) as beside:
         expected = beside.submit(derive, text.paths, armed.is_poison)
@@ -131,8 +131,8 @@ def _set_up(
     return Setup(armed, schedule, server, pipeline, CountingListener(counts, verifier), view)
 
 
-def _servers(options: JobOptions, folder: Path) -> DemoServers:
-    return ServerProcess(folder) if options.servers == 1 else ServerCluster(folder, options.servers)
+def _servers(options: JobOptions, folder: Path, view: Progress) -> DemoServers:
+    return ServerProcess(folder) if options.servers == 1 else ServerCluster(folder, options.servers, view.say)
 
 
 def _faults(options: JobOptions, folder: Path, records: int, size: int) -> tuple[Faults, FaultSchedule]:

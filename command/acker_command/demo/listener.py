@@ -20,8 +20,8 @@ from acker_protocol.messages import Verdict
 class CountingListener(Listener):
     """The demo's listener. Records are found by path and line, not by the source's own numbers.
 
-    ``strike``: what falls on the batch in work. ``interrupted_by``: how many records were LOST in the batch of a
-    strike.
+    ``strike``: what falls on the batch in work. ``interrupted_by``: how many records were LOST, or
+    unfinished, in the batch of a strike.
     """
 
     counts: RunCounts
@@ -44,7 +44,7 @@ class CountingListener(Listener):
         self.counts.timed_out += int(reported[Verdict.TIMED_OUT])
         self.counts.interrupted += int(reported[Verdict.LOST])
         if self.strike is not None:
-            self.interrupted_by[self.strike] += int(reported[Verdict.LOST])
+            self.interrupted_by[self.strike] += int(reported[Verdict.LOST]) + _unfinished(why)
 
     def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
         self.verifier.dead(self._records(dead))
@@ -56,3 +56,9 @@ class CountingListener(Listener):
         firsts = np.array([first_of[path] for path in paths.dictionary.to_pylist()], np.int64)
         records: Ints = firsts[paths.indices.to_numpy()] + origins.column("line").to_numpy() - 1
         return records
+
+
+def _unfinished(why: Failures) -> int:
+    """How many nobody has failed, and of which yet not all was done, or not all was heard of."""
+    ids = [index for index, reason in enumerate(why.reasons, 1) if reason == "unfinished"]
+    return int(np.isin(why.reason_ids, ids).sum())

@@ -40,7 +40,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class DemoResult:
     """``planned``: the strikes that batches were armed with; ``struck``: those that fell. ``interrupted_by``: how many
-    records were LOST in the batch that a strike fell on; ``replicas``: on how many servers each record lived."""
+    records were LOST or unfinished in the batch that a strike fell on; ``replicas``: on how many servers each record
+    lived."""
 
     counts: RunCounts
     conclusion: Conclusion
@@ -108,6 +109,8 @@ def as_json(result: DemoResult) -> dict[str, Any]:
         "records_per_s": round(counts.records_per_s, 1),
         "seconds": round(counts.seconds, 2),
         "batches": result.counts.batches,
+        "replicas": result.replicas,
+        "replayed_by_fault": {strike.name.lower(): result.interrupted_by.get(strike, 0) for strike in result.planned},
         "faults": {strike.name.lower(): strike in result.struck for strike in result.planned},
         "top_words": {top.word: top.count for top in found.top},
         "broken": [check.promise for check in result.checks() if not check.holds],

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from acker_testing import ZooKeeperProcess
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 LOG_TAIL_LINES = 8
+# What a server that drains has left, a batch at most, is over by then.
+DRAIN_TIMEOUT_S = 120.0
 # How long ZooKeeper believes a killed server to be there: so long tasks wait for it.
 SESSION_S = 4.0
 
@@ -58,10 +59,19 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start and wait until it serves. Raises :class:`DemoError` with the end of its log if it does not."""
+        self.begin()
+        self.await_ready()
+
+    def begin(self) -> None:
+        """Start it, without waiting."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._ready.unlink(missing_ok=True)
         with open(self.folder / "server.log", "ab") as log:
             self._process = self._spawn(log)
+
+    def await_ready(self) -> None:
+        """Wait until it serves. Raises :class:`DemoError`."""
+        assert self._process is not None
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -98,7 +108,7 @@ class ServerProcess:
         self._process = None
 
     def drain(self) -> None:
-        """Ask it to take nothing new, and wait until it has served what it has and gone."""
+        """Ask it to take nothing new, to serve what it has, and then to go. Raises :class:`DemoError`."""
         transport = GrpcTransport(self.address)
         try:
             transport.drain(STOP_TIMEOUT_S)
@@ -106,9 +116,18 @@ class ServerProcess:
             raise DemoError(f"the server does not drain: {error}") from None
         finally:
             transport.close()
-        if self._process is not None:
-            self._process.wait()
-            self._process = None
+
+    def await_end(self) -> None:
+        """Wait until it has gone by itself. Raises :class:`DemoError`."""
+        if self._process is None:
+            return
+        try:
+            status = self._process.wait(DRAIN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"the server still drains after {DRAIN_TIMEOUT_S:g} s:\n{self._log_tail()}") from None
+        self._process = None
+        if status:
+            raise DemoError(f"the server that drained ended with status {status}:\n{self._log_tail()}")
 
     def kill(self) -> None:
         if self._process is not None:
@@ -138,15 +157,16 @@ class ServerProcess:
 
 
 class ServerCluster:
-    """Several servers under a ZooKeeper of their own. ``falls`` come one after the other, in the order of the demo."""
+    """Several servers under a ZooKeeper of their own. ``falls`` come one after the other, in the order of the demo;
+    ``say`` takes a line on what each has come to."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder, self._count = folder, count
+    def __init__(self, folder: Path, count: int, say: Callable[[str], None]) -> None:
+        self._folder, self._count, self._say = folder, count, say
         self._zookeeper: ZooKeeperProcess | None = None
         self._servers: dict[int, ServerProcess] = {}
-        self._seeds = ""
         # A drain ends when the batches of the server have; the job goes on meanwhile.
-        self._draining: list[threading.Thread] = []
+        self._draining: dict[int, ServerProcess] = {}
+        self._seeds = ""
 
     @property
     def falls(self) -> Mapping[Strike, Callable[[], None]]:
@@ -162,26 +182,26 @@ class ServerCluster:
         return self._seeds
 
     def start(self) -> None:
-        """Start ZooKeeper and the servers. Raises :class:`DemoError`."""
+        """Start ZooKeeper, and then the servers side by side. Raises :class:`DemoError`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._zookeeper = ZooKeeperProcess(self._folder)
-        except RuntimeError as error:
+        except (ImportError, RuntimeError) as error:
             raise DemoError(str(error)) from None
         for number in range(self._count):
-            self._start(number)
+            self._begin(number)
+        for server in self._servers.values():
+            server.await_ready()
         self._seeds = ",".join(server.address for server in self._servers.values())
 
     def stop(self) -> None:
-        """SIGTERM to each, and wait; ZooKeeper last."""
-        for thread in self._draining:
-            thread.join(STOP_TIMEOUT_S)
-        for server in self._servers.values():
-            server.stop()
+        """End them all; the job is over, and what they know is needed no more."""
+        for server in (*self._servers.values(), *self._draining.values()):
+            server.kill()
         if self._zookeeper is not None:
             self._zookeeper.kill()
 
-    def _start(self, number: int) -> None:
+    def _begin(self, number: int) -> ServerProcess:
         assert self._zookeeper is not None
         flags = (
             f"--zookeeper={self._zookeeper.address}/demo",
@@ -189,20 +209,35 @@ class ServerCluster:
             f"--zookeeper-session-s={SESSION_S:g}",
         )
         server = self._servers[number] = ServerProcess(self._folder / f"server-{number}", flags)
-        server.start()
+        server.begin()
+        return server
 
     def _kill_one(self) -> None:
-        self._servers.pop(min(self._servers)).kill()
+        number, server = self._take_one()
+        server.kill()
+        self._say(f"server {number} is dead; {self._listed()} go on")
 
     def _add(self) -> None:
-        self._start(self._count)
+        self._begin(self._count).await_ready()
+        self._say(f"server {self._count} has joined; {self._listed()} serve")
 
     def _drain_one(self) -> None:
-        server = self._servers.pop(min(self._servers))
-        thread = threading.Thread(target=server.drain, name="drain", daemon=True)
-        thread.start()
-        self._draining.append(thread)
+        number, server = self._take_one()
+        self._draining[number] = server
+        server.drain()
+        self._say(f"server {number} takes nothing new; {self._listed()} do")
 
     def _restart_all(self) -> None:
-        for server in self._servers.values():
+        for number, server in self._draining.items():
+            server.await_end()
+            self._say(f"server {number}, which drained, has ended by itself")
+        for number, server in self._servers.items():
             server.restart()
+            self._say(f"server {number} is back with its state")
+
+    def _take_one(self) -> tuple[int, ServerProcess]:
+        number = min(self._servers)
+        return number, self._servers.pop(number)
+
+    def _listed(self) -> str:
+        return " and ".join(map(str, sorted(self._servers)))
