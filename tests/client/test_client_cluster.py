@@ -13,7 +13,7 @@ from acker_client.errors import Unavailable
 from acker_client.members.cluster import Cluster
 from acker_client.members.side_by_side import InTurn
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, ListedMember, ViewReply
-from acker_protocol.placement import Member
+from acker_protocol.placement import Member, View, place
 
 
 @dataclass
@@ -87,6 +87,40 @@ def test_a_server_that_a_view_asked_for_since_does_not_list_is_gone(servers: Reg
     servers.now += 2.0
     client.refresh()
     assert client.gone(stranger) == "its server is gone"
+
+
+def test_a_server_that_left_and_came_back_is_not_gone_for_a_batch_that_was_placed_on_it_since(
+    servers: Registered,
+) -> None:
+    client = servers.cluster()
+    view, back = client.view(client.patience()), Member(2, 20, "s2:1")
+    assert back in view.members
+    client.hear_of(place(view, 1, 1, 2))
+    del servers.generations["s2:1"]
+    servers.start(1, 10)
+    while not client.gone(back):
+        servers.now += 2.0
+        client.caller("s1:1").greet(client.patience().deadline)
+        client.refresh()
+    servers.start(2, 20)
+    epoch, _ = servers.views["s2:1"]
+    client.hear_of(place(View(epoch, view.members), 1, 2, 2))
+    assert not client.gone(back)
+    servers.now += 2.0
+    client.refresh()
+    assert not client.gone(back)
+
+
+def test_a_server_that_the_newest_view_does_not_list_is_gone_at_once_for_what_was_placed_before(
+    servers: Registered,
+) -> None:
+    client = servers.cluster()
+    client.hear_of(place(client.view(client.patience()), 1, 1, 2))
+    del servers.generations["s2:1"]
+    servers.start(1, 10)
+    client.caller("s1:1").greet(client.patience().deadline)
+    client.refresh()
+    assert client.gone(Member(2, 20, "s2:1")) == "its server is gone"
 
 
 def test_a_server_that_came_back_is_not_taken_for_the_one_that_was_greeted_before(servers: Registered) -> None:

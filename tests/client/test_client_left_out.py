@@ -173,27 +173,6 @@ def gone_in_the_end(cluster: Cluster, member: Member, time: SimulatedTime) -> st
     return cluster.gone(member)
 
 
-def test_who_is_not_in_an_older_view_than_that_of_a_batch_is_not_gone(time: SimulatedTime) -> None:
-    new, old = Member(1, 11, "1:1"), Member(0, 10, "0:1")
-
-    class Registered(LocalTransport):
-        def view(self, timeout_s: float) -> ViewReply:
-            return ViewReply(1, 5, (ListedMember(old),))
-
-    cluster = Cluster(
-        Settings((old.address,)),
-        lambda address: Registered(address=address),
-        time.clock,
-        time.sleep,
-        lambda: 0.5,
-        InTurn(),
-    )
-    cluster._epoch_heard = 5
-    assert gone_in_the_end(cluster, new, time) == "its server is gone"
-    cluster.hear_of(6)
-    assert cluster.gone(new) == ""
-
-
 def test_an_executor_asks_every_server_that_it_knows_for_the_view(time: SimulatedTime) -> None:
     other = Member(1, 11, "1:1")
     asked: list[str] = []

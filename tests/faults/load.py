@@ -113,7 +113,9 @@ class EndlessInput:
 class Account(Listener):
     """Every emission, what was sent of it, and its one outcome.
 
-    ``lost``: (batch, root, reason) of what was LOST. ``pins``: where each batch lived.
+    ``lost``: (batch, root, reason) of what was LOST; ``replayed_at``: when the last of it was ACKED after all.
+    ``pins``: where each batch lived; ``without``: the servers that tasks have reported without; ``heard_at``: when
+    outcomes came.
     """
 
     emitted: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -124,9 +126,11 @@ class Account(Listener):
     without: set[int] = field(default_factory=set)
     troubles: list[str] = field(default_factory=list)
     heard_at: list[float] = field(default_factory=list)
+    replayed_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._sent: set[int] = set()
+        self._lost_records: set[int] = set()
         self._changed = threading.Condition()
 
     # the source's thread
@@ -136,12 +140,16 @@ class Account(Listener):
         self.emitted |= {root: (batch, record) for root, record in pairs}
 
     def on_ack(self, acked: Emissions) -> None:
-        self.acked.update(acked.records.tolist())
+        records = acked.records.tolist()
+        self.acked.update(records)
+        if not self._lost_records.isdisjoint(records):
+            self.replayed_at = time.monotonic()
 
     def on_fail(self, failed: Emissions, why: Failures) -> None:
         for k, root in enumerate(failed.roots.tolist()):
             batch, _ = self.emitted[root]
             self.lost.append((batch, root, why.reason(k)))
+            self._lost_records.add(self.emitted[root][1])
             if why.verdicts[k] != Verdict.LOST:
                 self.troubles.append(f"record of batch {batch} ended as {Verdict(why.verdicts[k]).name}")
 

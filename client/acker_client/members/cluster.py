@@ -20,12 +20,14 @@ from acker_client.members.connection import FIRST_GREETING_S, Connect, Connectio
 from acker_client.members.side_by_side import SideBySide
 from acker_client.settings import Settings
 from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
-from acker_protocol.placement import Member, View
+from acker_protocol.placement import Member, Placement, View
 
 log = logging.getLogger("acker_client")
 
 # How often servers that are silent, or were never heard, are asked anew.
 AGAIN_S = 1.0
+# How often the view is asked for while somebody is silent: so much later than the registry a job learns who is gone.
+VIEW_S = 0.5
 # How often those of a list who answer are asked what they are.
 GREET_S = 2.0
 # A channel that was not used for so long is closed; longer than any call takes.
@@ -63,6 +65,9 @@ class Cluster:
         # What was last said of members when it first spoke against them; and whether to ask for the view for that.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         self._is_in_doubt = False
+        # Members on which something was placed, on this view or on older ones.
+        self._placed: set[Member] = set()
+        self._placed_on = 0
 
     # -- calls
 
@@ -151,10 +156,10 @@ class Cluster:
             self._draining.add((member.address, hello.incarnation))
         self._looked_at = float("-inf")
 
-    def hear_of(self, epoch: int) -> None:
-        """Something was placed on the view of ``epoch``: who is not in an older one may have come since."""
-        if self._listed is not None:
-            self._epoch_heard = max(self._epoch_heard, epoch)
+    def hear_of(self, placement: Placement) -> None:
+        """Something lives on the members of ``placement``: an older view than its own says nothing against them."""
+        self._placed_on = max(self._placed_on, placement.epoch)
+        self._placed.update(placement.members)
 
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
@@ -170,7 +175,8 @@ class Cluster:
         if self._listed is not None:
             if self._listing_of(member) is not None:
                 return ""
-            if self._listed.epoch >= self._epoch_heard and self._is_news_of(member, self._listed):
+            is_known = member in self._placed or self._is_news_of(member, self._listed)
+            if self._listed.epoch >= max(self._epoch_heard, self._placed_on) and is_known:
                 return "its server is gone"
             self._is_in_doubt = True
             return ""
@@ -248,7 +254,7 @@ class Cluster:
         """Ask for the view, if what is known of it is not the newest, or somebody is silent."""
         known = self._listed
         is_newest = known is not None and known.epoch >= self._epoch_heard
-        is_due = self.clock() - self._looked_at >= AGAIN_S
+        is_due = self.clock() - self._looked_at >= VIEW_S
         if is_newest and not (is_due and self._has_reason(known)):
             return
         self._looked_at = self.clock()

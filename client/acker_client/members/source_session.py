@@ -256,7 +256,9 @@ class SourceSession:
         if wanted > members and members != self._members_placed_on:
             log.warning("%d replicas are asked for, servers there are %d: going on with fewer", wanted, members)
         self._members_placed_on = members
-        return place(view, self.session, number, min(wanted, members), spread)
+        placement = place(view, self.session, number, min(wanted, members), spread)
+        self._cluster.hear_of(placement)
+        return placement
 
     def _pin_stream(self, placement: Placement, generations: Mapping[Member, int | None], patience: Patience) -> None:
         with self._lock:

@@ -211,7 +211,8 @@ class AckerClient:
         state = self._state()
         check_column("entries.root_ids", entries.root_ids)
         check_column("entries.ack_vals", entries.ack_vals)
-        state.cluster.hear_of(max((pin.placement.epoch for pin in pins), default=0))
+        for pin in pins:
+            state.cluster.hear_of(pin.placement)
         replication = Replication(identity, entries, inits, pins or state.pins())
         try:
             self._deliver(state, replication, None, may_leave=may_leave)
