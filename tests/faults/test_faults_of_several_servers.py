@@ -43,10 +43,14 @@ def begin(servers: Servers) -> Iterator[Callable[..., Load]]:
 
 
 def figures(load: Load, since: float) -> str:
+    """For who wants to see them: pytest -s."""
     account = load.account
     stall_s, records = account.longest_stall_s(since), len(account.acked)
     rate = 3 * records / (account.heard_at[-1] - account.heard_at[0])
-    return f"stall {stall_s:.2f} s, replays {account.replays}, missing {account.missing}, {rate:,.0f} updates/s"
+    replays = f"replays {account.replays}"
+    if account.lost:
+        replays += f", all ACKED after {account.replayed_at - since:.2f} s"
+    return f"stall {stall_s:.2f} s, {replays}, missing {account.missing}, {rate:,.0f} updates/s"
 
 
 # With one replica each fault is tried in `make test-long`.
