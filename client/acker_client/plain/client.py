@@ -220,6 +220,9 @@ class AckerClient:
             if self.settings.on_unreachable == "fail":
                 raise
             state.go_on_without(error)
+            # They may have another attempt at the same work: what they say of its roots is not to count.
+            for member in replication.left:
+                replication.leave(member, str(error))
         return state.counted(replication.result)
 
     # -- sources
