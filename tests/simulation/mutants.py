@@ -15,6 +15,8 @@ from unittest import mock
 import numpy as np
 
 from acker_client.core.registration import Registration
+from acker_client.core.votes import BatchVotes
+from acker_client.members.source_session import SourceSession
 from acker_client.source.run.run import Run
 from acker_client.spark.core import derive
 from acker_client.spark.core.tally import Report, Tally
@@ -143,6 +145,17 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
     return watch
 
 
+def _heard_after_leaving(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A replica that has left is listened to all the same."""
+
+    def leave(self: BatchVotes, member: int, why: str) -> Any:
+        merged = real(self, member, why)
+        self._silenced.discard(member)
+        return merged
+
+    return leave
+
+
 def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
     """A task reports what it consumed, and not what it made of it."""
 
@@ -171,5 +184,7 @@ MUTANTS = (
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),
     Mutant("a conflict forgiven", ((Applying, "_spoil", _nothing),)),
     Mutant("outcomes forgotten when they were sent", ((Shard, "watch", _forgotten_when_sent),)),
+    Mutant("a vote of a replica that is out counted", ((BatchVotes, "leave", _heard_after_leaving),)),
+    Mutant("a vote of a server that a task went on without counted", ((SourceSession, "leave_out", _nothing),)),
     Mutant("children not in the tree", ((Tally, "take", _children_first),)),
 )

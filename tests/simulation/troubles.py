@@ -97,6 +97,10 @@ class Troubles:
         """Why what was pending at a server since then need not have been counted there; "" for no reason."""
         return self._excuse(server, since, is_only=is_only) or self._noted(self._gaps, server, since)
 
+    def has_lost(self, server: int, since: float) -> bool:
+        """Whether a server has lost what it knew since then."""
+        return bool(self._noted(self._losses, server, since))
+
     def _excuse(self, server: int, since: float, *, is_only: bool) -> str:
         why = self._noted(self._losses, server, since)
         if why:

@@ -40,7 +40,7 @@ NO_SPARK: Any = None
 LATE_S = 90.0
 STALE_ANSWER = "known gap: an answer of an older life came late"
 LATE_NEWS = "known gap: a batch was opened before the driver heard what the server had lost"
-LEFT_OUT = "known gap: an executor that knew an older view left out a server that was there"
+LEFT_OUT = "known gap: an executor that has no view yet gave a server up as in a plain list"
 GIVEN_UP = "known gap: what befell a placement that was given up while a batch was opened"
 NOT_STARTED = "known gap: a source was not opened, as one of several servers was out of reach"
 # Long enough for all that servers remember to be forgotten.
@@ -127,9 +127,7 @@ class World:
         self.spark: Spark
         self.is_over = False
         self._pins: dict[int, Pin] = {}
-        # What a server has lost of the driver's source, as long as the driver has not heard of it; and by server the
-        # registration that it has heard of last, and those before.
-        self._unheard: set[int] = set()
+        # By server the registrations that the driver has heard of, the last one last.
         self._generations: dict[int, list[int]] = {}
         self._session = 0
         self._runs = 0
@@ -283,22 +281,25 @@ class World:
 
     def lost(self, server: Server, why: str) -> None:
         """A server does not know any more what the driver's source had there."""
-        self._unheard.add(server.id)
         self.troubles.lost(server.id, f"{server.name} {why}")
 
     def _excuse(self, batch: BatchFacts, root: int, reason: str) -> str:
         """Why a root of a batch need not be ACKED for what befell its servers: all of its replicas were in trouble."""
         replicas = self._replicas_of(batch, root)
         since = batch.opened_at - 1e-6
-        excuses = [self.troubles.excuse(server, since, is_only=len(replicas) == 1) for server in replicas]
+        is_only = len(replicas) == 1
+        excuses = [
+            self.troubles.excuse(server, since, is_only=is_only) or self._late_news(server, since)
+            for server in replicas
+        ]
         if all(excuses):
             return excuses[0]
-        if self._is_strict:
-            return ""
-        if reason == "the server lost its state":
-            before = [self.troubles.excuse(server, since - LATE_S, is_only=False) for server in replicas]
-            return LATE_NEWS if any(before) else ""
-        return GIVEN_UP if reason == "its server is gone" else ""
+        return GIVEN_UP if reason == "its server is gone" and not self._is_strict else ""
+
+    def _late_news(self, server: int, since: float) -> str:
+        """Of a loss before the batch was opened, which the driver may not have heard of."""
+        is_excuse = not self._is_strict and self.troubles.has_lost(server, since - LATE_S)
+        return LATE_NEWS if is_excuse else ""
 
     def _replicas_of(self, batch: BatchFacts, root: int) -> list[int]:
         placement = self._pins[batch.number].placement
@@ -311,8 +312,6 @@ class World:
     def _requested(self, link: Link, request: Any) -> None:
         if isinstance(request, OpenBatch):
             self.oracle.opening(self._key(request.number), self.scheduler.now, len(self.pipeline.jobs))
-            if link.server.id in self._unheard:
-                self._gap(link.server.id, LATE_NEWS)
         elif isinstance(request, Watch):
             self._session = 0 if request.close else request.session
 
@@ -326,7 +325,6 @@ class World:
         if reply.generation in known:
             self._gap(server, STALE_ANSWER)
         known.append(reply.generation)
-        self._unheard.discard(server)
 
     def _went_wrong(self, link: Link, fault: str) -> None:
         """By chance: it costs a timeout, or what the next greeting takes."""
@@ -489,5 +487,5 @@ def _small_messages(case: Case) -> Iterator[None]:
 
 
 def of_seed(seed: int, *, strict: bool = False) -> Result:
-    """The case of a seed. Not where the command line is read: processes that are started anew do not import that."""
+    """The case of a seed; here, and not beside the command line, as processes that are started anew import this."""
     return simulate(Case.of(seed), strict=strict)
