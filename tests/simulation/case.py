@@ -167,6 +167,8 @@ class Case:
     def of(cls, seed: int, cluster: str | None = None) -> Case:
         """What a seed stands for. ``cluster``: that kind of one, whatever the seed says."""
         dice = random.Random(f"{seed} case")
+        if cluster is None and dice.random() < 0.1:
+            return _torn(seed, dice)
         drawn = dice.choice(("alone", "alone", "list", "zookeeper", "zookeeper", "zookeeper"))
         cluster = cluster or drawn
         servers = 1 if cluster == "alone" else dice.choice((2, 2, 3, 4))
@@ -227,6 +229,35 @@ class Case:
 
 
 _POISON = ("fail always", "break their job", "do not exist")
+
+
+def _torn(seed: int, dice: random.Random) -> Case:
+    """Two replicas, and two executors that reach one each; the driver reaches one of the two; attempts at the same work
+    differ. What one replica has is whole, and was not written."""
+    at, for_s = round(0.05 + 0.3 * dice.random(), 3), round(dice.uniform(10.0, 60.0), 3)
+    cuts = (Cut(at, "executor 1", 1, for_s), Cut(at, "executor 2", 2, for_s))
+    unheard = (Cut(round(at + dice.random(), 3), "driver", dice.choice((1, 2)), for_s),) * (dice.random() < 0.7)
+    dies = (ServerStops(round(5.0 * dice.random(), 3), dice.choice((1, 2)), 1.0, False),) * (dice.random() < 0.3)
+    return Case(
+        seed,
+        records=dice.choice((4, 6, 8)),
+        batch_records=8,
+        executors=2,
+        cluster=dice.choice(("list", "zookeeper")),
+        servers=2,
+        replicas=2,
+        replica_wait_s=2.0,
+        steps=dice.choice((1, 1, 2)),
+        budget_s=20.0,
+        call_timeout_s=3.0,
+        lease_s=20.0,
+        tasks={
+            "dies after it reported": 0.4,
+            "fails a row this time": round(0.3 * dice.random(), 3),
+            "makes other children": round(0.3 * dice.random(), 3),
+        },
+        faults=tuple(sorted((*cuts, *unheard, *dies), key=lambda fault: fault.at)),
+    )
 
 
 def _cluster(case: Case) -> str:

@@ -3,9 +3,9 @@
 Shares no code with the acker: rows have numbers here, and *keys*, which say from what and by what they came to be. Two
 attempts that do the same make rows of the same keys; where they differ, so do the keys of everything behind.
 
-Promise 1. ACKED of an emission asks for one whole derivation: of its own row, and of every row made from it, somebody
-who has reported it to the end knows what became of it, up to rows that a committed write of each sink has; and every
-sink of the batch has such a write.
+Promise 1. ACKED of an emission asks for one whole derivation that was written: every sink of the batch has a committed
+write, and in the attempts from which these writes come, all of which have reported to the end, its own row and every
+row made from it became something, up to rows that the writes have.
 
 Promise 2. Each emission has one outcome, each record is done once.
 
@@ -53,7 +53,7 @@ class BatchFacts:
     number: int
     opened_at: float
     sinks: int
-    committed: dict[int, set[int]] = field(default_factory=dict)
+    committed: set[int] = field(default_factory=set)
     differed: bool = False
     failed_roots: set[int] = field(default_factory=set)
     abandoned: str = ""
@@ -171,22 +171,18 @@ class Oracle:
 
     def reported(self, attempt: int) -> None:
         """Every report of the attempt was answered."""
-        facts = self._attempts[attempt]
-        facts.is_reported = True
-        for _, done in facts.consumed:
-            for key, became in done:
-                if not became or became[0] != "written":
-                    self._becomings.setdefault(key, {}).setdefault(became, []).append(attempt)
+        self._attempts[attempt].is_reported = True
 
     def committed(self, batch: int, sink: int, attempts: Iterable[int]) -> None:
-        """A write of a sink (by its index) has succeeded, with the output of these attempts."""
-        chosen = self.batches[batch].committed.setdefault(sink, set())
+        """A write of a sink (by its index) has succeeded; ``attempts``: those that it comes from, first and last."""
+        self.batches[batch].committed.add(sink)
         for attempt in attempts:
-            chosen.add(attempt)
-            for _, done in self._attempts[attempt].consumed:
+            facts = self._attempts[attempt]
+            if not facts.is_reported:
+                raise Violation("simulation", f"attempt {attempt} is in a write, and has not reported")
+            for _, done in facts.consumed:
                 for key, became in done:
-                    if became and became[0] == "written":
-                        self._becomings.setdefault(key, {}).setdefault(became, []).append(attempt)
+                    self._becomings.setdefault(key, {}).setdefault(became, []).append(attempt)
 
     # -- batches
 
@@ -206,6 +202,10 @@ class Oracle:
                 raise Violation("done twice", f"record {record} is emitted again, and is {self._done[record]} already")
             self._batch_of[root], self._record_of[root] = batch, record
         self.batches[batch].pending += len(roots)
+
+    def batch_of(self, root: int) -> int:
+        """The batch of an emission; 0 for a root that was not emitted."""
+        return self._batch_of.get(root, 0)
 
     def answered(self, root: int, verdict: Verdict, server: str) -> None:
         """A server says this of a root, to whomever."""

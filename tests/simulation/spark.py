@@ -51,7 +51,7 @@ class JobFailed(Exception):
     """What Spark raises when a job is over and not done."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Executor:
     """One executor: a process, or the one that took its place. ``connect`` makes its client."""
 
@@ -64,7 +64,7 @@ class Executor:
         self.client = self.make_client()
 
 
-@dataclass
+@dataclass(eq=False)
 class Attempt:
     """One attempt at a task: also the account of what its operators do, see ``pipeline``."""
 
@@ -78,6 +78,7 @@ class Attempt:
     oracle: Oracle
     fates: frozenset[str]
     rates: dict[str, float]
+    sources: list[Attempt] = field(default_factory=list)
     output: list[pa.RecordBatch] = field(default_factory=list)
     process: Process | None = None
     is_over: bool = False
@@ -124,7 +125,7 @@ class World(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One task of a stage, until an attempt at it is done."""
 
@@ -214,8 +215,8 @@ class Job:
         if self.dice.random() < self.case.tasks.get("commit refused", 0.0):
             self.world.transcript.say(f"driver: the commit of job {self.number} is refused")
             raise JobFailed("the commit was refused")
-        attempts = [task.done.number for task in self.tasks[-1] if task.done]
-        self.world.oracle.committed(self.batch, self.sink, attempts)
+        done = [task.done for task in self.tasks[-1] if task.done]
+        self.world.oracle.committed(self.batch, self.sink, sorted(_lineage(done)))
         self.world.transcript.say(f"driver: job {self.number} is committed")
 
     def lost(self, executor: Executor, is_dead: bool) -> None:
@@ -265,9 +266,11 @@ class Job:
         dice = random.Random(f"{self.case.seed} {self.number} {task.stage} {task.partition} {task.copies}")
         fates = frozenset(name for name, rate in sorted(self.case.tasks.items()) if dice.random() < rate)
         executor = dice.choice(up)
-        inputs = self._inputs(task, dice)
+        sources = [each.done for at in self.stages[task.stage].inputs for each in self.tasks[at] if each.done]
+        inputs = self._inputs(task, sources, dice)
+        oracle, rates = self.world.oracle, self.case.tasks
         attempt = Attempt(
-            number, self, task.stage, task.partition, executor, inputs, dice, self.world.oracle, fates, self.case.tasks
+            number, self, task.stage, task.partition, executor, inputs, dice, oracle, fates, rates, sources
         )
         task.running.append(attempt)
         task.copies += 1
@@ -283,21 +286,19 @@ class Job:
         if not self.is_over and is_alone and self._can_start(task.stage):
             self._start(task)
 
-    def _inputs(self, task: Task, dice: random.Random) -> list[pa.RecordBatch]:
+    def _inputs(self, task: Task, sources: list[Attempt], dice: random.Random) -> list[pa.RecordBatch]:
         """The rows of a task, out of what the attempts before it have left, in the order in which they come."""
         stage = self.stages[task.stage]
         width = self.widths[task.stage]
         parts: list[pa.RecordBatch] = []
-        for source in stage.inputs:
-            for done in [each.done for each in self.tasks[source] if each.done]:
-                for batch in done.output:
-                    chosen = [
-                        at
-                        for at, value in enumerate(batch.column(VALUE).to_pylist())
-                        if (key_of(value) if stage.by_key else value // CLASSES) % width == task.partition
-                    ]
-                    if chosen:
-                        parts.append(batch.take(pa.array(chosen)) if len(chosen) < batch.num_rows else batch)
+        for batch in (batch for source in sources for batch in source.output):
+            chosen = [
+                at
+                for at, value in enumerate(batch.column(VALUE).to_pylist())
+                if (key_of(value) if stage.by_key else value // CLASSES) % width == task.partition
+            ]
+            if chosen:
+                parts.append(batch.take(pa.array(chosen)) if len(chosen) < batch.num_rows else batch)
         dice.shuffle(parts)
         return parts
 
@@ -405,6 +406,18 @@ class Job:
         for tasks in self.tasks:
             for task in tasks:
                 self._stop_others(task)
+
+
+def _lineage(attempts: list[Attempt]) -> set[int]:
+    """The numbers of ``attempts``, and of all those whose output they come from."""
+    found: dict[int, Attempt] = {}
+    waiting = list(attempts)
+    while waiting:
+        attempt = waiting.pop()
+        if attempt.number not in found:
+            found[attempt.number] = attempt
+            waiting += attempt.sources
+    return set(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,9 +356,12 @@ class World:
         self.lost(server, "dropped the source, whose lease ran out")
 
     def _watched(self, server: Server, reply: WatchReply) -> None:
-        """A server answers a watch: what it says of roots has to be true, whatever the others say."""
+        """A server answers a watch. Where there is no other replica, what it says has to be true; else one that was
+        left out may know an attempt that was not written, and it is the client that must not listen."""
         for outcome in reply.outcomes:
-            self.oracle.answered(outcome.root_id, outcome.verdict, server.name)
+            batch = self.oracle.batch_of(outcome.root_id)
+            if batch in self._pins and self._pins[batch].placement.replicas.shape[1] == 1:
+                self.oracle.answered(outcome.root_id, outcome.verdict, server.name)
 
     def _check_start_error(self, error: Exception, began_at: float) -> None:
         """A run could not be opened: was that called for?"""
