@@ -138,3 +138,10 @@ def test_a_server_that_is_there_and_mute_is_told_of_before_a_whole_call_has_pass
         client.hello()
     assert timeouts[:2] == [1.0, 10.0]
     assert lines(caplog)[0].startswith("waiting for the acker at mute:1: no answer for 1 s")
+
+
+def test_a_call_that_ends_late_begins_no_silence_before_an_answer_that_came_meanwhile() -> None:
+    silence = Silence("far:7070")
+    silence.answered(10.5)
+    silence.unanswered(6.0, 12.5, "no answer")
+    assert silence.lasts_s(12.5) == 2.0

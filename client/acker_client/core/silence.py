@@ -16,12 +16,12 @@ AGAIN_S = 30.0
 class Silence:
     """Of one process. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
 
-    __slots__ = ("_address", "_is_reported", "_reported_at", "_since", "_until")
+    __slots__ = ("_address", "_heard_at", "_is_reported", "_reported_at", "_since", "_until")
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._since: float | None = None
-        self._until = float("-inf")
+        self._until = self._heard_at = float("-inf")
         self._is_reported = False
         self._reported_at = float("-inf")
 
@@ -37,7 +37,9 @@ class Silence:
     def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
         """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""
         is_new = self._since is None or asked_at - self._until > IDLE_S
-        self._since = since = asked_at if is_new or self._since is None else self._since
+        # A call that waits long may end after others that were answered meanwhile.
+        begun_at = max(asked_at, self._heard_at)
+        self._since = since = begun_at if is_new or self._since is None else self._since
         self._until = now
         if now - since < NOTICED_S or now - self._reported_at < AGAIN_S:
             return None
@@ -47,6 +49,7 @@ class Silence:
     def answered(self, now: float) -> str | None:
         """A try was answered; what to log of it, if anything."""
         since, self._since = self._since, None
+        self._heard_at = now
         if since is None or not self._is_reported:
             return None
         self._is_reported = False

@@ -108,8 +108,6 @@ class Caller:
     def _answered(self, reply: object) -> None:
         if reply is not None:
             self._heard(reply)
-        if self._silence.since is None:
-            return
         line = self._silence.answered(self._clock())
         if line:
             log.warning(line)
