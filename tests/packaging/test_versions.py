@@ -9,8 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# With what nothing in the package is written yet.
-NOT_YET = {"kafka", "kinesis"}
 # What PySpark keeps to itself, or calls by another name in another version.
 OURS_ALONE = ("pyspark.sql.conversion", "pyspark.sql.pandas", "pyspark.version", "pyspark.util")
 
@@ -28,7 +26,7 @@ def floors() -> dict[str, str]:
     """The lowest version that pyproject.toml allows of each package that the package and its tests stand on."""
     extras = PROJECT["project"]["optional-dependencies"]
     given = [*PROJECT["project"]["dependencies"], *PROJECT["dependency-groups"]["test"]]
-    given += [one for name, each in extras.items() if name not in NOT_YET for one in each]
+    given += [one for each in extras.values() for one in each]
     found = (re.match(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)", one) for one in given)
     return {canonical(match[1]): match[2] for match in found if match}
 

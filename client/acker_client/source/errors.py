@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from acker_client.errors import AckerError
 
 
@@ -23,3 +25,11 @@ class TooManyDeadLetters(SourceError):
 
 class Broken(SourceError):
     """Batch after batch broke as a whole, and none got through in between."""
+
+
+class Fenced(CheckpointError):
+    """Some ``partitions`` are another source's by now: nothing more of them is written by this one."""
+
+    def __init__(self, message: str, partitions: Sequence[str]) -> None:
+        super().__init__(message)
+        self.partitions = tuple(partitions)

@@ -1,4 +1,4 @@
-"""Input: the port between a source and one kind of input (files of lines, Parquet; later Kafka and Kinesis).
+"""Input: the port between a source and one kind of input (files, Kafka, Kinesis, a frame).
 
 The words of the port, from the outside in:
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -133,4 +133,22 @@ class Input(Protocol[P]):
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
         """How far the input is done, for a person, in a few words."""
+        ...
+
+
+@runtime_checkable
+class SharedInput(Input[P], Protocol[P]):
+    """An input whose partitions the sources of a group share out among them (see ``core.assignment``). In a group it is
+    started with nothing, and plans the partitions that it is given; without one it plans all that it finds."""
+
+    def partitions(self) -> Sequence[str]:
+        """All that there are just now, in their own order, whoever owns them."""
+        ...
+
+    def assign(self, committed: Mapping[str, Committed]) -> None:
+        """These are this source's from now on; each is planned from where it was committed."""
+        ...
+
+    def revoke(self, partitions: Sequence[str]) -> None:
+        """These are not this source's any more: nothing of theirs is planned or kept."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from acker_client.source.core.dead_letter import DeadLetter
@@ -28,6 +28,17 @@ class CheckpointStore(Protocol):
 
     def close(self) -> None:
         """Let go of it."""
+        ...
+
+
+@runtime_checkable
+class SharedCheckpointStore(CheckpointStore, Protocol):
+    """A checkpoint that the sources of a group share: each writes the partitions that it owns, and no others. Here
+    ``save`` raises ``Fenced`` for those that are another's by now; the others are saved then."""
+
+    def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
+        """What was saved last of these, which this source has just been assigned; one of which nothing was is left
+        out."""
         ...
 
 

@@ -1,0 +1,1 @@
+"""Groups: sources that share the partitions of one input out among them."""
