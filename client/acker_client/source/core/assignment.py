@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Handover:
     """What has changed since the last :meth:`Assignment.poll`. No partition stands in two of them."""
 
     assigned: Sequence[str] = ()
@@ -30,7 +30,7 @@ class Assignment(Protocol):
         ``SourceError`` with what to do."""
         ...
 
-    def poll(self) -> Change:
+    def poll(self) -> Handover:
         """What has changed; returns at once where nothing has. What is revoked stays this source's until released."""
         ...
 
