@@ -82,7 +82,8 @@ def test_every_place_that_is_named_for_a_question_exists() -> None:
     assert len(paths) > 20
     modules = {str(path) for path in ROOT.rglob("acker_*/**/*.py")}
     for path in paths:
-        assert any(module.endswith(f"/{path}") for module in modules), f"there is no {path}"
+        is_module = any(module.endswith(f"/{path}") for module in modules)
+        assert is_module or (ROOT / path).exists(), f"there is no {path}"
 
 
 PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]

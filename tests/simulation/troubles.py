@@ -10,7 +10,7 @@ A record need not be ACKED if every replica of its slot was in trouble while its
                        briefly)
 
 One that is the only replica, and comes back with its state, is waited for: nothing is replayed for that, unless nobody
-could say that it would be back, as ZooKeeper was away.
+could say that it would be back, as ZooKeeper was away, or the driver's budget was over.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from tests.simulation.case import Case
 from tests.simulation.scheduler import Scheduler
 
+# Of a budget: the rest of it goes by before a try that fails is over.
+NEARLY = 0.9
 # How long a client that had to wait for a server in vain waits only briefly for it.
 SLOW_S = 60.0
 
@@ -110,7 +112,8 @@ class Troubles:
             return f"server {server} was not in the view"
         had_no_registry = any(until >= since for _, until in self._unregistered)
         if is_only and self._case.cluster != "list" and not had_no_registry:
-            return ""
+            is_beyond_budget = self._unreached_s("driver", server, since) >= NEARLY * self._case.budget_s
+            return f"server {server} was out of the driver's reach for its whole budget" if is_beyond_budget else ""
         patience_s = self._case.gone_after_s if is_only else min(self._case.replica_wait_s, self._case.gone_after_s)
         for client in ("driver", *sorted(self.clients_of(server))):
             if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
