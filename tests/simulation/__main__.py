@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import multiprocessing
 import sys
 import time
@@ -13,7 +12,7 @@ from functools import partial
 
 from tests.simulation.case import Case
 from tests.simulation.shrink import shrunk
-from tests.simulation.world import Result, of_seed, simulate
+from tests.simulation.world import Result, collect_seldom, of_seed, simulate
 
 # So many failures are shown whole; of others the line is enough.
 SHOWN = 3
@@ -68,13 +67,8 @@ def _results(seeds: range, processes: int, *, strict: bool) -> Iterator[Result]:
     if processes == 1:
         yield from map(run, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(processes, _collect_seldom) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, collect_seldom) as pool:
         yield from pool.imap(run, seeds, chunksize=20)
-
-
-def _collect_seldom() -> None:
-    """A run makes much that lasts no longer than it: looking for cycles all the time takes a sixth of the time."""
-    gc.set_threshold(100_000, 20, 20)
 
 
 if __name__ == "__main__":

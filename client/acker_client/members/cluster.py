@@ -2,8 +2,8 @@
 
 Decides the view that new batches are placed on, and which member is gone for good. Where the servers have a registry
 (ZooKeeper), they hand the view out: who is in it, is draining, or is away for a planned restart. Without one the list
-of addresses is the cluster: who answers is in, and who has been silent for ``gone_after_s`` is gone, unless it is the
-only one. Never places anything, and never says what a lost member means for a root.
+of addresses is the cluster: who answers is in, and who has been silent for ``gone_after_s`` while others answered is
+gone. Never places anything, and never says what a lost member means for a root.
 """
 
 from __future__ import annotations
@@ -180,10 +180,22 @@ class Cluster:
                 return "its server is gone"
             self._is_in_doubt = True
             return ""
+        if self._epoch_heard:
+            # There is a registry, and what it says was not heard yet.
+            self._is_in_doubt = True
+            return ""
         silent_s = self._silent_s(member.address)
-        if is_silence_enough and not self.is_alone and silent_s >= self.settings.gone_after_s:
+        if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
+
+    def _hears_others_than(self, member: Member) -> bool:
+        """Whether another server answers here: where none does, it may well be this process that is cut off."""
+        return any(
+            caller.connection.is_greeted and caller.silent_since is None
+            for address, caller in list(self._callers.items())
+            if address != member.address
+        )
 
     def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
         """Whether something that speaks against ``member`` was said after this process had heard of it: what was said
