@@ -99,9 +99,9 @@ class Servers:
             transport.close()
 
 
-def await_until(condition: Callable[[], bool]) -> None:
+def await_until(condition: Callable[[], bool], *, within_s: float = START_S) -> None:
     """Look again and again."""
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "this was waited for in vain"
         time.sleep(PAUSE_S)

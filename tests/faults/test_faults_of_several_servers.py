@@ -153,16 +153,29 @@ def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     assert len(account.lost_batches) <= 1
 
 
-@pytest.mark.parametrize("replicas", ONE_OR_TWO)
+# A minute with small batches: each record of it stands in the account.
+AWAY = [
+    pytest.param(1, 1.5 * SESSION_S, 2000, marks=pytest.mark.long),
+    (2, 1.5 * SESSION_S, 2000),
+    pytest.param(2, 60.0, 100, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("replicas", "away_s", "batch_records"), AWAY)
 def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
-    servers: Servers, begin: Callable[..., Load], zookeeper_process: Any, replicas: int
+    servers: Servers,
+    begin: Callable[..., Load],
+    zookeeper_process: Any,
+    replicas: int,
+    away_s: float,
+    batch_records: int,
 ) -> None:
     servers.start(0, 1, 2)
-    load = begin(replicas)
+    load = begin(replicas, batch_records=batch_records)
     since = time.monotonic()
     zookeeper_process.kill()
     try:
-        await_until(lambda: time.monotonic() > since + 1.5 * SESSION_S)
+        await_until(lambda: time.monotonic() > since + away_s, within_s=2 * away_s)
         load.await_outcomes(10)
     finally:
         zookeeper_process.start()
