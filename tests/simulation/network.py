@@ -191,7 +191,10 @@ class _Call:
         if network._transcript.is_kept:
             how = f" ... {fault}" if fault else " ... cut off" if link.is_cut(scheduler.now) else ""
             network._say(link, f"{self.described()}{how}")
-        if link.is_cut(scheduler.now) or fault == "request lost":
+        if link.is_cut(scheduler.now):
+            network.on_fault(link, "cut off")
+            return
+        if fault == "request lost":
             return
         if fault == "request refused":
             scheduler.after(network.latency_s(), lambda: self._fail(Unavailable("the connection broke")))
@@ -215,6 +218,7 @@ class _Call:
         """The request is at the server. Of one that was doubled, only the first is answered to anybody."""
         network, link = self._network, self._link
         if link.is_cut(network._scheduler.now):
+            network.on_fault(link, "cut off")
             return
         if network._transcript.is_kept and (self.is_over or not first):
             network._say(link, f"{self.described()} arrives {'late' if first else 'again'}")
@@ -236,7 +240,10 @@ class _Call:
         network._scheduler.after(network.latency_s() + late_s, lambda: self._deliver(reply, error))
 
     def _deliver(self, reply: Any, error: Exception | None) -> None:
-        if self._link.is_cut(self._network._scheduler.now) or self.is_over:
+        if self.is_over:
+            return
+        if self._link.is_cut(self._network._scheduler.now):
+            self._network.on_fault(self._link, "cut off")
             return
         self.reply, self.error = reply, error
         self._network.on_reply(self._link, reply)

@@ -125,9 +125,15 @@ class Troubles:
 
     def _unreached_s(self, client: str, server: int, since: float) -> float:
         now = self._scheduler.now
-        down_s = now - max(since, self._down[server]) if server in self._down else 0.0
-        return down_s + sum(
-            max(0.0, min(now, each.until) - max(since, each.start))
+        stretches = [
+            (max(since, each.start), min(now, each.until))
             for each in self._stretches
             if each.client in (None, client) and each.server in (None, server)
-        )
+        ]
+        if server in self._down:
+            stretches.append((max(since, self._down[server]), now))
+        unreached_s, counted = 0.0, since
+        for start, until in sorted(stretches):
+            unreached_s += max(0.0, until - max(start, counted))
+            counted = max(counted, until)
+        return unreached_s

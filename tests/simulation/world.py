@@ -333,7 +333,7 @@ class World:
         known.append(reply.generation)
 
     def _went_wrong(self, link: Link, fault: str) -> None:
-        """By chance: it costs a timeout, or what the next greeting takes."""
+        """A call was lost, by chance or in a cut: that costs a timeout, or what the next greeting takes."""
         self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id)
 
     def _gap(self, server: int, what: str) -> None:
