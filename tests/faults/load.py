@@ -28,6 +28,7 @@ from acker_client.errors import AckerError
 from acker_client.members.connection import Connect
 from acker_client.source import Chosen, Committed, Emissions, Input, Listener, Options, Original, Plan, Ranges, Retry
 from acker_client.source.core.in_flight import Failures
+from acker_client.source.core.summary import Summary
 from acker_client.source.run.environment import Environment, FramePlan
 from acker_client.source.source import Source
 from acker_protocol.ids import Column, edge0_column, mix64_column
@@ -357,6 +358,11 @@ class Load:
                 struck.set_exception(error)
                 raise
             struck.set_result(None)
+
+    @property
+    def summary(self) -> Summary:
+        """What the source says of itself."""
+        return self._source.summary()
 
     def finish(self) -> Account:
         """End the input, wait until every record has its answer, and check that."""

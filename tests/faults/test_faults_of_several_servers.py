@@ -112,6 +112,7 @@ def test_with_two_replicas_a_killed_server_costs_no_replay(servers: Servers, beg
     account = load.finish()
     print("kill -9", 2, figures(load, since))
     assert account.replays == 0
+    assert load.summary.saved > 0
 
 
 def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_no_other(
@@ -226,6 +227,7 @@ def test_with_two_replicas_what_cannot_reach_one_of_them_goes_to_the_other_at_no
     print("cut", 2, figures(load, since))
     assert account.without == {0}
     assert account.replays == 0
+    assert load.summary.short_of_replicas >= 1
 
 
 def test_with_one_replica_a_task_that_cannot_reach_it_waits_until_it_can(

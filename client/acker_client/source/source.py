@@ -16,6 +16,8 @@ from acker_client.source.run.run import Run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from acker_client.source.doors.prometheus import SourceCollector
+
 
 class Source:
     """An input whose every record ends in exactly one of two ways: acked, or in the dead letters."""
@@ -80,6 +82,13 @@ class Source:
         if self._run is None:
             return Summary.of(self.options.name, Counts(), elapsed_s=0.0, checkpoint="not started")
         return self._run.summary()
+
+    def collector(self) -> SourceCollector:
+        """Its figures for Prometheus: ``prometheus_client.REGISTRY.register(source.collector())``. Needs the extra
+        `metrics`."""
+        from acker_client.source.doors.prometheus import SourceCollector
+
+        return SourceCollector(self.summary)
 
     def _begin(self, spark: Any) -> _Running:
         return _Running(self, spark)

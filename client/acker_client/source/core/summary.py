@@ -11,7 +11,8 @@ class Counts:
     ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
     ``revoked``: open ones that went to another source; ``repeated``: outcomes of emissions that had one; ``foreign``:
     of roots that are none of this source; ``differed``: emissions of which servers said different things; ``saved``:
-    those that a second server saved from a replay."""
+    those that a second server saved from a replay; ``short_of_replicas``: batches of which tasks reported to fewer
+    servers than were asked for."""
 
     records: int = 0
     acked: int = 0
@@ -27,6 +28,7 @@ class Counts:
     foreign: int = 0
     differed: int = 0
     saved: int = 0
+    short_of_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Summary:
     """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
     ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source.
 
-    ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved.
+    ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved;
+    ``short_of_replicas``: batches of which tasks reported to fewer servers than were asked for.
 
     ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones.
     ``elapsed_s``: since the run began, or how long it took.
@@ -58,6 +61,7 @@ class Summary:
     holes: int = 0
     differed: int = 0
     saved: int = 0
+    short_of_replicas: int = 0
 
     @classmethod
     def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0) -> Summary:
@@ -82,6 +86,7 @@ class Summary:
             holes=holes,
             differed=counts.differed,
             saved=counts.saved,
+            short_of_replicas=counts.short_of_replicas,
         )
 
     @property
@@ -108,6 +113,7 @@ class Summary:
             ("revoked", self.revoked, "open when their partition went to another source"),
             ("differed", self.differed, "of which servers said different things, as one had missed something"),
             ("saved", self.saved, "acked by a second server where the first could not"),
+            ("short", self.short_of_replicas, "batches that tasks reported to fewer servers than were asked for"),
             ("holes", self.holes, "stretches of open records before done ones"),
         ]
         numbers[4:4] = [row for row in rare if row[1]]

@@ -239,6 +239,7 @@ class Run:
         batch.unfinished_because = record.unfinished_because
         # Before it is settled: from then on what a server says of it counts.
         self._server_batches.leave_out(batch.number, record.without)
+        self._in_flight.counts.short_of_replicas += bool(record.without)
 
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Stop where the program is at fault: its records are not, and trying again costs them their retries."""

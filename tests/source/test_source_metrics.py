@@ -1,0 +1,60 @@
+"""What a driver's Prometheus sees of a source: the real text, read by the real parser and by promtool."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from acker_client.source import Batch, Retry
+from acker_client.source.core.summary import Counts
+from acker_client.source.doors.prometheus import COUNTERS
+from tests.deploy.prometheus import tool
+from tests.source.executors import NO_SPARK, Cluster, failing
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def figures(page: str) -> dict[str, float]:
+    families = text_string_to_metric_families(page)
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_a_scrape_says_what_the_summary_says_and_promtool_has_no_complaint(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+    source = cluster.source(retry=Retry(max_retries=1, initial_s=1, cap_s=8), max_dead_share=1.0)
+    registry = CollectorRegistry()
+    registry.register(source.collector())
+    before = figures(generate_latest(registry).decode())
+    assert before["acker_source_records_total"] == 0
+
+    def process(batch: Batch) -> None:
+        failing(lambda row: row.value == "7")(batch)
+
+    source.run(NO_SPARK, process)
+    page = generate_latest(registry).decode()
+    after = figures(page)
+    assert after["acker_source_records_total"] == 30
+    assert after["acker_source_acked_total"] == 29
+    assert after["acker_source_failed_total"] == 2
+    assert after["acker_source_replayed_total"] == 1
+    assert after["acker_source_dead_lettered_total"] == 1
+    assert after["acker_source_open_records"] == 0
+    assert after["acker_source_votes_differed_total"] == 0
+    assert after["acker_source_saved_total"] == 0
+    assert after["acker_source_batches_short_of_replicas_total"] == 0
+    checked = subprocess.run(
+        [tool("promtool"), "check", "metrics"], input=page, capture_output=True, text=True, check=False
+    )
+    assert checked.stdout + checked.stderr == ""
+
+
+def test_every_count_of_a_run_is_a_metric_but_those_that_point_at_a_mistake_of_the_program() -> None:
+    assert {field.name for field in fields(Counts)} - set(COUNTERS) == {"repeated", "foreign"}
