@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from acker_client import AckerClient, Verdict
 from acker_client.errors import Unavailable
 from acker_client.members.connection import Connect
 from acker_client.members.transport import GrpcTransport
+from tests.faults.acking import Acking
 from tests.faults.load import WAIT_S, Load
 from tests.faults.proxy import Proxy
 from tests.faults.servers import SESSION_S, Servers, await_until
@@ -272,3 +276,33 @@ def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, 
     assert (account.replays > 0) == (replicas == 1)
     assert account.lost_roots == account.living_on(0, account.lost_batches)
     assert len(account.lost_batches) <= 1
+
+
+def test_one_process_emits_and_two_other_processes_ack_through_a_join_and_a_drain(servers: Servers) -> None:
+    servers.start(0, 1)
+    ended: Counter[Verdict] = Counter()
+    pinned: set[frozenset[int]] = set()
+    emitted, is_draining = 0, False
+    with AckerClient(servers.addresses[1], replicas=2) as source, ExitStack() as processes:
+        session = source.open_source("clicks", lease_s=60.0)
+        others = [Acking(servers.addresses[1], session) for _ in range(2)]
+        for other in others:
+            processes.callback(other.close)
+        while len(pinned) < 3 or ended.total() < emitted:
+            if len(pinned) == 1 and 2 not in servers.addresses:
+                servers.start(2)
+            if len(pinned) == 2 and not is_draining:
+                is_draining = True
+                servers.drain(0)
+            anchors = [source.emit() for _ in range(100)] if len(pinned) < 3 else []
+            emitted += len(anchors)
+            source.flush()
+            pinned.add(frozenset(member.id for member in source._state().source().pins[-1].placement.members))
+            for k, other in enumerate(others):
+                other.begin((anchor.root_id, anchor.edge) for anchor in anchors[k::2])
+            for other in others:
+                other.await_end()
+            ended.update(outcome.verdict for outcome in source.watch(0.5).outcomes)
+    assert pinned == {frozenset({0, 1}), frozenset({0, 1, 2}), frozenset({1, 2})}
+    assert ended == Counter({Verdict.ACKED: emitted})
+    assert servers.await_end(0) == 0
