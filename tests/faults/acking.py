@@ -1,4 +1,4 @@
-"""Acking: a process that acks what another emits. A line of JSON with anchors comes in; it is answered when all is sent.
+"""Acking: a process that acks what another emits. A line of anchors (JSON) comes in; it is answered when all is sent.
 
 python -m tests.faults.acking SERVER SESSION
 """
