@@ -382,7 +382,8 @@ class World:
             return
         is_only = self._pins[batch.number].placement.replicas.shape[1] == 1
         for server in sorted(servers):
-            if self.troubles.excuse(server, batch.opened_at - 1e-6, is_only=is_only):
+            since = batch.opened_at - 1e-6
+            if self.troubles.excuse(server, since, is_only=is_only) or self._late_news(server, since):
                 continue
             raise Violation("needless leave", f"{attempt} reported without server {server}, which was there")
 
