@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Counts:
     """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
     ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
-    ``revoked``: open ones that went to another source; ``repeated``: outcomes of emissions that had one; ``foreign``:
+    ``revoked``: open ones that went to another source; ``dropped``: not acked, and not tried again as the source
+    guarantees less; ``repeated``: outcomes of emissions that had one; ``foreign``:
     of roots that are none of this source; ``differed``: emissions of which servers said different things; ``saved``:
     those that a second server saved from a replay."""
 
@@ -22,6 +23,7 @@ class Counts:
     dead_lettered: int = 0
     absent: int = 0
     revoked: int = 0
+    dropped: int = 0
     batches: int = 0
     repeated: int = 0
     foreign: int = 0
@@ -32,11 +34,13 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
-    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source.
+    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source; ``dropped``
+    ones were not acked, and are not tried again, as the source was asked to guarantee less.
 
     ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved.
 
-    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones.
+    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones, of which
+    the partition with the most has ``holes_of_fullest``.
     ``elapsed_s``: since the run began, or how long it took.
     """
 
@@ -58,9 +62,13 @@ class Summary:
     holes: int = 0
     differed: int = 0
     saved: int = 0
+    dropped: int = 0
+    holes_of_fullest: int = 0
 
     @classmethod
-    def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0) -> Summary:
+    def of(
+        cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0, holes_of_fullest: int = 0
+    ) -> Summary:
         """Sum up ``counts`` after ``elapsed_s``."""
         done = counts.acked + counts.dead_lettered
         return cls(
@@ -72,7 +80,7 @@ class Summary:
             lost=counts.lost,
             replayed=counts.replayed,
             dead_lettered=counts.dead_lettered,
-            open=counts.records - done - counts.absent - counts.revoked,
+            open=counts.records - done - counts.absent - counts.revoked - counts.dropped,
             batches=counts.batches,
             elapsed_s=elapsed_s,
             records_per_s=done / elapsed_s if elapsed_s > 0 else 0.0,
@@ -82,6 +90,8 @@ class Summary:
             holes=holes,
             differed=counts.differed,
             saved=counts.saved,
+            dropped=counts.dropped,
+            holes_of_fullest=holes_of_fullest,
         )
 
     @property
@@ -106,9 +116,11 @@ class Summary:
         rare = [
             ("absent", self.absent, "planned, and not there when they were read"),
             ("revoked", self.revoked, "open when their partition went to another source"),
+            ("dropped", self.dropped, "not acked, and not tried again: the source guarantees less"),
             ("differed", self.differed, "of which servers said different things, as one had missed something"),
             ("saved", self.saved, "acked by a second server where the first could not"),
             ("holes", self.holes, "stretches of open records before done ones"),
+            ("of one", self.holes_of_fullest, "of them in the partition that has the most"),
         ]
         numbers[4:4] = [row for row in rare if row[1]]
         lines = [f"source {self.name}"]
