@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import Batch, Emissions, Retry, SourceError
-from acker_client.source.run import run as run_module
+from acker_client.source.run import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of, save_all
 from tests.source.logs import Log as InMemory
 from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
@@ -70,6 +70,23 @@ def test_a_record_that_is_compacted_away_between_two_tries_is_absent(cluster: Cl
 
     summary = source(cluster, log, listener=noted).run(NO_SPARK, process)
     assert (summary.acked, summary.absent, summary.failed, noted.absent) == (9, 1, 1, ["a5"])
+
+
+def test_what_ends_while_its_batch_is_being_made_counts(cluster: Cluster) -> None:
+    log, noted = InMemory(), Noted()
+    log.append("a", 5)
+    environment = cluster.environment()
+
+    def hurried(spark: Any, plan: Any) -> Any:
+        made: Any = environment.frame(spark, plan)
+        made.fail({row.root: "at once" for row in made.rows() if row.value == "a3"})
+        made.ack(row for row in made.rows() if row.value != "a3")
+        return made
+
+    options: dict[str, Any] = {"environment": replace(environment, frame=hurried), "listener": noted}
+    summary = source(cluster, log, retry=Retry(max_retries=0), **options).run(NO_SPARK, lambda batch: None)
+    assert (sorted(noted.acked), noted.failed) == ([0, 1, 2, 4], [(3, "at once")])
+    assert (summary.acked, summary.dead_lettered, summary.open) == (4, 1, 0)
 
 
 def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) -> None:
@@ -199,7 +216,7 @@ def test_a_partition_that_is_revoked_is_written_down_dropped_and_not_replayed(cl
 def test_reading_waits_before_more_holes_arise_than_a_checkpoint_holds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run_module, "HOLES_MAX", 4)
+    monkeypatch.setattr(checkpointing, "HOLES_MAX", 4)
     log, noted, checkpoint = InMemory(), Noted(), MemoryCheckpoint()
     log.append("a", 60)
     options: dict[str, Any] = {"listener": noted, "checkpoint": checkpoint, "batch_records": 6}
@@ -228,7 +245,7 @@ def test_holes_of_an_earlier_run_do_not_hold_up_the_reading_that_closes_them(
         batch.done()
         break
     assert checkpoint.saved["a"].done.holes == 19
-    monkeypatch.setattr(run_module, "HOLES_MAX", 4)
+    monkeypatch.setattr(checkpointing, "HOLES_MAX", 4)
     summary = source(cluster, log, checkpoint=checkpoint, batch_records=5).run(NO_SPARK, save_all)
     assert (summary.acked, checkpoint.saved["a"].done.to_runs()) == (20, [40])
 
