@@ -312,7 +312,8 @@ def _consumer(group: str) -> str:
 
 def _counted(partitions: Sequence[str]) -> str:
     shown = ", ".join(partitions[:8])
-    return f"{len(partitions)} partitions: {shown}" + (" ..." if len(partitions) > 8 else "")
+    what = "partition" if len(partitions) == 1 else "partitions"
+    return f"{len(partitions)} {what}: {shown}" + (" ..." if len(partitions) > 8 else "")
 
 
 def _batches(items: Sequence[T]) -> list[Sequence[T]]:

@@ -156,6 +156,8 @@ class ZooKeeperOffsets:
             self._versions.pop(partition, None)
             self._written.pop(partition, None)
         names = list(partitions)
+        if not names:
+            return {}
         # Refused before anything is touched where it is another source's.
         self._loaded(names, self._until_done(lambda: self._nodes(names)))
         contents: dict[str, bytes] = {}
