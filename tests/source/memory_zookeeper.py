@@ -60,7 +60,8 @@ class MemoryZooKeeper:
 
 
 class MemorySession:
-    """A ``Session`` of ``core.znodes``. ``lose_answer``: the next transaction is applied, and its answer lost."""
+    """A ``Session`` of ``core.znodes``. ``lose_answer``: the next transaction is applied, and its answer lost.
+    ``before_transact``: is done once, between a transaction's making and its arrival."""
 
     session_s = 0.4
     place = "memory"
@@ -71,6 +72,8 @@ class MemorySession:
         self._id: int | None = None
         self.losses = 0
         self.lose_answer = False
+        self.before_transact: Callable[[], None] | None = None
+        self.requests: list[Sequence[Operation]] = []
         self._is_expired = False
 
     @property
@@ -134,7 +137,11 @@ class MemorySession:
         return sorted(each for each in under if "/" not in each)
 
     def transact(self, operations: Sequence[Operation]) -> int | None:
+        if self.before_transact is not None:
+            before, self.before_transact = self.before_transact, None
+            before()
         self._check()
+        self.requests.append(operations)
         assert self._id is not None
         refused = self._zookeeper.apply(operations, self._id)
         if self.lose_answer:

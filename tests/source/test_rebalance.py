@@ -13,6 +13,7 @@ from acker_client.source.core.assignor import in_order
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import SharedCheckpointStore
+from acker_client.source.core.znodes import Create
 from acker_client.source.errors import Fenced
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
@@ -206,7 +207,7 @@ def test_claims_are_all_or_none_and_are_tried_again() -> None:
     # Somebody who does not know of the second driver takes one of its partitions between its look and its claim.
     paths, node = two.group.paths, one.group.consumer.encode()
     seen = two.group._seen()
-    world.zookeeper.apply([create(paths.owner("t/3"), node)], 99)
+    world.zookeeper.apply([Create(paths.owner("t/3"), node, is_ephemeral=True)], 99)
     two.group._register()
     step = two.group._rebalance.look(seen, world.partitions)
     assert step.claim == ("t/2", "t/3")
@@ -214,12 +215,6 @@ def test_claims_are_all_or_none_and_are_tried_again() -> None:
     assert paths.owner("t/2") not in world.zookeeper.nodes
     world.zookeeper.expire(99)
     assert two.poll().assigned == ("t/2", "t/3")
-
-
-def create(path: str, content: bytes) -> object:
-    from acker_client.source.core.znodes import Create
-
-    return Create(path, content, is_ephemeral=True)
 
 
 def test_a_claim_whose_answer_was_lost_is_found_at_the_next_look() -> None:

@@ -174,8 +174,6 @@ class ZooKeeperOffsets:
         changed = {name: each for name, each in committed.items() if self._written.get(name) != each}
         if not changed:
             return
-        if isinstance(self._owner, _Lock) and self._owner.is_lost:
-            self._take(self._owner)
         fenced: set[str] = set()
         for some in self._requests({name: self._content(name, each) for name, each in changed.items()}):
             fenced |= self._save(some)
@@ -188,6 +186,8 @@ class ZooKeeperOffsets:
         """Set these nodes, all at once; those of which another is the owner by now are left out, and returned."""
         left, fenced, since_s = dict(contents), set[str](), time.monotonic()
         while left:
+            if isinstance(self._owner, _Lock) and self._owner.is_lost:
+                self._take(self._owner)
             fences = {name: self._fence(name) for name in left}
             gone = {name for name, fence in fences.items() if fence is None}
             fenced |= gone
@@ -204,7 +204,10 @@ class ZooKeeperOffsets:
                 for name in left:
                     self._versions[name] = self._next_version(name)
                 return fenced
-            for name in whose[refused] or list(left):
+            if isinstance(self._owner, _Lock) and isinstance(operations[refused], Check):
+                self._owner.lose()
+                continue
+            for name in whose[refused]:
                 if not self._until_done(partial(self._was_saved, name, left.pop(name))):
                     fenced.add(name)
         return fenced
@@ -212,7 +215,7 @@ class ZooKeeperOffsets:
     def _operations(
         self, fences: Mapping[str, tuple[Check, ...]], contents: Mapping[str, bytes]
     ) -> tuple[list[Operation], list[list[str]]]:
-        """What a transaction is made of, and whose each operation is; of all, where it says nothing."""
+        """What a transaction is made of, and whose each operation is."""
         checks: dict[Check, list[str]] = {}
         for name, fence in fences.items():
             for check in fence:
@@ -401,27 +404,30 @@ class _Lock:
             "since_ms": int(time.time() * 1000),
         }
         self._content = lock_content(about)
-        self._losses = session.losses
+        self._losses = -1
         self.holder = ""
 
     @property
     def is_lost(self) -> bool:
         return self._losses != self._session.losses
 
+    def lose(self) -> None:
+        """The lock's node was found to be gone."""
+        self._losses = -1
+
     def take(self) -> bool:
-        """Make the lock's node. False: another's is there."""
+        """Make the lock's node, unless it is there. False: another's is there."""
         losses = self._session.losses
         node = self._session.find([self._path]).get(self._path)
-        if node is None and self._session.transact([Create(self._path, self._content, is_ephemeral=True)]) is None:
-            self._losses = losses
-            return True
         if node is None:
-            return False
-        self.holder = node.content.decode(errors="replace")
-        if node.session == self._session.id:
+            mine = Create(self._path, self._content, is_ephemeral=True)
+            is_taken = self._session.transact([mine]) is None
+        else:
+            self.holder = node.content.decode(errors="replace")
+            is_taken = node.session == self._session.id
+        if is_taken:
             self._losses = losses
-            return True
-        return False
+        return is_taken
 
     def fence(self, partition: str) -> tuple[Check, ...] | None:
         return None if self.is_lost else (Check(self._path),)
