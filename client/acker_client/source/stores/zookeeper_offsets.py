@@ -190,6 +190,8 @@ class ZooKeeperOffsets:
                 self._take(self._owner)
             fences = {name: self._fence(name) for name in left}
             gone = {name for name, fence in fences.items() if fence is None}
+            if gone and isinstance(self._owner, _Lock):
+                continue
             fenced |= gone
             left = {name: content for name, content in left.items() if name not in gone}
             operations, whose = self._operations({name: fences[name] or () for name in left}, left)
