@@ -13,7 +13,7 @@ from acker_client.source.core.assignor import in_order
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.core.znodes import Create
+from acker_client.source.core.znodes import Create, GroupPaths
 from acker_client.source.errors import Fenced
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
@@ -286,6 +286,29 @@ def test_an_id_that_somebody_deleted_is_registered_again() -> None:
     two.poll()
     assert one.poll().revoked == ()
     assert one.holds
+
+
+def test_the_node_of_a_dead_session_of_its_own_name_is_waited_for() -> None:
+    zookeeper = MemoryZooKeeper()
+    zookeeper.sessions = 1
+    paths = GroupPaths("g")
+    for folder in (paths.ids, paths.owners("t")):
+        zookeeper.ensure(folder)
+    for path in (paths.id("g_one"), paths.owner("t/0")):
+        zookeeper.apply([Create(path, b"g_one", is_ephemeral=True)], 1)
+    asked = iter(range(10))
+
+    def clock() -> float:
+        if next(asked) == 2:
+            zookeeper.nodes.pop(paths.id("g_one"))
+        return 0.0
+
+    group = ZooKeeperGroup("memory", "g", member="one", session=zookeeper.session(), clock=clock)
+    group.open("orders", lambda: ("t/0",))
+    # So is an owner's node: it is not taken for the one that this session made.
+    assert group.poll() == Handover()
+    zookeeper.expire(1)
+    assert group.poll().assigned == ("t/0",)
 
 
 def test_new_partitions_are_dealt_without_a_watch() -> None:
