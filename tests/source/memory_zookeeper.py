@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from acker_client.source.core.znodes import Check, Create, Delete, Disconnected, Node, Operation, Put
+from acker_client.source.core.znodes import Create, Delete, Disconnected, Operation, Put, Require, Znode
 
 
 class MemoryZooKeeper:
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {"/consumers": Node(b"", 0)}
+        self.nodes: dict[str, Znode] = {"/consumers": Znode(b"", 0)}
         self.watching: set[MemorySession] = set()
         self.sessions = 0
         self.is_away = False
@@ -32,7 +32,7 @@ class MemoryZooKeeper:
 
     def ensure(self, path: str) -> None:
         while path:
-            self.nodes.setdefault(path, Node(b"", 0))
+            self.nodes.setdefault(path, Znode(b"", 0))
             path = path.rpartition("/")[0]
 
     def _apply(self, each: Operation, session: int) -> bool:
@@ -40,16 +40,16 @@ class MemoryZooKeeper:
         if isinstance(each, Create):
             if node is not None or each.path.rpartition("/")[0] not in self.nodes:
                 return False
-            self.nodes[each.path] = Node(each.content, 0, session if each.is_ephemeral else 0)
+            self.nodes[each.path] = Znode(each.content, 0, session if each.is_ephemeral else 0)
             return True
         if node is None or each.version not in (-1, node.version):
             return False
         if isinstance(each, Put):
-            self.nodes[each.path] = Node(each.content, node.version + 1, node.session)
+            self.nodes[each.path] = Znode(each.content, node.version + 1, node.session)
         elif isinstance(each, Delete):
             del self.nodes[each.path]
         else:
-            assert isinstance(each, Check)
+            assert isinstance(each, Require)
         return True
 
     def _fire(self) -> None:
@@ -60,7 +60,7 @@ class MemoryZooKeeper:
 
 
 class MemorySession:
-    """A ``Session`` of ``core.znodes``. ``lose_answer``: the next transaction is applied, and its answer lost.
+    """A ``ZnodeSession`` of ``core.znodes``. ``lose_answer``: the next transaction is applied, and its answer lost.
     ``before_transact``: is done once, between a transaction's making and its arrival."""
 
     session_s = 0.4
@@ -121,7 +121,7 @@ class MemorySession:
         self._check()
         self._zookeeper.ensure(path)
 
-    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Node]:
+    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
         self._check()
         if is_watched:
             self._zookeeper.watching.add(self)

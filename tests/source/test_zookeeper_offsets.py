@@ -15,7 +15,7 @@ from acker_client.source.core.input import Committed
 from acker_client.source.core.offsets import Offset
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import CheckpointStore
-from acker_client.source.core.znodes import Create, Node, Put
+from acker_client.source.core.znodes import Create, Put, Znode
 from acker_client.source.errors import CheckpointError, Fenced
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
@@ -63,7 +63,7 @@ def alone() -> Callable[..., ZooKeeperOffsets]:
     return start
 
 
-def nodes_of(store: ZooKeeperOffsets) -> dict[str, Node]:
+def nodes_of(store: ZooKeeperOffsets) -> dict[str, Znode]:
     assert isinstance(store.session, MemorySession)
     return store.session._zookeeper.nodes
 

@@ -18,7 +18,7 @@ from acker_client.source.core.assignor import Assignor, Subscriptions, in_order
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class GroupSeen:
     """What ZooKeeper shows at one moment. ``owners``: whose name is in a partition's owner node, whatever session made
     it; ``own``: the partitions whose node this session of this consumer made."""
 
@@ -28,7 +28,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Decision:
     """What a look comes to. ``lost``, ``revoked``: for the source; ``found``: its own already, as the answer to a claim
     was lost; ``claim``: nobody's, all of which to claim at once; ``surplus``: nodes of its own to delete."""
 
@@ -61,13 +61,13 @@ class Rebalance:
         """What has been released, and whose nodes are not known to be gone."""
         return frozenset(self._released)
 
-    def look(self, seen: Seen, partitions: Iterable[str]) -> Step:
+    def look(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
         """What to do about what is seen. From then on lost is lost, revoked is revoked, and found is owned."""
         lost = (self.held - seen.own) | self._disowned
         self._forget(lost)
         self._released &= seen.own
         if self._consumer not in seen.subscriptions:
-            return Step(lost=_sorted(lost))
+            return Decision(lost=_sorted(lost))
         share = set(self._assign(partitions, seen.subscriptions, seen.owners)[self._consumer])
         revoked = self._owned - share
         self._owned -= revoked
@@ -77,7 +77,7 @@ class Rebalance:
         self._owned |= found
         # What was lost just now is claimed at the next look: the source hears of one change at a time.
         claim = share - self.held - seen.owners.keys() - lost
-        return Step(
+        return Decision(
             _sorted(lost),
             _sorted(revoked),
             _sorted(found),

@@ -24,7 +24,7 @@ NO_TOPIC = "@"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Znode:
     """``session``: that an ephemeral node ends with; 0: it is persistent."""
 
     content: bytes
@@ -33,7 +33,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Require:
     """The node is there, with this version; -1: with any."""
 
     path: str
@@ -66,14 +66,14 @@ class Delete:
     version: int = -1
 
 
-Operation = Check | Create | Put | Delete
+Operation = Require | Create | Put | Delete
 
 
 class Disconnected(Exception):
     """ZooKeeper did not answer. Whether it did what it was asked is not known."""
 
 
-class Session(Protocol):
+class ZnodeSession(Protocol):
     """A session with ZooKeeper, which its holders share. But for the three that say otherwise, each method raises
     ``Disconnected``, and ``SourceError`` where ZooKeeper refuses this source."""
 
@@ -117,7 +117,7 @@ class Session(Protocol):
         """Make a persistent node, and those above it, unless they are there."""
         ...
 
-    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Node]:
+    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
         """The nodes at these paths; those that are not there are left out."""
         ...
 

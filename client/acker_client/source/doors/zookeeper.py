@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from acker_client.extras import missing
-from acker_client.source.core.znodes import Check, Create, Disconnected, Node, Operation, Put
+from acker_client.source.core.znodes import Create, Disconnected, Operation, Put, Require, Znode
 from acker_client.source.errors import SourceError
 
 try:
@@ -53,7 +53,7 @@ log = logging.getLogger("acker_client.source")
 
 
 class ZooKeeperSession:
-    """A ``Session`` of ``core.znodes``.
+    """A ``ZnodeSession`` of ``core.znodes``.
 
     ``hosts``: host:port,host:port/chroot, where the chroot has to be there; ``session_s``: seconds; ``digest``:
     user:password, and then nobody else may read or change the nodes that it makes; ``ca``, ``cert``, ``key``: files;
@@ -138,15 +138,15 @@ class ZooKeeperSession:
     def ensure(self, path: str) -> None:
         self._answer(self._asked().ensure_path_async(self._chroot + path))
 
-    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Node]:
+    def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
         watch = self._watch if is_watched else None
         client = self._asked()
         asked = {path: client.get_async(self._chroot + path, watch) for path in paths}
-        found: dict[str, Node] = {}
+        found: dict[str, Znode] = {}
         for path, answer in asked.items():
             with contextlib.suppress(NoNodeError):
                 content, stat = self._answer(answer)
-                found[path] = Node(content, stat.version, stat.ephemeralOwner)
+                found[path] = Znode(content, stat.version, stat.ephemeralOwner)
         return found
 
     def children(self, path: str, *, is_watched: bool = False) -> list[str] | None:
@@ -161,7 +161,7 @@ class ZooKeeperSession:
         transaction = self._asked().transaction()
         for each in operations:
             path = self._chroot + each.path
-            if isinstance(each, Check):
+            if isinstance(each, Require):
                 transaction.check(path, each.version)
             elif isinstance(each, Create):
                 transaction.create(path, each.content, ephemeral=each.is_ephemeral)

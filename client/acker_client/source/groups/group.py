@@ -18,15 +18,15 @@ from typing import TypeVar
 
 from acker_client.source.core.assignment import Handover
 from acker_client.source.core.assignor import ASSIGNORS, in_order, split
-from acker_client.source.core.rebalance import Rebalance, Seen
+from acker_client.source.core.rebalance import GroupSeen, Rebalance
 from acker_client.source.core.znodes import (
-    Check,
     Create,
     Delete,
     Disconnected,
     GroupPaths,
     Put,
-    Session,
+    Require,
+    ZnodeSession,
     consumer_id,
     name_of,
     registration,
@@ -68,7 +68,7 @@ class ZooKeeperGroup:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
-        session: Session | None = None,
+        session: ZnodeSession | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for option, given in (("group", group), ("member", member)):
@@ -154,7 +154,7 @@ class ZooKeeperGroup:
 
     # -- for commits
 
-    def fence(self, partition: str) -> tuple[Check, ...] | None:
+    def fence(self, partition: str) -> tuple[Require, ...] | None:
         """What has to hold in the transaction that commits some of ``partition``; None: it is not this source's.
 
         The owner's node alone would not do: another's is as new, and looks the same to a transaction. This consumer's
@@ -162,7 +162,7 @@ class ZooKeeperGroup:
         """
         if self._losses != self.session.losses or partition not in self._rebalance.held:
             return None
-        return Check(self._id), Check(self.paths.owner(partition), 0)
+        return Require(self._id), Require(self.paths.owner(partition), 0)
 
     def disown(self, partitions: Iterable[str]) -> None:
         """A commit of these was fenced: whatever this source thought, they are lost at the next poll."""
@@ -203,7 +203,7 @@ class ZooKeeperGroup:
         self._say(handover)
         return handover
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> GroupSeen:
         session, paths = self.session, self.paths
         consumers = session.children(paths.ids, is_watched=True) or []
         registered = session.find([f"{paths.ids}/{each}" for each in consumers], is_watched=True)
@@ -220,7 +220,7 @@ class ZooKeeperGroup:
                 owners[partition] = node.content.decode(errors="replace")
                 if node.session == id and owners[partition] == self.consumer:
                     own.add(partition)
-        return Seen(subscriptions, owners, frozenset(own))
+        return GroupSeen(subscriptions, owners, frozenset(own))
 
     def _ensured_children(self, folder: str) -> list[str]:
         names = self.session.children(folder, is_watched=True)
@@ -235,7 +235,7 @@ class ZooKeeperGroup:
         for some in _batches(partitions):
             mine = self.consumer.encode()
             nodes = [Create(self.paths.owner(each), mine, is_ephemeral=True) for each in some]
-            if self.session.transact([Check(self._id), *nodes]) is not None:
+            if self.session.transact([Require(self._id), *nodes]) is not None:
                 # Another was quicker, or has not gone yet.
                 self._look_again()
                 self._give_up(claimed)
@@ -249,7 +249,7 @@ class ZooKeeperGroup:
         for some in _batches(in_order(partitions)):
             nodes = self.session.find([self.paths.owner(each) for each in some])
             own = [path for path, node in nodes.items() if node.session == self.session.id]
-            if own and self.session.transact([Check(self._id), *(Delete(path) for path in own)]) is not None:
+            if own and self.session.transact([Require(self._id), *(Delete(path) for path in own)]) is not None:
                 self._look_again()
                 return
             self._rebalance.deleted(some)

@@ -21,15 +21,15 @@ from typing import Protocol, TypeVar
 from acker_client.source.core.input import Committed
 from acker_client.source.core.offsets import Offset
 from acker_client.source.core.znodes import (
-    Check,
     Create,
     Delete,
     Disconnected,
     GroupPaths,
-    Node,
     Operation,
     Put,
-    Session,
+    Require,
+    Znode,
+    ZnodeSession,
     lock_content,
     name_of,
 )
@@ -53,12 +53,12 @@ class Owner(Protocol):
     """Who may write a partition's checkpoint: a ``ZooKeeperGroup``."""
 
     @property
-    def session(self) -> Session: ...
+    def session(self) -> ZnodeSession: ...
     @property
     def paths(self) -> GroupPaths: ...
     @property
     def consumer(self) -> str: ...
-    def fence(self, partition: str) -> tuple[Check, ...] | None: ...
+    def fence(self, partition: str) -> tuple[Require, ...] | None: ...
     def disown(self, partitions: Iterable[str]) -> None: ...
 
 
@@ -86,7 +86,7 @@ class ZooKeeperOffsets:
         key: str | None = None,
         deadline_s: float = 300.0,
         node_bytes: int = NODE_BYTES,
-        session: Session | None = None,
+        session: ZnodeSession | None = None,
     ) -> None:
         if (group is None) == (hosts is None and session is None):
             raise ValueError("give either hosts='host:port/chroot', or group=ZooKeeperGroup(...)")
@@ -186,39 +186,48 @@ class ZooKeeperOffsets:
         """Set these nodes, all at once; those of which another is the owner by now are left out, and returned."""
         left, fenced, since_s = dict(contents), set[str](), time.monotonic()
         while left:
-            if isinstance(self._owner, _Lock) and self._owner.is_lost:
-                self._take(self._owner)
-            fences = {name: self._fence(name) for name in left}
-            gone = {name for name, fence in fences.items() if fence is None}
-            if gone and isinstance(self._owner, _Lock):
-                continue
-            fenced |= gone
-            left = {name: content for name, content in left.items() if name not in gone}
-            operations, whose = self._operations({name: fences[name] or () for name in left}, left)
+            fences = self._fences(left)
+            fenced |= left.keys() - fences.keys()
+            left = {name: left[name] for name in fences}
+            operations, whose = self._operations(fences, left)
             try:
-                refused = self.session.transact(operations) if operations else None
+                refused = self.session.transact(operations) if left else None
             except Disconnected:
                 self._await(since_s)
                 continue
             except SourceError as error:
                 raise CheckpointError(f"checkpoint {self}: {error}") from None
             if refused is None:
-                for name in left:
-                    self._versions[name] = self._next_version(name)
+                self._versions |= {name: self._next_version(name) for name in left}
                 return fenced
-            if isinstance(self._owner, _Lock) and isinstance(operations[refused], Check):
-                self._owner.lose()
-                continue
-            for name in whose[refused]:
-                if not self._until_done(partial(self._was_saved, name, left.pop(name))):
-                    fenced.add(name)
+            if not self._was_lock(operations[refused]):
+                contested = {name: left.pop(name) for name in whose[refused]}
+                fenced |= {
+                    name for name in contested if not self._until_done(partial(self._was_saved, name, contested))
+                }
         return fenced
 
+    def _fences(self, partitions: Iterable[str]) -> dict[str, tuple[Require, ...]]:
+        """What has to hold where this source writes each of these; those that it may not are left out."""
+        while isinstance(self._owner, _Lock) and self._owner.is_lost:
+            self._take(self._owner)
+        fences = {name: self._fence(name) for name in partitions}
+        if isinstance(self._owner, _Lock) and self._owner.is_lost:
+            return self._fences(partitions)
+        return {name: fence for name, fence in fences.items() if fence is not None}
+
+    def _was_lock(self, refused: Operation) -> bool:
+        """Whether a commit was refused as the lock of a checkpoint without a group was gone; it is taken again."""
+        if not isinstance(self._owner, _Lock) or not isinstance(refused, Require):
+            return False
+        self._owner.lose()
+        return True
+
     def _operations(
-        self, fences: Mapping[str, tuple[Check, ...]], contents: Mapping[str, bytes]
+        self, fences: Mapping[str, tuple[Require, ...]], contents: Mapping[str, bytes]
     ) -> tuple[list[Operation], list[list[str]]]:
         """What a transaction is made of, and whose each operation is."""
-        checks: dict[Check, list[str]] = {}
+        checks: dict[Require, list[str]] = {}
         for name, fence in fences.items():
             for check in fence:
                 checks.setdefault(check, []).append(name)
@@ -233,16 +242,16 @@ class ZooKeeperOffsets:
         version = self._versions[partition]
         return 0 if version is None else version + 1
 
-    def _was_saved(self, partition: str, content: bytes) -> bool:
+    def _was_saved(self, partition: str, contents: Mapping[str, bytes]) -> bool:
         """Whether a transaction whose answer was lost has set this node; it names this consumer."""
         path = self._paths.offset(partition)
         node = self.session.find([path]).get(path)
-        if node is None or node.content != content or node.version != self._next_version(partition):
+        if node is None or node.content != contents[partition] or node.version != self._next_version(partition):
             return False
         self._versions[partition] = node.version
         return True
 
-    def _fence(self, partition: str) -> tuple[Check, ...] | None:
+    def _fence(self, partition: str) -> tuple[Require, ...] | None:
         """What has to hold where this source writes ``partition``; None: it may not."""
         if partition not in self._versions:
             if self._group is not None:
@@ -296,7 +305,7 @@ class ZooKeeperOffsets:
                 continue
             for name in ours:
                 del self._versions[name]
-            if isinstance(operations[failed], Check):
+            if isinstance(operations[failed], Require):
                 ended |= set(whose[failed])
         return ended
 
@@ -340,7 +349,7 @@ class ZooKeeperOffsets:
     def _nodes(self, partitions: Iterable[str]) -> dict[str, bytes]:
         return {name: node.content for name, node in self._found(partitions).items()}
 
-    def _found(self, partitions: Iterable[str]) -> dict[str, Node]:
+    def _found(self, partitions: Iterable[str]) -> dict[str, Znode]:
         paths = {self._paths.offset(name): name for name in partitions}
         return {paths[path]: node for path, node in self.session.find(paths).items()}
 
@@ -396,7 +405,7 @@ class ZooKeeperOffsets:
 class _Lock:
     """One run's hold of a checkpoint without a group."""
 
-    def __init__(self, session: Session, paths: GroupPaths, source: str) -> None:
+    def __init__(self, session: ZnodeSession, paths: GroupPaths, source: str) -> None:
         self._session, self._path = session, paths.lock
         self.consumer = f"{source}_{socket.gethostname()}-{os.getpid()}"
         about = {
@@ -431,8 +440,8 @@ class _Lock:
             self._losses = losses
         return is_taken
 
-    def fence(self, partition: str) -> tuple[Check, ...] | None:
-        return None if self.is_lost else (Check(self._path),)
+    def fence(self, partition: str) -> tuple[Require, ...] | None:
+        return None if self.is_lost else (Require(self._path),)
 
     def release(self) -> None:
         """Delete the lock's node where it is this session's."""
