@@ -31,7 +31,8 @@ class Driver:
         )
         self.store = ZooKeeperOffsets(group=self.group)
         self.store.open("orders", "log")
-        self.group.open("orders", lambda: world.partitions)
+        self.seen: tuple[str, ...] | None = None
+        self.group.open("orders", lambda: world.partitions if self.seen is None else self.seen)
         self.holds: set[str] = set()
         self.revoked: list[str] = []
         self.done: dict[str, int] = {}
@@ -66,6 +67,10 @@ class Driver:
         released, self.revoked = self.revoked, []
         self.holds -= set(released)
         self.group.release(released)
+
+    def sees(self, partitions: tuple[str, ...] | None) -> None:
+        """It has heard of these partitions; None: of all."""
+        self.seen = partitions
 
     def notice(self) -> None:
         if self.session.is_expired:
@@ -114,6 +119,7 @@ def test_no_commit_is_lost_or_made_by_two_and_in_the_end_each_partition_has_one_
             act(world, drivers, drivers[chance.choice(sorted(drivers))], action)
     for driver in drivers.values():
         driver.notice()
+        driver.sees(None)
     for _ in range(6 * (len(drivers) + 1)):
         world.now_s += 1.0
         for driver in drivers.values():
@@ -134,7 +140,7 @@ def test_no_commit_is_lost_or_made_by_two_and_in_the_end_each_partition_has_one_
     assert not [path for path, node in world.zookeeper.nodes.items() if node.session]
 
 
-ACTIONS = ["commit", "commit", "release", "expire", "notice", "kill", "leave", "lose the answer"]
+ACTIONS = ["commit", "commit", "release", "expire", "notice", "kill", "leave", "lose the answer", "see"]
 
 
 def act(world: World, drivers: dict[str, Driver], driver: Driver, action: str) -> None:
@@ -155,6 +161,8 @@ def act(world: World, drivers: dict[str, Driver], driver: Driver, action: str) -
         driver.group.close()
         driver.store.close()
         del drivers[driver.member]
+    elif action == "see":
+        driver.sees(world.partitions if driver.seen is None else None)
     elif action == "lose the answer":
         driver.session.lose_answer = True
     else:
@@ -286,6 +294,30 @@ def test_an_id_that_somebody_deleted_is_registered_again() -> None:
     two.poll()
     assert one.poll().revoked == ()
     assert one.holds
+
+
+@pytest.mark.parametrize("assignor", ["range", "sticky"])
+def test_who_has_not_heard_of_new_partitions_leaves_none_to_nobody(assignor: str) -> None:
+    """The first one's view is old: four partitions, of which it takes the first two. The second one sees eight."""
+    world, one, two = pair(assignor)
+    one.sees(world.partitions)
+    for driver in (one, two):
+        driver.poll()
+        driver.release()
+    world.partitions = tuple(f"t/{i}" for i in range(8))
+    for driver in (two, one, two, one, two):
+        driver.poll()
+        driver.release()
+    assert one.holds <= set(world.partitions[:4])
+    if assignor == "range":
+        assert (one.holds, two.holds) == (set(world.partitions[:4]), set(world.partitions[4:]))
+    else:
+        assert len(one.holds) + len(two.holds) >= 6
+    one.sees(None)
+    for driver in (one, two, one, two):
+        driver.poll()
+        driver.release()
+    assert len(one.holds) == len(two.holds) == 4
 
 
 def test_the_node_of_a_dead_session_of_its_own_name_is_waited_for() -> None:

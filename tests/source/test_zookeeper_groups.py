@@ -158,6 +158,21 @@ def test_partitions_follow_who_joins_and_leaves_and_what_is_new(nodes: Any, zook
         group.close()
 
 
+def test_a_group_that_was_left_can_be_joined_again(nodes: Any, zookeeper: str) -> None:
+    group = ZooKeeperGroup(zookeeper, "g", member="m")
+    store = ZooKeeperOffsets(group=group)
+    for stop in (0, 1, 2):
+        store.open("orders", "log")
+        group.open("orders", lambda: PARTITIONS)
+        assert group.poll() == Handover(assigned=PARTITIONS)
+        loaded = store.load_partitions(PARTITIONS)
+        assert loaded == ({each: Committed(Ranges.below(stop)) for each in PARTITIONS} if stop else {})
+        store.save({each: Committed(Ranges.below(stop + 1)) for each in PARTITIONS})
+        # As a run does, in this order.
+        group.close()
+        store.close()
+
+
 def test_a_checkpoint_as_large_as_a_node_can_be_is_saved_and_found(nodes: Any, zookeeper: str) -> None:
     holey = Committed(Ranges.of(np.arange(0, 1_000_000, 2, dtype=np.int64)))
     for saved in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -176,6 +177,18 @@ def test_a_run_that_lost_its_session_goes_on_unless_another_has_written(
         store.save({"clicks/3": below(3), "clicks/4": below(3)})
     store.close()
     assert alone().load() == {"clicks/3": below(2), "clicks/4": below(3)}
+
+
+def test_a_node_says_which_run_has_written_it(alone: Callable[..., ZooKeeperOffsets]) -> None:
+    @dataclass(frozen=True)
+    class Run:
+        session: int
+        pid: int
+
+    store = alone()
+    store.sign(Run(7, 4711))
+    store.save({"clicks/3": below(1)})
+    assert json.loads(nodes_of(store)[NODE].content)["by"].endswith(", session 7, pid 4711")
 
 
 def test_a_lock_that_somebody_deleted_is_taken_again(alone: Callable[..., ZooKeeperOffsets]) -> None:

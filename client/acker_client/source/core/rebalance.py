@@ -62,13 +62,18 @@ class Rebalance:
         return frozenset(self._released)
 
     def look(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
-        """What to do about what is seen. From then on lost is lost, revoked is revoked, and found is owned."""
+        """What to do about what is seen. From then on lost is lost, revoked is revoked, and found is owned.
+
+        ``partitions``: all that this source's input has. What another owns there is as well, though this input has not
+        heard of it yet: else the two would deal out different partitions, and some be nobody's."""
+        known = set(partitions)
         lost = (self.held - seen.own) | self._disowned
         self._forget(lost)
         self._released &= seen.own
         if self._consumer not in seen.subscriptions:
             return Decision(lost=_sorted(lost))
-        share = set(self._assign(partitions, seen.subscriptions, seen.owners)[self._consumer])
+        others = {partition for partition, owner in seen.owners.items() if owner != self._consumer}
+        share = set(self._assign(known | others, seen.subscriptions, seen.owners)[self._consumer]) & known
         revoked = self._owned - share
         self._owned -= revoked
         self._revoked |= revoked

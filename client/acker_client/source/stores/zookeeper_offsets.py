@@ -62,6 +62,15 @@ class Owner(Protocol):
     def disown(self, partitions: Iterable[str]) -> None: ...
 
 
+class Writer(Protocol):
+    """The run that commits: its session at the servers, and the process that it is."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+
 class ZooKeeperOffsets:
     """A ``SharedCheckpointStore`` of a group, or the checkpoint of one source.
 
@@ -103,7 +112,7 @@ class ZooKeeperOffsets:
         self._paths = GroupPaths(name or "") if group is None else group.paths
         self._owner: Owner | _Lock
         self._deadline_s, self._node_bytes = deadline_s, node_bytes
-        self._source = self._kind = ""
+        self._source = self._kind = self._signature = ""
         # Of each partition that this source may write: the version of its node, None where there is none, and what it
         # wrote last.
         self._versions: dict[str, int | None] = {}
@@ -133,6 +142,10 @@ class ZooKeeperOffsets:
         except BaseException:
             self.session.close(_nothing)
             raise
+
+    def sign(self, by: Writer) -> None:
+        """Whoever commits from now on: its nodes say so, beside the consumer's id."""
+        self._signature = f", session {by.session}, pid {by.pid}"
 
     def close(self) -> None:
         self._versions, self._written = {}, {}
@@ -202,9 +215,8 @@ class ZooKeeperOffsets:
                 return fenced
             if not self._was_lock(operations[refused]):
                 contested = {name: left.pop(name) for name in whose[refused]}
-                fenced |= {
-                    name for name in contested if not self._until_done(partial(self._was_saved, name, contested))
-                }
+                saved = {name for name in contested if self._until_done(partial(self._was_saved, name, contested))}
+                fenced |= contested.keys() - saved
         return fenced
 
     def _fences(self, partitions: Iterable[str]) -> dict[str, tuple[Require, ...]]:
@@ -324,7 +336,7 @@ class ZooKeeperOffsets:
 
     def _content(self, partition: str, committed: Committed) -> bytes:
         offset = self._offset(partition)
-        content, left_out = offset.dump(committed, self._owner.consumer, self._node_bytes)
+        content, left_out = offset.dump(committed, self._owner.consumer + self._signature, self._node_bytes)
         is_full = len(content) > WARN_SHARE * self._node_bytes or left_out > 0
         if is_full and partition not in self._filled:
             log.warning(
