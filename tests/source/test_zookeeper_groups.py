@@ -29,8 +29,8 @@ from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
 PARTITIONS = tuple(f"orders/{i}" for i in range(12))
 SESSION_S = 1.5
 LIMIT_S = 60.0
-# What a member reads of a partition at once, and what of it may be late.
-ROUND = 25 + 25
+# What a member reads of a partition at once, and what of the batch before may be late.
+ROUND = 25 + 25 // 7 + 1
 
 
 def eventually(holds: Callable[[], Any]) -> Any:
@@ -344,8 +344,11 @@ def test_two_three_and_one_driver_under_load_of_which_one_is_killed_and_one_slee
     record_property("repeated", repeated)
     record_property("unowned_s", round(unowned_s, 2))
     print(f"{assignor}: {12 * group.length} records, {repeated} repeated, unowned for {unowned_s:.2f} s at most")
-    # Only what the two that failed had read and not committed: four and six partitions, at most a round of each.
-    assert repeated <= (4 + 6) * ROUND
+    # Only what was read and not committed, a round at most: of the four partitions of the one that was killed, and of
+    # the six of the one that slept, which are lost to it. On a machine that stands still others may lose some, too.
+    lost = sum(len(event["partitions"]) for said in journals.values() for event in said if event["what"] == "lost")
+    assert lost >= 6
+    assert repeated <= (4 + lost) * ROUND
     assert unowned_s < 3 * SESSION_S + 5, "longer than a session, and a rebalance on a busy machine"
 
 
@@ -420,27 +423,32 @@ def positions_of(runs: list[int]) -> set[int]:
 
 def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> float:
     """The longest time in which a partition was nobody's, from when it was somebody's first. One that is stopped owns
-    nothing from then on, until it is assigned something again."""
-    events: list[tuple[float, str, str, bool]] = []
-    for name, journal in journals.items():
-        for event in journal:
-            what = event["what"]
-            if what in ("assigned", "released", "lost", "left"):
-                events += [(event["at_s"], name, each, what == "assigned") for each in event["partitions"]]
-    for name, at_s in (("b", killed_s), ("c", stopped_s)):
-        events += [(at_s, name, each, False) for each in PARTITIONS]
-    end_s = max(event["at_s"] for journal in journals.values() for event in journal if event["what"] == "left")
+    nothing from then on, until it is assigned something again. No two own one at once; but one that has lost it may
+    not know yet."""
+    spans = [span for name, journal in journals.items() for span in spans_of(name, journal)]
+    failed_s = {"b": killed_s, "c": stopped_s}
     longest_s = 0.0
-    owner: dict[str, str] = {}
-    free_s: dict[str, float] = {}
-    for at_s, name, partition, is_assigned in sorted(events):
-        if is_assigned:
-            assert partition not in owner, f"{partition} is {name}'s and {owner.get(partition)}'s"
-            owner[partition] = name
-            if partition in free_s:
-                longest_s = max(longest_s, at_s - free_s.pop(partition))
-        elif owner.get(partition) == name:
-            del owner[partition]
-            if at_s < end_s:
-                free_s[partition] = at_s
+    for partition in PARTITIONS:
+        free_s: float | None = None
+        for start_s, stop_s, name, how in sorted(span[:4] for span in spans if span[4] == partition):
+            if free_s is not None:
+                longest_s = max(longest_s, start_s - free_s)
+            is_failed = name in failed_s and start_s < failed_s[name] < stop_s
+            end_s = failed_s[name] if is_failed else stop_s
+            for other_s, _, other, _, _ in (span for span in spans if span[4] == partition):
+                assert not start_s < other_s < end_s or how == "lost", f"{partition}: {name}'s and {other}'s at once"
+            free_s = end_s
     return longest_s
+
+
+def spans_of(name: str, journal: list[dict[str, Any]]) -> Iterator[tuple[float, float, str, str, str]]:
+    """Of each time in which a member had a partition: from, to, who, how it ended, and which."""
+    since_s: dict[str, float] = {}
+    for event in journal:
+        if event["what"] == "assigned":
+            since_s |= dict.fromkeys(event["partitions"], event["at_s"])
+        elif event["what"] in ("released", "lost", "left"):
+            for each in event["partitions"]:
+                yield since_s.pop(each), event["at_s"], name, event["what"], each
+    for each, at_s in since_s.items():
+        yield at_s, float("inf"), name, "killed", each
