@@ -14,7 +14,7 @@ from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import SharedCheckpointStore
 from acker_client.source.core.znodes import Create, GroupPaths
-from acker_client.source.errors import Fenced
+from acker_client.source.errors import Fenced, SourceError
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
 from tests.source.memory_zookeeper import MemoryZooKeeper
@@ -341,6 +341,22 @@ def test_the_node_of_a_dead_session_of_its_own_name_is_waited_for() -> None:
     assert group.poll() == Handover()
     zookeeper.expire(1)
     assert group.poll().assigned == ("t/0",)
+
+
+def test_a_source_whose_name_another_took_while_its_session_was_lost_says_so_and_ends() -> None:
+    world, one, _ = pair()
+    one.session.expire()
+    path = one.group.paths.id(one.group.consumer)
+    world.zookeeper.apply([Create(path, b"{}", is_ephemeral=True)], 99)
+    one.notice()
+    assert one.poll().lost == world.partitions
+    # It may be its own, of the session that was lost.
+    for _ in range(4):
+        world.now_s += 1.0
+        assert one.poll() == Handover()
+    world.now_s += 3.0
+    with pytest.raises(SourceError, match="another source is there as 'g_one': give each its own member, or none"):
+        one.poll()
 
 
 def test_new_partitions_are_dealt_without_a_watch() -> None:

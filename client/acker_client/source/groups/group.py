@@ -91,6 +91,8 @@ class ZooKeeperGroup:
         self._known: tuple[str, ...] = ()
         self._losses = 0
         self._ensured: set[str] = set()
+        # Since when a node of another session has this consumer's name.
+        self._unnamed_s: float | None = None
 
     def __str__(self) -> str:
         return f"group {self.paths.group!r} in ZooKeeper at {self.session.place}"
@@ -186,9 +188,11 @@ class ZooKeeperGroup:
 
     def _look(self) -> Handover:
         if not self._register():
-            # Under this name is another session of its own, which is dead: its nodes go by themselves.
+            # Under its name is a node of a session of its own that is dead, and goes by itself; or of another source.
+            self._check_name(self._clock())
             self._look_again()
             return Handover()
+        self._unnamed_s = None
         self._give_up(self._rebalance.released)
         step = self._rebalance.look(self._seen(), self._known)
         assigned = list(step.found)
@@ -265,16 +269,25 @@ class ZooKeeperGroup:
             try:
                 if self._register():
                     return
-                trouble = (
-                    f"{self}: another source is there as {self.consumer!r}: give each its own member, or none; if that"
-                    " one died just now, start again"
-                )
+                trouble = self._taken
             except Disconnected:
                 trouble = f"ZooKeeper at {self.session.place} does not answer: see to it, and start again"
             if self._clock() > deadline_s:
                 raise SourceError(trouble)
             self._changed.clear()
             self._changed.wait(self.session.session_s / PAUSES)
+
+    def _check_name(self, now: float) -> None:
+        self._unnamed_s = now if self._unnamed_s is None else self._unnamed_s
+        if now > self._unnamed_s + self.session.session_s + MARGIN_S:
+            raise SourceError(self._taken)
+
+    @property
+    def _taken(self) -> str:
+        return (
+            f"{self}: another source is there as {self.consumer!r}: give each its own member, or none; if that one died"
+            " just now, start again"
+        )
 
     def _register(self) -> bool:
         """See to it that this consumer's node is there, of this session, and names its topics. False: not yet."""
