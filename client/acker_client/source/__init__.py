@@ -20,19 +20,22 @@ except ImportError as error:
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.core.assignment import Assignment
+from acker_client.source.core.assignment import Assignment, Handover
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Failures
-from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan
+from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan, SharedInput
 from acker_client.source.core.listener import Emissions, Listener
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Retry
 from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 from acker_client.source.core.summary import Summary
-from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
+from acker_client.source.errors import Broken, CheckpointError, Fenced, InputChanged, SourceError, TooManyDeadLetters
+from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
+from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
 
 __all__ = [
     "Assignment",
@@ -46,8 +49,10 @@ __all__ = [
     "DeadLetterStore",
     "CheckpointError",
     "Failures",
+    "Fenced",
     "Files",
     "Guarantee",
+    "Handover",
     "Input",
     "InputChanged",
     "Listener",
@@ -59,8 +64,11 @@ __all__ = [
     "Retry",
     "Emissions",
     "SharedCheckpointStore",
+    "SharedInput",
     "Source",
     "SourceError",
     "Summary",
     "TooManyDeadLetters",
+    "ZooKeeperGroup",
+    "ZooKeeperOffsets",
 ]

@@ -1,0 +1,98 @@
+"""Assignors: which of a group's consumers gets which partition. Pure.
+
+Two of them. *range* is old Kafka's, to the letter: topic by topic, partitions by their numbers, consumers as strings,
+each an equal stretch, the first ones one more. *sticky* moves as few partitions as it can and leaves all with equally
+many, give or take one, over all topics that the same consumers read. Both depend on what they are given and on nothing
+else, so that all consumers who see the same come to the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+# By consumer: the topics that it reads.
+Subscriptions = Mapping[str, Collection[str]]
+# By consumer: its partitions, in order.
+Shares = dict[str, list[str]]
+# (all partitions, subscriptions, who owns which partition just now) -> shares, one for each consumer.
+Assignor = Callable[[Iterable[str], Subscriptions, Mapping[str, str]], Shares]
+
+_NUMBER = re.compile("([0-9]+)")
+
+
+def split(partition: str) -> tuple[str, str]:
+    """The topic of a partition, and which of the topic's it is: "orders/3" is 3 of orders. A name without a topic (a
+    shard) is of the topic "", whole."""
+    topic, _, number = partition.rpartition("/")
+    return (topic, number) if topic and number else ("", partition)
+
+
+def in_order(partitions: Iterable[str]) -> list[str]:
+    """Each partition once, by topic, and numbers in names as numbers: 9 comes before 10."""
+    return sorted(set(partitions), key=lambda each: (_natural(split(each)[0]), _natural(split(each)[1]), each))
+
+
+def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
+    """Old Kafka's: of P partitions and C consumers of a topic the i-th gets those from q * i + min(i, r), q of them and
+    one more where i < r; q = P / C, r = P % C. ``owners`` does not matter to it."""
+    shares: Shares = {consumer: [] for consumer in subscriptions}
+    for topic, its_partitions in _by_topic(partitions).items():
+        consumers = _consumers_of(topic, subscriptions)
+        if not consumers:
+            continue
+        each, more = divmod(len(its_partitions), len(consumers))
+        for i, consumer in enumerate(consumers):
+            start = each * i + min(i, more)
+            shares[consumer] += its_partitions[start : start + each + (i < more)]
+    return shares
+
+
+def sticky_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
+    """Everybody keeps what it owns, up to its share; what is left goes, in order, to those who lack some.
+
+    Who owns most gets the share that is one larger, so that nothing moves but what has to."""
+    shares: Shares = {consumer: [] for consumer in subscriptions}
+    by_consumers: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for topic, its_partitions in _by_topic(partitions).items():
+        by_consumers[tuple(_consumers_of(topic, subscriptions))] += its_partitions
+    for consumers, their_partitions in sorted(by_consumers.items()):
+        if consumers:
+            for consumer, share in _sticky(their_partitions, consumers, owners).items():
+                shares[consumer] = in_order([*shares[consumer], *share])
+    return shares
+
+
+ASSIGNORS: Mapping[str, Assignor] = {"range": range_shares, "sticky": sticky_shares}
+
+
+def _sticky(partitions: list[str], consumers: Iterable[str], owners: Mapping[str, str]) -> Shares:
+    kept: Shares = {consumer: [] for consumer in consumers}
+    for partition in partitions:
+        if owners.get(partition) in kept:
+            kept[owners[partition]].append(partition)
+    each, more = divmod(len(partitions), len(kept))
+    by_owned = sorted(kept, key=lambda consumer: (-len(kept[consumer]), consumer))
+    sizes = {consumer: each + (i < more) for i, consumer in enumerate(by_owned)}
+    shares = {consumer: kept[consumer][: sizes[consumer]] for consumer in kept}
+    taken = {partition for share in shares.values() for partition in share}
+    left = iter([partition for partition in partitions if partition not in taken])
+    for consumer in sorted(shares):
+        shares[consumer] += [next(left) for _ in range(sizes[consumer] - len(shares[consumer]))]
+    return shares
+
+
+def _by_topic(partitions: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for partition in in_order(partitions):
+        found[split(partition)[0]].append(partition)
+    return found
+
+
+def _consumers_of(topic: str, subscriptions: Subscriptions) -> list[str]:
+    return sorted(consumer for consumer, topics in subscriptions.items() if topic in topics)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if i % 2 else (0, part) for i, part in enumerate(_NUMBER.split(name))]

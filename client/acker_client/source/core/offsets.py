@@ -1,0 +1,101 @@
+"""Offsets: what stands in the node of one partition's checkpoint. Pure.
+
+Decides the format (version, source, kind of input, partition; run lengths of what is done, the input's mark; who wrote
+it; a digest), how much of it fits into a node, and what is refused. Where a node has no room for all the ranges beyond
+the prefix, the lowest ones are kept; a restart reads the rest again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from acker_client.source.core.input import Committed
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.errors import CheckpointError
+
+FORMAT = "acker-offsets"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """What a node of ``source``, whose input is of this ``kind``, says of ``partition``. ``place``: of the node, for a
+    person."""
+
+    source: str
+    kind: str
+    partition: str
+    place: str
+
+    def dump(self, committed: Committed, by: str, bytes_max: int) -> tuple[bytes, int]:
+        """The content, of at most ``bytes_max``, and how many ranges were left out for that. Raises
+        ``CheckpointError`` where not even the prefix fits."""
+        ranges = committed.done
+        content = self._content(Committed(ranges, committed.mark), by)
+        while len(content) > bytes_max and ranges.holes:
+            kept = min(ranges.holes - 1, int(ranges.holes * bytes_max / len(content) * 0.98))
+            ranges = ranges.first_holes(kept)
+            content = self._content(Committed(ranges, committed.mark), by)
+        if len(content) > bytes_max:
+            raise CheckpointError(
+                f"checkpoint {self.place}: what the input needs to find its place in {self.partition} takes"
+                f" {len(content)} bytes, and a node holds {bytes_max}: raise jute.maxbuffer of ZooKeeper and node_bytes"
+            )
+        return content, committed.done.holes - ranges.holes
+
+    def load(self, content: bytes) -> Committed:
+        """What ``dump`` gave. Raises ``CheckpointError``."""
+        saved = self._parsed(content)
+        try:
+            return Committed(Ranges.from_runs(saved["done"]), dict(saved["mark"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {self.place} does not say how far {self.partition} is done ({error!r}): restore it, or"
+                " delete the node to read the partition from its beginning"
+            ) from None
+
+    def _content(self, committed: Committed, by: str) -> bytes:
+        said = {"done": committed.done.to_runs(), "mark": dict(committed.mark)}
+        head = {"format": FORMAT, "version": VERSION, "source": self.source, "input": self.kind}
+        return _compact(
+            {**head, "partition": self.partition, "by": by, **said, "digest": _digest(self.partition, said)}
+        )
+
+    def _parsed(self, content: bytes) -> dict[str, Any]:
+        try:
+            saved = json.loads(content)
+        except ValueError:
+            saved = None
+        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
+            raise CheckpointError(
+                f"{self.place} is not a checkpoint of the acker, or is damaged: name another group, or delete the node"
+                " to read the partition from its beginning"
+            )
+        if saved.get("version") != VERSION:
+            raise CheckpointError(
+                f"checkpoint {self.place} has version {saved.get('version')!r}, and this acker reads version {VERSION}:"
+                " upgrade this source"
+            )
+        for what, expected in (("source", self.source), ("input", self.kind), ("partition", self.partition)):
+            if saved.get(what) != expected:
+                raise CheckpointError(
+                    f"checkpoint {self.place} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source"
+                    " a group of its own, and the sources of a group one name"
+                )
+        if saved.get("digest") != _digest(self.partition, {name: saved.get(name) for name in ("done", "mark")}):
+            raise CheckpointError(
+                f"checkpoint {self.place} is damaged (its digest does not fit): restore it, or delete the node to read"
+                " the partition from its beginning"
+            )
+        return saved
+
+
+def _digest(partition: str, said: dict[str, Any]) -> str:
+    return hashlib.blake2b(_compact({"partition": partition, **said}), digest_size=8).hexdigest()
+
+
+def _compact(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
