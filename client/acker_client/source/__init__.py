@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
 from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.in_flight import Failures
@@ -46,6 +47,7 @@ __all__ = [
     "Files",
     "Input",
     "InputChanged",
+    "Kinesis",
     "Listener",
     "Options",
     "Original",
