@@ -89,6 +89,10 @@ class TwinKinesis:
     def fail(self, method: str, *errors: Exception) -> None:
         self.faults.setdefault(method, deque()).extend(errors)
 
+    def of_parents(self, name: str) -> set[str]:
+        """What was ever written to the parents of a shard."""
+        return {each.data.decode() for parent in self.streams[name].parents for each in self.streams[parent].records}
+
     def _named(self, shard: int) -> str:
         return f"shardId-{shard:012d}"
 

@@ -115,7 +115,7 @@ class KinesisInput:
         self._refresh()
         self._begin_shards()
         read = self._gather(records_max)
-        step = max(1, sum(part.stop - part.start for part in read) // max(1, tasks))
+        step = max(1, sum(part.stop - part.start for part in read) // (2 * tasks))
         parts = [piece for part in read for piece in _pieces(part, step)]
         return Plan(parts, is_end=not parts and self._is_over())
 
