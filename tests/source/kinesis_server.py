@@ -183,7 +183,7 @@ def main(*arguments: str) -> None:
     import logging
 
     from moto.kinesis import models
-    from moto.server import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
