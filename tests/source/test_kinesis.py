@@ -238,6 +238,17 @@ def test_the_shards_take_turns_also_where_a_batch_is_smaller_than_they_are_many(
     assert following.data(following.plan(4)) == ["d"]
 
 
+def test_a_paused_shard_is_left_alone_while_others_are_read_and_goes_on_later(twin: TwinKinesis) -> None:
+    twin.put(0, *"ab")
+    twin.put(1, *"xy")
+    following = Following(twin)
+    kinesis: Any = following.input
+    kinesis.pause({"shardId-000000000000"})
+    assert (following.data(following.drain()), following.is_over) == (["x", "y"], False)
+    kinesis.pause(())
+    assert (following.data(following.drain()), following.is_over) == (["a", "b"], True)
+
+
 def test_to_its_end_ends_with_what_is_there_and_following_never_does(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     following, to_end = Following(twin, reading=Reading()), Following(twin)

@@ -214,17 +214,14 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 
 def member(twin: TwinKinesis, saved: dict[str, Committed]) -> Following:
     """A source of a group, which has nothing yet."""
-
-    def committed_of(shards: Any) -> dict[str, Committed]:
-        return {shard: saved[shard] for shard in shards if shard in saved}
-
-    following = Following(twin, reading=Reading(refresh_s=5.0), committed_of=committed_of)
+    following = Following(twin, reading=Reading(refresh_s=5.0), saved=lambda: saved)
     shared: Any = following.input
-    shared.partitions()
+    shared.assign({})
     return following
 
 
 def assign(following: Following, saved: dict[str, Committed], *shards: str) -> None:
+    """As a run does: the parts are told what is done, then the input."""
     shared: Any = following.input
     given = {shard: saved.get(shard, Committed()) for shard in shards}
     following.parts.done |= {shard: each.done for shard, each in given.items()}
@@ -250,6 +247,22 @@ def test_a_member_of_a_group_plans_the_shards_it_is_given_and_no_others(twin: Tw
     second = member(twin, saved)
     assign(second, saved, SHARD_0, SHARD_1)
     assert second.data(second.drain()) == ["b", "x"]
+
+
+def test_a_shard_that_comes_back_is_read_from_where_its_checkpoint_is_by_then(twin: TwinKinesis) -> None:
+    twin.put(0, *"abcd")
+    saved: dict[str, Committed] = {}
+    first, second = member(twin, saved), member(twin, saved)
+    assign(first, saved, SHARD_0)
+    assert first.data(first.drain()) == list("abcd")
+    shared: Any = first.input
+    shared.revoke([SHARD_0])
+    assign(second, saved, SHARD_0)
+    second.finish(second.drain()[:3])
+    saved |= second.committed()
+    first.parts.revoke(SHARD_0)
+    assign(first, saved, SHARD_0)
+    assert first.data(first.drain()) == ["d"]
 
 
 @pytest.mark.parametrize("empty", [False, True])

@@ -25,7 +25,8 @@ class Kinesis(Source):
     ``stream``: its name, or its ARN; ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): as boto3 has
     them, which finds what is not given. ``first_poll``: where a shard begins of which the checkpoint knows nothing:
     "trim_horizon" (the oldest record), "latest" (those that come from now on), or a time (Unix seconds, or a datetime
-    with a zone). ``stop``: "never" follows the stream, "end" ends the run when all is done that was there.
+    with a zone). ``stop``: "never" follows the stream, "end" ends the run when all is done that was there
+    (but not in a group, where more may be assigned).
 
     Shards that come of a split or a merge are found while it runs (every ``refresh_s``, and when one ends), and begin
     when all records of their parents are done. A shard with nothing new is asked every ``idle_s``. Records are read
@@ -65,14 +66,13 @@ class Kinesis(Source):
     def input(self) -> tuple[Input[Any], Any]:
         environment = self.options.environment or spark_environment()
         store = self.options.checkpoint
-        shared = store.load_partitions if isinstance(store, SharedCheckpointStore) else None
         kinesis = KinesisInput(
             self._open(),
             self.reading,
             clock=environment.clock,
             sleep=environment.sleep,
             random=environment.draw,
-            committed_of=shared,
+            saved=store.load if isinstance(store, SharedCheckpointStore) else None,
         )
         return kinesis, COLUMNS
 

@@ -9,7 +9,7 @@ read here, once, and held until they are done, up to a number of bytes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -51,7 +51,7 @@ START_S = 20.0
 SILENCE_S = 300.0
 WAITS = Backoff(first_s=0.5, cap_s=10.0)
 
-CommittedOf = Callable[[Sequence[str]], Mapping[str, Committed]]
+Saved = Callable[[], Mapping[str, Committed]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,8 @@ class Reading:
 
 
 class KinesisInput:
-    """Records of a stream as an input that can be shared (see ``core.input.SharedInput``). ``committed_of``: what the
-    group's checkpoint holds of shards that are another source's."""
+    """Records of a stream as an input that can be shared (see ``core.input.SharedInput``). ``saved``: what the
+    group's checkpoint holds, of shards that are another source's too."""
 
     kind = "kinesis"
 
@@ -81,18 +81,19 @@ class KinesisInput:
         clock: Clock,
         sleep: Sleep,
         random: Random,
-        committed_of: CommittedOf | None = None,
+        saved: Saved | None = None,
     ) -> None:
         self._kinesis = kinesis
         self._reading = reading
         self._clock, self._sleep, self._random = clock, sleep, random
-        self._committed_of = committed_of
+        self._saved = saved
         self._listed: dict[str, Shard] = {}
         # Shards that were there at the start, which first_poll="latest" is about.
         self._old: frozenset[str] = frozenset()
         self._shards: dict[str, ShardReading] = {}
         # None: every shard is this source's.
         self._given: set[str] | None = None
+        self._paused: frozenset[str] = frozenset()
         self._settled_elsewhere: set[str] = set()
         self._probe_due_s: dict[str, float] = {}
         self._turn = 0
@@ -155,9 +156,10 @@ class KinesisInput:
     def assign(self, committed: Mapping[str, Committed]) -> None:
         marks = marks_of(committed, self._stream)
         self._given = (self._given or set()) | set(committed)
-        if self._committed_of is not None:
-            self._old -= self._descendants(self._committed_of(sorted(self._listed)))
+        if self._saved is not None and committed:
+            self._old -= self._descendants(self._saved())
         for shard, each in committed.items():
+            self._shards.pop(shard, None)
             if each.mark:
                 self._go_on(shard, each, marks[shard])
 
@@ -165,6 +167,10 @@ class KinesisInput:
         self._given = (self._given or set()) - set(partitions)
         for shard in partitions:
             self._shards.pop(shard, None)
+
+    def pause(self, partitions: Collection[str]) -> None:
+        """Plan none of these, and all others again."""
+        self._paused = frozenset(partitions)
 
     # -- which shards there are, and which may begin
 
@@ -228,11 +234,11 @@ class KinesisInput:
     def _is_settled_elsewhere(self, name: str) -> bool:
         """Whether the source that has a shard has done all of it: its checkpoint says up to where, and a look at what
         follows whether that was the end."""
-        if self._committed_of is None:
+        if self._saved is None:
             return True  # nobody can say
         if self._clock() < self._probe_due_s.get(name, 0.0):
             return False
-        committed = self._committed_of([name]).get(name, Committed())
+        committed = self._saved().get(name, Committed())
         mark = ShardMark.of(name, committed.mark, self._stream)
         if committed.done.holes or mark.at is not None or not self._is_at_end(name, mark):
             self._probe_due_s[name] = self._clock() + self._reading.idle_s
@@ -296,15 +302,18 @@ class KinesisInput:
         shards = list(self._shards.values())
         at = self._turn % len(shards) if shards else 0
         now = self._clock()
-        return [shard for shard in shards[at:] + shards[:at] if self._is_open(shard) and shard.due_s <= now]
+        return [shard for shard in shards[at:] + shards[:at] if self._may_read(shard) and shard.due_s <= now]
 
     def _wait_for_more(self, until_s: float) -> bool:
         """Wait for the first shard that has more, if that is soon enough."""
-        due_s = [shard.due_s for shard in self._shards.values() if self._is_open(shard) and shard.is_behind]
+        due_s = [shard.due_s for shard in self._shards.values() if self._may_read(shard) and shard.is_behind]
         if not due_s or min(due_s) >= until_s:
             return False
         self._sleep(max(0.0, min(due_s) - self._clock()))
         return True
+
+    def _may_read(self, shard: ShardReading) -> bool:
+        return self._is_open(shard) and shard.name not in self._paused
 
     def _is_open(self, shard: ShardReading) -> bool:
         return not (shard.is_drained or shard.is_caught_up)
@@ -409,11 +418,11 @@ class KinesisInput:
     # -- the end, and names
 
     def _is_over(self) -> bool:
-        """Whether all is read that was there: shards that are still to come hold newer records only."""
-        if not self._reading.is_to_end or self._has_new_shards:
+        """Whether all is read that was there: shards that are still to come hold newer records only. In a group more
+        may be assigned at any time."""
+        if not self._reading.is_to_end or self._has_new_shards or self._given is not None:
             return False
-        wanted = self._listed if self._given is None else self._given
-        return all(self._is_finished(name) for name in wanted)
+        return all(map(self._is_finished, self._listed))
 
     def _is_finished(self, name: str) -> bool:
         shard = self._shards.get(name)
