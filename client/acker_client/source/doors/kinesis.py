@@ -154,7 +154,6 @@ class BotoKinesis:
             raise missing("acker_client.source.Kinesis", "kinesis", error) from error
         self._errors = botocore.exceptions
         self._stream = stream
-        self._where = endpoint_url or region or "this region"
         self._name = {"StreamARN": stream} if stream.startswith("arn:") else {"StreamName": stream}
         config = botocore.config.Config(
             connect_timeout=CONNECT_TIMEOUT_S, read_timeout=READ_TIMEOUT_S, retries={"total_max_attempts": 1}
@@ -164,7 +163,7 @@ class BotoKinesis:
             self._client = session.client("kinesis", region_name=region, endpoint_url=endpoint_url, config=config)
         except (botocore.exceptions.BotoCoreError, ValueError) as error:
             raise self._refusal("open", error) from None
-        self._where = endpoint_url or self._client.meta.region_name
+        self._where: str = self._client.meta.endpoint_url
 
     def describe(self) -> Stream:
         answer = self._call("describe_stream_summary", **self._name)
