@@ -28,6 +28,11 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
         ("import acker_client.spark", ["pyspark"], "acker_client.spark needs pyspark"),
         ("from acker_testing import new_shard; new_shard()", ["numba"], "acker_testing needs numba"),
         ("from acker_testing import Pipeline", ["pyspark"], "acker_testing.Pipeline needs pyspark"),
+        (
+            "from acker_client.source import Kinesis; Kinesis('orders', name='orders').input()",
+            ["boto3"],
+            "acker_client.source.Kinesis needs boto3",
+        ),
     ],
 )
 def test_what_is_imported_without_its_extra_says_which_one_to_install(
@@ -35,6 +40,7 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
 ) -> None:
     done = tried(statement, *blocked)
     extra = "service,spark" if "Pipeline" in statement else "service" if "testing" in statement else "spark"
+    extra = "kinesis" if "Kinesis" in statement else extra
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {says}")
@@ -42,7 +48,7 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
 
 
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
-    assert tried("import acker_client.source", "pyspark", "pandas", "grpc", "numba").returncode == 0
+    assert tried("import acker_client.source", "pyspark", "pandas", "grpc", "numba", "boto3").returncode == 0
 
 
 def test_what_tests_need_has_a_name_in_the_client_too_which_loads_it_only_when_asked() -> None:

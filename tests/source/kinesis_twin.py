@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from acker_client.source.doors.kinesis import (
     RECORD,
-    Answer,
     Begin,
     Expired,
+    ListedShard,
     NotThere,
-    Shard,
-    Stream,
+    ReadAnswer,
+    StreamIdentity,
     Throttled,
 )
 from acker_testing import SimulatedTime
@@ -105,14 +105,14 @@ class TwinKinesis:
 
     # -- the door
 
-    def describe(self) -> Stream:
+    def describe(self) -> StreamIdentity:
         self._raise("describe")
         now = datetime.fromtimestamp(self.time.clock(), UTC)
-        return Stream("arn:aws:kinesis:eu-central-1:1:stream/orders", self.created_ms, now)
+        return StreamIdentity("arn:aws:kinesis:eu-central-1:1:stream/orders", self.created_ms, now)
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ListedShard]:
         self._raise("shards")
-        return [Shard(name, shard.parents, shard.is_closed) for name, shard in self.streams.items()]
+        return [ListedShard(name, shard.parents, shard.is_closed) for name, shard in self.streams.items()]
 
     def iterator(self, shard: str, begin: Begin) -> str:
         self._raise("iterator")
@@ -120,7 +120,7 @@ class TwinKinesis:
             raise NotThere(f"ResourceNotFoundException: Shard {shard} does not exist")
         return f"{shard}:{self._index(self.streams[shard], begin)}:{self.time.clock()}"
 
-    def read(self, iterator: str, records_max: int) -> Answer:
+    def read(self, iterator: str, records_max: int) -> ReadAnswer:
         name, index, issued_s = iterator.split(":")
         now = self.time.clock()
         recent = [at for shard, at in self.reads if shard == name and at > now - 1.0]
@@ -138,7 +138,7 @@ class TwinKinesis:
         stop = start + len(found)
         is_end = shard.is_closed and stop == len(shard.records) and not self.like_moto
         behind_ms = 0 if stop == len(shard.records) else 1 + int(1000 * (now - shard.records[stop].arrived_s))
-        return Answer(_rows(found), None if is_end else f"{name}:{stop}:{now}", behind_ms)
+        return ReadAnswer(_rows(found), None if is_end else f"{name}:{stop}:{now}", behind_ms)
 
     def _index(self, shard: TwinShard, begin: Begin) -> int:
         if begin.kind == "TRIM_HORIZON":

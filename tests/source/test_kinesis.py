@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from acker_client.source import CheckpointError, Kinesis, SourceError
 from acker_client.source.core.input import Committed, SharedInput
 from acker_client.source.doors.kinesis import LATEST, Begin, Expired, Throttled, Unreachable
-from acker_client.source.inputs.kinesis import KinesisInput, Reading, first_begin
+from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
 from acker_testing import SimulatedTime
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.kinesis_twin import ITERATOR_S, TwinKinesis
 
-TO_END = Reading(is_to_end=True)
+TO_END = StreamReading(is_to_end=True)
 
 
 class Following(Driven):
@@ -31,7 +31,7 @@ class Following(Driven):
         self,
         twin: TwinKinesis,
         committed: Mapping[str, Committed] | None = None,
-        reading: Reading = TO_END,
+        reading: StreamReading = TO_END,
         **options: Any,
     ) -> None:
         self.twin = twin
@@ -208,7 +208,7 @@ def test_a_parent_that_has_aged_out_of_the_stream_is_no_obstacle(twin: TwinKines
 
 
 def test_shards_that_come_while_it_runs_are_found(twin: TwinKinesis) -> None:
-    following = Following(twin, reading=Reading())
+    following = Following(twin, reading=StreamReading())
     twin.put(0, "a")
     records = following.drain()
     twin.split(0)
@@ -251,7 +251,7 @@ def test_a_paused_shard_is_left_alone_while_others_are_read_and_goes_on_later(tw
 
 def test_to_its_end_ends_with_what_is_there_and_following_never_does(twin: TwinKinesis) -> None:
     twin.put(0, "a")
-    following, to_end = Following(twin, reading=Reading()), Following(twin)
+    following, to_end = Following(twin, reading=StreamReading()), Following(twin)
     assert following.data(following.drain()) == to_end.work_off() == ["a"]
     assert (following.is_over, to_end.is_over) == (False, True)
     twin.put(0, "b")
@@ -274,7 +274,7 @@ def test_latest_reads_what_comes_from_now_on_and_its_shards_children_from_their_
     twin.put(1, "old too")
     twin.split(0)
     twin.put(2, "older than the start")
-    following = Following(twin, reading=Reading(LATEST))
+    following = Following(twin, reading=StreamReading(LATEST))
     assert following.data(following.drain()) == []
     twin.put(1, "a")
     twin.put(2, "b")
@@ -290,18 +290,18 @@ def test_latest_reads_what_comes_from_now_on_and_its_shards_children_from_their_
 def test_latest_begins_again_where_it_began_once_a_checkpoint_was_written_though_nothing_was_acked(
     twin: TwinKinesis,
 ) -> None:
-    following = Following(twin, reading=Reading(LATEST))
+    following = Following(twin, reading=StreamReading(LATEST))
     following.drain()
     twin.put(0, "a", "b")
     assert following.data(following.drain()) == ["a", "b"]
-    again = Following(twin, following.committed(), Reading(LATEST, is_to_end=True))
+    again = Following(twin, following.committed(), StreamReading(LATEST, is_to_end=True))
     assert again.work_off() == ["a", "b"]
 
 
 def test_latest_does_not_lose_what_came_while_its_iterator_expired(twin: TwinKinesis) -> None:
     twin.put(0, "old")
     twin.time.sleep(10.0)
-    following = Following(twin, reading=Reading(LATEST))
+    following = Following(twin, reading=StreamReading(LATEST))
     following.drain()
     twin.time.sleep(1.0)
     twin.put(0, "a")
@@ -315,7 +315,7 @@ def test_a_time_begins_with_the_first_record_that_arrived_then_in_every_shard(tw
     twin.put(0, "b")
     twin.split(0)
     twin.put(2, "c")
-    assert Following(twin, reading=Reading(first_begin(50.0), is_to_end=True)).work_off() == ["b", "c"]
+    assert Following(twin, reading=StreamReading(first_begin(50.0), is_to_end=True)).work_off() == ["b", "c"]
     assert (
         first_begin(datetime(1970, 1, 1, tzinfo=UTC)) == first_begin(0) == Begin.since(datetime(1970, 1, 1, tzinfo=UTC))
     )
@@ -326,7 +326,7 @@ def test_a_time_begins_with_the_first_record_that_arrived_then_in_every_shard(tw
 
 def test_a_shard_is_read_five_times_a_second_at_most_and_an_empty_one_once(twin: TwinKinesis) -> None:
     twin.put(0, *(str(k) for k in range(60)))
-    following = Following(twin, reading=Reading())
+    following = Following(twin, reading=StreamReading())
     while len(following.parts.chosen(np.arange(following.parts.planned))) == 0 or following.parts.planned < 60:
         following.plan(5)
     began_s = twin.time.clock()
@@ -357,7 +357,7 @@ def test_throttling_and_answers_of_trouble_are_waited_out_and_nothing_is_lost_or
 
 def test_failures_in_a_row_are_ever_further_apart(twin: TwinKinesis) -> None:
     twin.fail("read", *(Throttled("Rate exceeded") for _ in range(40)))
-    following = Following(twin, reading=Reading())
+    following = Following(twin, reading=StreamReading())
     for _ in range(600):
         following.plan()
         twin.time.sleep(0.1)
@@ -382,7 +382,7 @@ def test_an_iterator_that_expires_each_time_is_no_busy_loop(twin: TwinKinesis) -
 
 def test_aws_away_for_half_a_minute_is_waited_for_and_for_long_ends_the_run_with_what_to_do(twin: TwinKinesis) -> None:
     twin.put(0, "a")
-    following = Following(twin, reading=Reading())
+    following = Following(twin, reading=StreamReading())
     first = following.drain()
     assert following.data(first) == ["a"]
 
@@ -491,7 +491,7 @@ def test_a_shard_that_aged_out_whole_with_open_records_is_skipped_loudly(
 
 def test_no_more_bytes_are_held_than_asked_for_and_what_is_done_is_given_back(twin: TwinKinesis) -> None:
     twin.put(0, *("x" * 1000 + str(k) for k in range(1000)))
-    following = Following(twin, reading=Reading(is_to_end=True, held_bytes_max=100_000))
+    following = Following(twin, reading=StreamReading(is_to_end=True, held_bytes_max=100_000))
     kinesis: Any = following.input
     seen = 0
     while not following.is_over:

@@ -18,7 +18,7 @@ from acker_client.source.doors.kinesis import (
     Throttled,
     Unreachable,
 )
-from acker_client.source.inputs.kinesis import KinesisInput, Reading
+from acker_client.source.inputs.kinesis import KinesisInput, StreamReading
 from tests.source.driven import Driven
 from tests.source.kinesis_server import ENVIRONMENT, REGION, KinesisServer
 
@@ -41,7 +41,9 @@ class Polled(Driven):
     def __init__(self, server: KinesisServer, stream: str, committed: Any = None) -> None:
         self._seconds = 0.0
         door = BotoKinesis(stream, REGION, server.url)
-        kinesis = KinesisInput(door, Reading(is_to_end=True), clock=self._clock, sleep=self._sleep, random=lambda: 0.5)
+        kinesis = KinesisInput(
+            door, StreamReading(is_to_end=True), clock=self._clock, sleep=self._sleep, random=lambda: 0.5
+        )
         self.is_over = False
         super().__init__(kinesis, committed)
 

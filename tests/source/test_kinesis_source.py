@@ -19,7 +19,7 @@ from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Kinesis, Retry, SourceError
 from acker_client.source.core.input import Committed
 from acker_client.source.doors.kinesis import KinesisDoor, Unreachable
-from acker_client.source.inputs.kinesis import Reading
+from acker_client.source.inputs.kinesis import StreamReading
 from acker_protocol.messages import Outcomes, Verdict
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, failing, frame_of, save_all
 from tests.source.kinesis_twin import TwinKinesis
@@ -214,7 +214,7 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 
 def member(twin: TwinKinesis, saved: dict[str, Committed]) -> Following:
     """A source of a group, which has nothing yet."""
-    following = Following(twin, reading=Reading(refresh_s=5.0), saved=lambda: saved)
+    following = Following(twin, reading=StreamReading(refresh_s=5.0), saved=lambda: saved)
     shared: Any = following.input
     shared.assign({})
     return following

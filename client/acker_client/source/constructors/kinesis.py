@@ -9,7 +9,7 @@ from acker_client.core.registration import check_seconds
 from acker_client.source.core.input import Input
 from acker_client.source.core.stores import SharedCheckpointStore
 from acker_client.source.doors.kinesis import BotoKinesis, KinesisDoor
-from acker_client.source.inputs.kinesis import KinesisInput, Reading, first_begin
+from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
 from acker_client.source.inputs.kinesis_rows import COLUMNS
 from acker_client.source.run.environment import spark_environment
 from acker_client.source.run.options import CommonOptions, Options
@@ -61,7 +61,7 @@ class Kinesis(Source):
         self.region = region
         self.endpoint_url = endpoint_url
         self.session = session
-        self.reading = Reading(first_begin(first_poll), stop == "end", refresh_s, idle_s, held_bytes_max)
+        self.reading = StreamReading(first_begin(first_poll), stop == "end", refresh_s, idle_s, held_bytes_max)
 
     def input(self) -> tuple[Input[Any], Any]:
         environment = self.options.environment or spark_environment()

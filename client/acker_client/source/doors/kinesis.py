@@ -79,7 +79,7 @@ class NotThere(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamIdentity:
     """``arn``: its name in full; ``created_ms``: Unix milliseconds, another one for a stream made anew under the same
     name; ``now``: the service's clock."""
 
@@ -89,7 +89,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class ListedShard:
     """A shard as it is listed: ``parents``: none, one (a split), or two (a merge), there or aged out."""
 
     name: str
@@ -123,7 +123,7 @@ LATEST = Begin("LATEST")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answer:
+class ReadAnswer:
     """``rows``: some records in columns of ``RECORD``, in order; ``iterator``: for the next call, None at the end of a
     closed shard; ``behind_ms``: 0 where the newest record is among them, or nothing is left."""
 
@@ -135,10 +135,10 @@ class Answer:
 class KinesisDoor(Protocol):
     """One stream. Every method raises ``Throttled``, ``Unreachable``, ``Expired``, ``NotThere`` or ``SourceError``."""
 
-    def describe(self) -> Stream: ...
-    def shards(self) -> Sequence[Shard]: ...
+    def describe(self) -> StreamIdentity: ...
+    def shards(self) -> Sequence[ListedShard]: ...
     def iterator(self, shard: str, begin: Begin) -> str: ...
-    def read(self, iterator: str, records_max: int) -> Answer: ...
+    def read(self, iterator: str, records_max: int) -> ReadAnswer: ...
 
 
 class BotoKinesis:
@@ -165,13 +165,13 @@ class BotoKinesis:
             raise self._refusal("open", error) from None
         self._where: str = self._client.meta.endpoint_url
 
-    def describe(self) -> Stream:
+    def describe(self) -> StreamIdentity:
         answer = self._call("describe_stream_summary", **self._name)
         found = answer["StreamDescriptionSummary"]
         created_ms = round(found["StreamCreationTimestamp"].timestamp() * 1000)
-        return Stream(found["StreamARN"], created_ms, _clock_of(answer))
+        return StreamIdentity(found["StreamARN"], created_ms, _clock_of(answer))
 
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[ListedShard]:
         return [_shard(found) for page in self._pages() for found in page["Shards"]]
 
     def iterator(self, shard: str, begin: Begin) -> str:
@@ -183,12 +183,12 @@ class BotoKinesis:
         iterator: str = self._call("get_shard_iterator", **of)["ShardIterator"]
         return iterator
 
-    def read(self, iterator: str, records_max: int) -> Answer:
+    def read(self, iterator: str, records_max: int) -> ReadAnswer:
         # The iterator says of which stream it is; only an ARN may be given beside it.
         of = {name: value for name, value in self._name.items() if name == "StreamARN"}
         limit = min(records_max, RECORDS_PER_CALL_MAX)
         answer = self._call("get_records", ShardIterator=iterator, Limit=limit, **of)
-        return Answer(_rows(answer["Records"]), answer.get("NextShardIterator"), int(answer["MillisBehindLatest"]))
+        return ReadAnswer(_rows(answer["Records"]), answer.get("NextShardIterator"), int(answer["MillisBehindLatest"]))
 
     def _pages(self) -> Iterator[Mapping[str, Any]]:
         page = self._call("list_shards", **self._name)
@@ -260,9 +260,9 @@ class BotoKinesis:
         )
 
 
-def _shard(found: Mapping[str, Any]) -> Shard:
+def _shard(found: Mapping[str, Any]) -> ListedShard:
     parents = tuple(found[key] for key in ("ParentShardId", "AdjacentParentShardId") if found.get(key))
-    return Shard(found["ShardId"], parents, "EndingSequenceNumber" in found["SequenceNumberRange"])
+    return ListedShard(found["ShardId"], parents, "EndingSequenceNumber" in found["SequenceNumberRange"])
 
 
 def _rows(records: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

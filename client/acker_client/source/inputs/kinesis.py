@@ -23,13 +23,13 @@ from acker_client.source.doors.kinesis import (
     LATEST,
     RECORDS_PER_CALL_MAX,
     TRIM_HORIZON,
-    Answer,
     Begin,
     Expired,
     KinesisDoor,
+    ListedShard,
     NotThere,
-    Shard,
-    Stream,
+    ReadAnswer,
+    StreamIdentity,
     Throttled,
     Unreachable,
 )
@@ -55,7 +55,7 @@ Saved = Callable[[], Mapping[str, Committed]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StreamReading:
     """How a stream is read. ``first``: where a shard begins of which no checkpoint knows. ``is_to_end``: stop once all
     is read that is there, else follow. ``refresh_s``: how often shards are listed; ``idle_s``: how often a shard is
     asked that has nothing new; ``held_bytes_max``: so many bytes of records that are not done are held."""
@@ -76,7 +76,7 @@ class KinesisInput:
     def __init__(
         self,
         kinesis: KinesisDoor,
-        reading: Reading,
+        reading: StreamReading,
         *,
         clock: Clock,
         sleep: Sleep,
@@ -87,7 +87,7 @@ class KinesisInput:
         self._reading = reading
         self._clock, self._sleep, self._random = clock, sleep, random
         self._saved = saved
-        self._listed: dict[str, Shard] = {}
+        self._listed: dict[str, ListedShard] = {}
         # Shards that were there at the start, which first_poll="latest" is about.
         self._old: frozenset[str] = frozenset()
         self._shards: dict[str, ShardReading] = {}
@@ -105,7 +105,7 @@ class KinesisInput:
     # -- the port: where to begin, and what comes next
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._stream: Stream = self._patiently(self._kinesis.describe)
+        self._stream: StreamIdentity = self._patiently(self._kinesis.describe)
         marks = marks_of(committed, self._stream)
         self._list(self._patiently(self._kinesis.shards))
         self._old = frozenset(self._listed) - self._descendants(committed)
@@ -185,7 +185,7 @@ class KinesisInput:
             self._refresh_due_s = now + self._reading.idle_s
             self._note_silence(error)
 
-    def _list(self, shards: Iterable[Shard]) -> None:
+    def _list(self, shards: Iterable[ListedShard]) -> None:
         before = set(self._listed)
         self._listed = {shard.name: shard for shard in shards}
         self._answered_s = self._clock()
@@ -218,7 +218,7 @@ class KinesisInput:
                 if self._is_skipped(name):
                     shard.end()
 
-    def _may_begin(self, shard: Shard) -> bool:
+    def _may_begin(self, shard: ListedShard) -> bool:
         return self._is_skipped(shard.name) or all(map(self._is_settled, shard.parents))
 
     def _is_settled(self, name: str) -> bool:
@@ -340,7 +340,7 @@ class KinesisInput:
         self._look_ahead(shard, answer, records_max)
         return taken
 
-    def _look_ahead(self, shard: ShardReading, answer: Answer, asked: int) -> None:
+    def _look_ahead(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
         """What an answer says of what follows it."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
         shard.is_behind = not is_newest
@@ -352,7 +352,7 @@ class KinesisInput:
         elif is_newest and self._reading.is_to_end:
             shard.is_caught_up = True
 
-    def _ends(self, name: str, answer: Answer, asked: int) -> bool:
+    def _ends(self, name: str, answer: ReadAnswer, asked: int) -> bool:
         """Whether nothing follows in a shard: AWS gives no iterator then; where one is given, the shard has to be
         closed, and everything of it read."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from acker_client.source.core.input import Committed, Mark
 from acker_client.source.core.ranges import Ranges
-from acker_client.source.doors.kinesis import LATEST, Begin, Stream
+from acker_client.source.doors.kinesis import LATEST, Begin, StreamIdentity
 from acker_client.source.errors import CheckpointError
 from acker_client.source.inputs.kinesis_rows import Held, RecordPart
 
@@ -38,7 +38,7 @@ class ShardMark:
     end: int | None = None
 
     @classmethod
-    def of(cls, shard: str, mark: Mark, stream: Stream) -> ShardMark:
+    def of(cls, shard: str, mark: Mark, stream: StreamIdentity) -> ShardMark:
         """What ``ShardReading.mark`` gave. Raises ``CheckpointError`` when it cannot have, or of another stream."""
         if not mark:
             return cls()
@@ -138,7 +138,7 @@ class ShardReading:
             held.release(done)
         self._held = [held for held in self._held if len(held.positions)]
 
-    def mark(self, done: Ranges, stream: Stream) -> Mark:
+    def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:
         mark: dict[str, Any] = {"stream": stream.arn, "created_ms": stream.created_ms}
         at, after = self._mark.at, self._mark.after
         if self._last is not None:
@@ -171,6 +171,6 @@ class ShardReading:
         raise LookupError(f"{self.name}: position {position} is not held")
 
 
-def marks_of(committed: Mapping[str, Committed], stream: Stream) -> dict[str, ShardMark]:
+def marks_of(committed: Mapping[str, Committed], stream: StreamIdentity) -> dict[str, ShardMark]:
     """The marks of a checkpoint, by shard. Raises ``CheckpointError`` where one is of another stream."""
     return {shard: ShardMark.of(shard, each.mark, stream) for shard, each in committed.items()}
