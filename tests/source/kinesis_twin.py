@@ -47,7 +47,8 @@ class TwinShard:
 
 
 class TwinKinesis:
-    """A stream. ``faults[method]``: what the next calls of a method raise; ``reads``: (shard, time) of each read."""
+    """A stream. ``faults[method]``: what the next calls of a method raise; ``reads``: (shard, time) of each read,
+    which takes ``read_s``."""
 
     def __init__(self, time: SimulatedTime, shards: int = 2, *, like_moto: bool = False) -> None:
         self.time = time
@@ -56,6 +57,7 @@ class TwinKinesis:
         self.streams: dict[str, TwinShard] = {self._named(k): TwinShard() for k in range(shards)}
         self.faults: dict[str, deque[Exception]] = {}
         self.reads: list[tuple[str, float]] = []
+        self.read_s = 0.0
         self._written = 0
 
     # -- what a producer and an operator do
@@ -125,6 +127,7 @@ class TwinKinesis:
         now = self.time.clock()
         recent = [at for shard, at in self.reads if shard == name and at > now - 1.0]
         self.reads.append((name, now))
+        self.time.sleep(self.read_s)
         self._raise("read")
         if len(recent) >= 5:
             raise Throttled("ProvisionedThroughputExceededException: Rate exceeded for shard")

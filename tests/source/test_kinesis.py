@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, Kinesis, SourceError
 from acker_client.source.core.input import Committed, SharedInput
-from acker_client.source.doors.kinesis import LATEST, Begin, Expired, Throttled, Unreachable
+from acker_client.source.doors.kinesis import LATEST, Begin, Expired, ListedShard, Throttled, Unanswered
 from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
+from acker_client.source.inputs.kinesis_lineage import Lineage
 from acker_testing import SimulatedTime
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.kinesis_twin import ITERATOR_S, TwinKinesis
@@ -343,7 +344,7 @@ def test_throttling_and_answers_of_trouble_are_waited_out_and_nothing_is_lost_or
 ) -> None:
     twin.put(0, *(str(k) for k in range(20)))
     for method in ("describe", "shards", "iterator", "read"):
-        twin.fail(method, Throttled("Rate exceeded"), Unreachable("503"), Throttled("Rate exceeded"))
+        twin.fail(method, Throttled("Rate exceeded"), Unanswered("503"), Throttled("Rate exceeded"))
     following = Following(twin)
     found = []
     while not following.is_over:
@@ -390,7 +391,7 @@ def test_aws_away_for_half_a_minute_is_waited_for_and_for_long_ends_the_run_with
         while twin.time.clock() < end_s:
             for method in ("read", "shards"):
                 twin.faults.pop(method, None)
-                twin.fail(method, *(Unreachable("no answer") for _ in range(50)))
+                twin.fail(method, *(Unanswered("no answer") for _ in range(50)))
             following.plan()
             twin.time.sleep(1.0)
         twin.faults.clear()
@@ -398,12 +399,36 @@ def test_aws_away_for_half_a_minute_is_waited_for_and_for_long_ends_the_run_with
     away_until(twin.time.clock() + 30)
     twin.put(0, "b")
     assert following.data(following.drain()) == ["b"]
-    with pytest.raises(SourceError, match=r"no answer for 30\d s .*: see to the network.*nothing is lost"):
+    with pytest.raises(SourceError, match=r"no answer from Kinesis for 30\d s .*: see to the network.*nothing is lost"):
         away_until(twin.time.clock() + 400)
 
 
+def test_a_batch_that_takes_long_is_no_silence_of_aws(twin: TwinKinesis) -> None:
+    twin.put(0, "a")
+    following = Following(twin, reading=StreamReading())
+    following.drain()
+    twin.time.sleep(3600.0)
+    twin.put(0, "b")
+    twin.fail("read", Unanswered("503"))
+    twin.fail("shards", Unanswered("503"))
+    assert following.data(following.drain()) == ["b"]
+
+
+def test_a_plan_ends_after_a_while_however_many_shards_have_something(twin: TwinKinesis) -> None:
+    wide = TwinKinesis(twin.time, 200)
+    wide.read_s = 0.05
+    for shard in range(200):
+        wide.put(shard, str(shard))
+    following = Following(wide)
+    before_s = wide.time.clock()
+    first = following.data(following.plan())
+    assert 2.0 <= wide.time.clock() - before_s <= 2.5
+    assert first == [str(k) for k in range(len(first))]
+    assert following.data(following.plan())[0] == str(len(first))
+
+
 def test_a_service_that_does_not_answer_at_the_start_is_one_sentence(twin: TwinKinesis) -> None:
-    twin.fail("describe", *(Unreachable("localhost:1 does not answer") for _ in range(1000)))
+    twin.fail("describe", *(Unanswered("localhost:1 does not answer") for _ in range(1000)))
     with pytest.raises(
         SourceError, match=r"Kinesis cannot be asked: localhost:1 does not answer; tried .*endpoint_url"
     ):
@@ -483,7 +508,50 @@ def test_a_shard_that_aged_out_whole_with_open_records_is_skipped_loudly(
     twin.drop(0)
     with caplog.at_level(logging.ERROR):
         assert Following(twin, following.committed()).work_off() == ["c"]
+    (said,) = caplog.messages
+    assert "shardId-000000000000 has aged out of the stream with records that were not done" in said
+
+
+def test_a_shard_that_ages_out_while_it_is_read_ends_there_and_its_children_wait_for_what_was_read(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, "a", "b")
+    following = Following(twin)
+    records = following.plan(1)
+    twin.split(0)
+    twin.put(2, "c")
+    twin.drop(0)
+    assert following.data(following.drain()) == ["c"]  # a parent that is not listed is no obstacle
+    assert following.data(records) == ["a"]
+    following.finish(np.arange(following.parts.planned))
+    following.committed()
     assert "shardId-000000000000 has aged out of the stream with records that were not done" in caplog.text
+    assert following.is_over
+
+
+def test_the_ancestors_of_a_shard_are_found_once_each_however_often_it_was_split_and_merged() -> None:
+    lineage = Lineage(LATEST)
+    shards = [ListedShard("0")]
+    for k in range(60):
+        shards += [ListedShard(f"{k}a", (str(k),)), ListedShard(f"{k}b", (str(k),))]
+        shards += [ListedShard(str(k + 1), (f"{k}a", f"{k}b"))]
+    lineage.list(shards)
+    assert lineage.ancestors("60") == {shard.name for shard in shards} - {"60"}
+
+
+def test_a_shard_that_aged_out_when_all_that_was_read_of_it_was_done_is_a_warning(
+    twin: TwinKinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    twin.put(0, "a", "b")
+    following = Following(twin)
+    following.finish(following.drain())
+    committed = following.committed()
+    twin.split(0)
+    twin.drop(0)
+    with caplog.at_level(logging.WARNING):
+        assert Following(twin, committed).work_off() == []
+    (record,) = caplog.records
+    assert (record.levelname, "what came to it later, if anything did, is lost" in record.message) == ("WARNING", True)
 
 
 # -- memory

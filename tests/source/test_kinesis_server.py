@@ -16,7 +16,7 @@ from acker_client.source.doors.kinesis import (
     Expired,
     NotThere,
     Throttled,
-    Unreachable,
+    Unanswered,
 )
 from acker_client.source.inputs.kinesis import KinesisInput, StreamReading
 from tests.source.driven import Driven
@@ -127,9 +127,9 @@ def test_a_stream_is_read_by_its_arn_from_a_time_and_from_the_newest_on(server: 
         ("KMSThrottlingException", Throttled),
         ("LimitExceededException", Throttled),
         ("ExpiredIteratorException", Expired),
-        ("InternalFailure", Unreachable),
-        ("503", Unreachable),
-        ("500", Unreachable),
+        ("InternalFailure", Unanswered),
+        ("503", Unanswered),
+        ("500", Unanswered),
         ("InvalidArgumentException", NotThere),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Kinesis, Retry, SourceError
 from acker_client.source.core.input import Committed
-from acker_client.source.doors.kinesis import KinesisDoor, Unreachable
+from acker_client.source.doors.kinesis import KinesisDoor, Unanswered
 from acker_client.source.inputs.kinesis import StreamReading
 from acker_protocol.messages import Outcomes, Verdict
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, failing, frame_of, save_all
@@ -200,8 +200,8 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 
     def process(batch: Batch) -> None:
         if batch.number == 2:
-            twin.fail("read", *(Unreachable("503") for _ in range(8)))
-            twin.fail("shards", *(Unreachable("503") for _ in range(3)))
+            twin.fail("read", *(Unanswered("503") for _ in range(8)))
+            twin.fail("shards", *(Unanswered("503") for _ in range(3)))
         work(batch)
 
     summary = source(cluster, twin, batch_records=10).run(NO_SPARK, process)
@@ -283,3 +283,17 @@ def test_a_child_waits_for_a_parent_that_another_member_has(twin: TwinKinesis, e
         saved |= first.committed()
     if not empty:
         assert second.data(second.drain()) == ["c"]
+
+
+def test_a_child_waits_for_the_only_record_of_a_parent_that_another_member_has_not_read_yet(twin: TwinKinesis) -> None:
+    twin.put(0, "a")
+    twin.split(0)
+    twin.put(2, "b")
+    saved: dict[str, Committed] = {}
+    first, second = member(twin, saved), member(twin, saved)
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    assert second.data(second.drain()) == []
+    first.finish(first.drain())
+    saved |= first.committed()
+    assert second.data(second.drain()) == ["b"]

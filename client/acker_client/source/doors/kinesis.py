@@ -1,6 +1,6 @@
 """Kinesis: the one door to boto3. Decides what each answer and each error of AWS means to an input.
 
-An error is one of four: *throttled* (later), *unreachable* (later, too, but not for ever), *expired* (a new iterator),
+An error is one of four: *throttled* (later), *unanswered* (later, too, but not for ever), *expired* (a new iterator),
 *refused* (this sequence number, or this shard, is not there); all others end in ``SourceError`` with what to do. Tries
 each call once: when to try again is the input's to decide. boto3 is imported when a stream is opened.
 """
@@ -40,7 +40,7 @@ _THROTTLED = {
     "RequestLimitExceeded",
     "KMSThrottlingException",
 }
-_UNREACHABLE = {
+_TROUBLE = {
     "InternalFailure",
     "InternalServerError",
     "InternalFailureException",
@@ -66,7 +66,7 @@ class Throttled(Exception):
     """More calls, or bytes, than the shard or the account has for now."""
 
 
-class Unreachable(Exception):
+class Unanswered(Exception):
     """No answer, or one that says that the service is not well."""
 
 
@@ -133,7 +133,7 @@ class ReadAnswer:
 
 
 class KinesisDoor(Protocol):
-    """One stream. Every method raises ``Throttled``, ``Unreachable``, ``Expired``, ``NotThere`` or ``SourceError``."""
+    """One stream. Every method raises ``Throttled``, ``Unanswered``, ``Expired``, ``NotThere`` or ``SourceError``."""
 
     def describe(self) -> StreamIdentity: ...
     def shards(self) -> Sequence[ListedShard]: ...
@@ -203,7 +203,7 @@ class BotoKinesis:
         except self._errors.ClientError as error:
             raise self._meaning(operation, error) from None
         except (self._errors.HTTPClientError, self._errors.ConnectionError) as error:
-            raise Unreachable(f"{self._where} does not answer ({error})") from None
+            raise Unanswered(f"{self._where} does not answer ({error})") from None
         except self._errors.BotoCoreError as error:
             raise self._refusal(operation, error) from None
 
@@ -215,8 +215,8 @@ class BotoKinesis:
             return Throttled(said)
         if code == "ExpiredIteratorException":
             return Expired(said)
-        if code in _UNREACHABLE or error.response["ResponseMetadata"].get("HTTPStatusCode", 0) >= 500:
-            return Unreachable(f"{self._where} is not well ({said.splitlines()[0][:200]})")
+        if code in _TROUBLE or error.response["ResponseMetadata"].get("HTTPStatusCode", 0) >= 500:
+            return Unanswered(f"{self._where} is not well ({said.splitlines()[0][:200]})")
         if code == "ResourceNotFoundException" and operation in ("describe_stream_summary", "list_shards"):
             return SourceError(
                 f"there is no stream {self._stream!r} at {self._where}: create it, or name another; region= and"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acker_client.core.backoff import Backoff, Clock, Deadline, Patience, Random, Sleep
+from acker_client.core.backoff import Clock, Random, Sleep
 from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.doors.kinesis import (
@@ -31,26 +31,21 @@ from acker_client.source.doors.kinesis import (
     ReadAnswer,
     StreamIdentity,
     Throttled,
-    Unreachable,
+    Unanswered,
 )
 from acker_client.source.errors import CheckpointError, SourceError
 from acker_client.source.inputs.balance import sliced
+from acker_client.source.inputs.kinesis_asking import READ_INTERVAL_S, Asking
+from acker_client.source.inputs.kinesis_lineage import Lineage
 from acker_client.source.inputs.kinesis_rows import RecordPart, RecordSlice, shown, sliced_rows
 from acker_client.source.inputs.kinesis_shard import ShardMark, ShardReading, marks_of
 
 log = logging.getLogger("acker_client.source")
 
-# AWS allows five reads a second of one shard, to all who read it together.
-READ_INTERVAL_S = 0.2
 # So long a plan goes on reading while there is more, so that a batch is worth its while.
 GATHER_S = 2.0
 # So many bytes are planned at once at most: a batch's records travel to its tasks with its plan.
 PLAN_BYTES_MAX = 64 << 20
-# How long to try at the start, and how long to go without an answer later.
-START_S = 20.0
-SILENCE_S = 300.0
-WAITS = Backoff(first_s=0.5, cap_s=10.0)
-
 Saved = Callable[[], Mapping[str, Committed]]
 
 
@@ -85,32 +80,32 @@ class KinesisInput:
     ) -> None:
         self._kinesis = kinesis
         self._reading = reading
-        self._clock, self._sleep, self._random = clock, sleep, random
+        self._clock, self._sleep = clock, sleep
+        self._asking = Asking(clock, sleep, random)
         self._saved = saved
-        self._listed: dict[str, ListedShard] = {}
-        # Shards that were there at the start, which first_poll="latest" is about.
-        self._old: frozenset[str] = frozenset()
+        self._lineage = Lineage(reading.first)
         self._shards: dict[str, ShardReading] = {}
         # None: every shard is this source's.
         self._given: set[str] | None = None
         self._paused: frozenset[str] = frozenset()
         self._settled_elsewhere: set[str] = set()
-        self._probe_due_s: dict[str, float] = {}
+        self._look_due_s: dict[str, float] = {}
         self._turn = 0
         self._refresh_due_s = 0.0
         # A shard has ended since they were listed.
         self._has_new_shards = False
-        self._answered_s = 0.0
 
     # -- the port: where to begin, and what comes next
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._stream: StreamIdentity = self._patiently(self._kinesis.describe)
+        self._stream: StreamIdentity = self._asking.patiently(self._kinesis.describe)
         marks = marks_of(committed, self._stream)
-        self._list(self._patiently(self._kinesis.shards))
-        self._old = frozenset(self._listed) - self._descendants(committed)
+        self._list(self._asking.patiently(self._kinesis.shards))
+        self._lineage.come()
+        self._lineage.know(committed)
         for shard, each in committed.items():
             self._go_on(shard, each, marks[shard])
+        self._begin_shards()
 
     def plan(self, records_max: int, tasks: int) -> Plan[RecordPart]:
         self._refresh()
@@ -139,9 +134,9 @@ class KinesisInput:
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
         ended = [shard for shard in self._shards.values() if shard.is_settled]
-        total = len(self._listed if self._given is None else self._given)
+        total = len(self._lineage.shards if self._given is None else self._given)
         count = f"{total} {'shard' if total == 1 else 'shards'}"
-        if self._reading.is_to_end and self._is_over() and all(map(self._is_done, self._shards.values())):
+        if self._is_over() and all(shard.done.prefix >= shard.next for shard in self._shards.values()):
             return f"end of the stream ({count})"
         records = sum(ranges.prefix for ranges in done.values())
         return f"{count}, {len(ended)} of them done to their end; {records} records"
@@ -149,15 +144,16 @@ class KinesisInput:
     # -- the port: shards that are shared out
 
     def partitions(self) -> Sequence[str]:
-        self._given = set() if self._given is None else self._given
         self._refresh()
-        return sorted(self._listed)
+        return sorted(self._lineage.shards)
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
+        if self._given is None:
+            self._given, self._shards = set(), {}
         marks = marks_of(committed, self._stream)
-        self._given = (self._given or set()) | set(committed)
+        self._given |= set(committed)
         if self._saved is not None and committed:
-            self._old -= self._descendants(self._saved())
+            self._lineage.know(self._saved())
         for shard, each in committed.items():
             self._shards.pop(shard, None)
             if each.mark:
@@ -181,49 +177,41 @@ class KinesisInput:
             return
         try:
             self._list(self._kinesis.shards())
-        except (Throttled, Unreachable) as error:
+        except (Throttled, Unanswered) as error:
             self._refresh_due_s = now + self._reading.idle_s
-            self._note_silence(error)
+            self._asking.note(error)
 
     def _list(self, shards: Iterable[ListedShard]) -> None:
-        before = set(self._listed)
-        self._listed = {shard.name: shard for shard in shards}
-        self._answered_s = self._clock()
-        self._refresh_due_s = self._answered_s + self._reading.refresh_s
+        is_first = not self._lineage.shards
+        for shard in self._lineage.list(shards):
+            if not is_first:
+                log.info("shard %s is new; it came of %s", shard.name, " and ".join(shard.parents) or "none")
+        self._asking.answered()
+        self._refresh_due_s = self._clock() + self._reading.refresh_s
         self._has_new_shards = False
-        for name in sorted(set(self._listed) - before) if before else ():
-            parents = self._listed[name].parents
-            log.info("shard %s is new%s", name, f": it goes on where {' and '.join(parents)} end" if parents else "")
 
     def _go_on(self, name: str, committed: Committed, mark: ShardMark) -> None:
         """Take up a shard where a checkpoint left off."""
-        shard = self._shards[name] = ShardReading(name, self._first_of(name), committed, mark)
-        if name not in self._listed and not shard.is_drained:
-            log.error(
-                "%s has aged out of the stream with records that were not done, and those are lost: keep records longer"
-                " (the stream's retention period), or run the source more often",
-                name,
-            )
-            shard.end()
+        shard = self._shards[name] = ShardReading(name, self._lineage.first_of(name), committed, mark)
+        if name not in self._lineage.shards and not shard.is_drained:
+            shard.age_out()
 
     def _begin_shards(self) -> None:
         """Begin the shards whose parents are done."""
-        for name in self._listed:
-            if (
-                (self._given is None or name in self._given)
-                and name not in self._shards
-                and self._may_begin(self._listed[name])
-            ):
-                shard = self._shards[name] = ShardReading(name, self._first_of(name), Committed(), ShardMark())
-                if self._is_skipped(name):
+        for name in self._lineage.shards:
+            is_own = self._given is None or name in self._given
+            if is_own and name not in self._shards and self._may_begin(name):
+                first = self._lineage.first_of(name)
+                shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
+                if self._lineage.is_skipped(name):
                     shard.end()
 
-    def _may_begin(self, shard: ListedShard) -> bool:
-        return self._is_skipped(shard.name) or all(map(self._is_settled, shard.parents))
+    def _may_begin(self, name: str) -> bool:
+        return self._lineage.is_skipped(name) or all(map(self._is_settled, self._lineage.shards[name].parents))
 
     def _is_settled(self, name: str) -> bool:
         """Whether no record of a shard is left that a child of it would overtake."""
-        if name not in self._listed:
+        if name not in self._lineage.shards:
             return True  # it has aged out
         if name in self._shards:
             return self._shards[name].is_settled
@@ -236,41 +224,26 @@ class KinesisInput:
         follows whether that was the end."""
         if self._saved is None:
             return True  # nobody can say
-        if self._clock() < self._probe_due_s.get(name, 0.0):
+        if self._clock() < self._look_due_s.get(name, 0.0):
             return False
         committed = self._saved().get(name, Committed())
         mark = ShardMark.of(name, committed.mark, self._stream)
         if committed.done.holes or mark.at is not None or not self._is_at_end(name, mark):
-            self._probe_due_s[name] = self._clock() + self._reading.idle_s
+            self._look_due_s[name] = self._clock() + self._reading.idle_s
             return False
         self._settled_elsewhere.add(name)
         return True
 
     def _is_at_end(self, name: str, mark: ShardMark) -> bool:
+        """Whether nothing follows what a mark says is done."""
         if mark.end is not None:
             return True
         try:
-            iterator = self._kinesis.iterator(name, mark.begin(self._first_of(name)))
-            return self._ends(name, self._kinesis.read(iterator, 1), 1)
-        except (Throttled, Unreachable, Expired, NotThere):
+            iterator = self._kinesis.iterator(name, mark.begin(self._lineage.first_of(name)))
+            answer = self._kinesis.read(iterator, 1)
+        except (Throttled, Unanswered, Expired, NotThere):
             return False
-
-    def _first_of(self, name: str) -> Begin:
-        """Where a shard begins of which nothing was read yet: what came about later is read from its beginning."""
-        if self._reading.first == LATEST and name not in self._old:
-            return TRIM_HORIZON
-        return self._reading.first
-
-    def _is_skipped(self, name: str) -> bool:
-        """Whether a shard was closed when a source came that wants the newest only."""
-        return self._first_of(name) == LATEST and self._listed[name].is_closed
-
-    def _descendants(self, ancestors: Iterable[str]) -> set[str]:
-        """Shards that came of ``ancestors``, and these themselves."""
-        found = set(ancestors)
-        while more := {name for name, shard in self._listed.items() if found & set(shard.parents)} - found:
-            found |= more
-        return found
+        return not answer.rows.num_rows and self._ends(name, answer, 1)
 
     # -- reading
 
@@ -282,18 +255,11 @@ class KinesisInput:
         bytes_max = min(self._reading.held_bytes_max, before + PLAN_BYTES_MAX)
         while (room := records_max - sum(part.stop - part.start for part in parts)) > 0 and held < bytes_max:
             due = self._due()
-            if not due:
-                if not self._wait_for_more(until_s):
-                    break
-                continue
-            share = min(RECORDS_PER_CALL_MAX, -(-room // len(due)))
-            for shard in due:
-                if held < bytes_max and room > 0:
-                    taken = self._read(shard, min(share, room))
-                    parts += taken
-                    held += sum(part.held.bytes for part in taken)
-                    room -= sum(part.stop - part.start for part in taken)
-            if self._clock() >= until_s:
+            if due:
+                taken = self._read(due[0], min(RECORDS_PER_CALL_MAX, -(-room // len(due))))
+                held += sum(part.held.bytes for part in taken)
+                parts += taken
+            if self._clock() >= until_s or not (due or self._wait_for_more(until_s)):
                 break
         return parts
 
@@ -328,13 +294,14 @@ class KinesisInput:
         except Expired:
             self._renew(shard)
             return []
-        except (Throttled, Unreachable) as error:
-            self._put_off(shard, error)
+        except (Throttled, Unanswered) as error:
+            self._asking.put_off(shard, error)
             return []
         except NotThere as error:
             self._refuse(shard, error)
             return []
-        self._answered_s, shard.failures = self._clock(), 0
+        self._asking.answered()
+        shard.failures = 0
         shard.iterator = answer.iterator
         taken = shard.take(answer.rows)
         self._look_ahead(shard, answer, records_max)
@@ -356,7 +323,7 @@ class KinesisInput:
         """Whether nothing follows in a shard: AWS gives no iterator then; where one is given, the shard has to be
         closed, and everything of it read."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
-        return answer.iterator is None or (is_newest and name in self._listed and self._listed[name].is_closed)
+        return answer.iterator is None or (is_newest and self._lineage.is_closed(name))
 
     def _renew(self, shard: ShardReading) -> None:
         """An iterator lives for five minutes; the next one begins behind what was read. One at the newest record, of
@@ -366,30 +333,11 @@ class KinesisInput:
             shard.begin_at(Begin.since(self._stream.now))
         shard.due_s = self._clock() + READ_INTERVAL_S
 
-    def _put_off(self, shard: ShardReading, error: Exception) -> None:
-        shard.due_s = self._clock() + READ_INTERVAL_S + WAITS.wait_s(shard.failures, self._random)
-        shard.failures += 1
-        if shard.failures.bit_count() == 1:  # the first, and ever fewer of those that follow it
-            log.warning("shard %s: tried again later, %d failures in a row (%s)", shard.name, shard.failures, error)
-        if isinstance(error, Throttled):
-            self._answered_s = self._clock()
-        self._note_silence(error)
-
-    def _note_silence(self, error: Exception) -> None:
-        """Give up when nothing was answered for long: somebody has to look."""
-        silent_s = self._clock() - self._answered_s
-        if isinstance(error, Unreachable) and silent_s >= SILENCE_S:
-            raise SourceError(
-                f"stream {self._name!r}: no answer for {silent_s:.0f} s ({error}): see to the network,"
-                " endpoint_url= and region=, and start again; nothing is lost"
-            )
-
     def _refuse(self, shard: ShardReading, error: NotThere) -> None:
         """A shard, or the sequence number to go on at, is not there: it has aged out, or the checkpoint is wrong."""
-        self._list(self._patiently(self._kinesis.shards))
-        if shard.name not in self._listed:
-            log.error("%s has aged out of the stream while it was read: what was left of it is lost", shard.name)
-            shard.end()
+        self._list(self._asking.patiently(self._kinesis.shards))
+        if shard.name not in self._lineage.shards:
+            shard.age_out()
             return
         if shard.has_begun:
             raise SourceError(f"stream {self._name!r}: {shard.name} cannot be read on ({error}): start again")
@@ -399,22 +347,6 @@ class KinesisInput:
             " anew"
         )
 
-    def _patiently(self, call: Callable[[], Any]) -> Any:
-        """Call until there is an answer, for a while. Raises ``SourceError``."""
-        patience = Patience(Deadline(START_S, self._clock), self._sleep, self._random, WAITS)
-        while True:
-            try:
-                answer = call()
-            except (Throttled, Unreachable) as error:
-                if not patience.wait():
-                    raise SourceError(
-                        f"Kinesis cannot be asked: {error}; tried {patience.tries} times in {START_S:.0f} s: see to the"
-                        " network, endpoint_url= and region=, and start again; nothing is lost"
-                    ) from None
-            else:
-                self._answered_s = self._clock()
-                return answer
-
     # -- the end, and names
 
     def _is_over(self) -> bool:
@@ -422,24 +354,15 @@ class KinesisInput:
         may be assigned at any time."""
         if not self._reading.is_to_end or self._has_new_shards or self._given is not None:
             return False
-        return all(map(self._is_finished, self._listed))
+        return all(map(self._is_finished, self._lineage.shards))
 
     def _is_finished(self, name: str) -> bool:
-        shard = self._shards.get(name)
-        if shard is not None:
-            return not self._is_open(shard)
-        found = self._listed.get(name)
-        return found is None or any(self._comes_later(parent) for parent in found.parents)
+        if name in self._shards:
+            return not self._is_open(self._shards[name])
+        return any(map(self._is_caught_up, self._lineage.ancestors(name)))
 
-    def _comes_later(self, parent: str) -> bool:
-        """Whether what follows a shard is newer than what this run reads to."""
-        shard = self._shards.get(parent)
-        if shard is not None:
-            return shard.is_caught_up
-        return parent in self._listed and any(map(self._comes_later, self._listed[parent].parents))
-
-    def _is_done(self, shard: ShardReading) -> bool:
-        return shard.done.prefix >= shard.next
+    def _is_caught_up(self, name: str) -> bool:
+        return name in self._shards and self._shards[name].is_caught_up
 
     @property
     def _name(self) -> str:

@@ -25,6 +25,7 @@ from acker_client.source.inputs.kinesis_rows import Held, RecordPart
 
 log = logging.getLogger("acker_client.source")
 
+KEEP = "keep records longer (the stream's retention period), or run the source more often"
 REMOVE = "give the source another checkpoint, or remove this one to begin anew"
 
 
@@ -132,6 +133,24 @@ class ShardReading:
             self.done = Ranges.below(self.next)
         self.is_drained = True
 
+    def age_out(self) -> None:
+        """All that was left of it has aged out of the stream."""
+        if self.next < self.done.reach or self._mark.at is not None or self.has_begun:
+            log.error(
+                "%s has aged out of the stream with records that were not done: they are lost; %s", self.name, KEEP
+            )
+        else:
+            log.warning(
+                "%s has aged out of the stream; all that was read of it is done, and what came to it later, if anything"
+                " did, is lost; %s",
+                self.name,
+                KEEP,
+            )
+        if not self.has_begun:
+            self.next = max(self.next, self.done.reach)
+            self.done = Ranges.below(self.next)
+        self.is_drained = True
+
     def advance(self, done: Ranges) -> None:
         self.done = done
         for held in self._held:
@@ -154,10 +173,10 @@ class ShardReading:
     def _skip_aged(self) -> None:
         log.error(
             "%s: the record that the checkpoint goes on at, %s, has aged out of the stream before it was done; what"
-            " aged out with it is lost, and what is left is read, some of it again: keep records longer (its retention"
-            " period), or run the source more often",
+            " aged out with it is lost, and what is left is read, some of it again; %s",
             self.name,
             self._mark.at,
+            KEEP,
         )
         self.next = max(self.next, self.done.reach)
 
