@@ -219,6 +219,23 @@ def test_shards_that_come_while_it_runs_are_found(twin: TwinKinesis) -> None:
     assert following.data(following.drain()) == ["b"]
 
 
+@pytest.mark.parametrize("like_moto", [False, True])
+def test_the_children_of_a_shard_that_ends_are_looked_for_at_once(like_moto: bool) -> None:
+    twin = TwinKinesis(SimulatedTime(), 1, like_moto=like_moto)
+    following = Following(twin, reading=StreamReading(refresh_s=10.0 if like_moto else 86_400.0))
+    twin.put(0, "a")
+    twin.split(0)
+    twin.put(1, "b")
+    began_s, found = twin.time.clock(), list[str]()
+    while found != ["a", "b"]:
+        records = following.plan()
+        found += following.data(records)
+        following.finish(records)
+        following.committed()
+        twin.time.sleep(1.0)
+    assert twin.time.clock() - began_s < 15
+
+
 def test_a_restart_after_a_split_goes_on_with_parent_and_children_where_each_was_left(twin: TwinKinesis) -> None:
     twin.put(0, "a", "b")
     following = Following(twin)
@@ -235,7 +252,11 @@ def test_the_shards_take_turns_also_where_a_batch_is_smaller_than_they_are_many(
     twin.put(0, *"abcd")
     twin.put(1, *"xyz")
     following = Following(twin)
-    assert [following.data(following.plan(1)) for _ in range(6)] == [["a"], ["x"], ["b"], ["y"], ["c"], ["z"]]
+    taken = []
+    for _ in range(6):
+        taken += following.data(following.plan(1))
+        twin.time.sleep(10.0)
+    assert taken == list("axbycz")
     assert following.data(following.plan(4)) == ["d"]
 
 

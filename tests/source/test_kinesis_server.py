@@ -22,6 +22,8 @@ from acker_client.source.inputs.kinesis import KinesisInput, StreamReading
 from tests.source.driven import Driven
 from tests.source.kinesis_server import ENVIRONMENT, REGION, KinesisServer
 
+pytestmark = pytest.mark.matrix
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[KinesisServer]:
