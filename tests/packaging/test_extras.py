@@ -33,6 +33,11 @@ def tried(statement: str, *blocked: str) -> subprocess.CompletedProcess[str]:
             ["kazoo"],
             "a group of sources, or a checkpoint in ZooKeeper, needs kazoo",
         ),
+        (
+            "from acker_client.source import Kinesis; Kinesis('orders', name='orders').input()",
+            ["boto3"],
+            "acker_client.source.Kinesis needs boto3",
+        ),
     ],
 )
 def test_what_is_imported_without_its_extra_says_which_one_to_install(
@@ -41,6 +46,7 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
     done = tried(statement, *blocked)
     extra = "service,spark" if "Pipeline" in statement else "service" if "testing" in statement else "spark"
     extra = "zookeeper" if "ZooKeeper" in statement else extra
+    extra = "kinesis" if "Kinesis" in statement else extra
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {says}")
@@ -48,7 +54,8 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
 
 
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
-    assert tried("import acker_client.source", "pyspark", "pandas", "grpc", "numba", "kazoo").returncode == 0
+    blocked = ("pyspark", "pandas", "grpc", "numba", "kazoo", "boto3", "confluent_kafka")
+    assert tried("import acker_client.source", *blocked).returncode == 0
 
 
 def test_what_tests_need_has_a_name_in_the_client_too_which_loads_it_only_when_asked() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.packaging import programs
+from tests.source.kinesis_server import ENVIRONMENT, KinesisServer
 
 ORDERS = """\
 {"items": [{"sku": "apple", "qty": 2}, {"sku": "pear", "qty": 1}]}
@@ -29,6 +30,23 @@ def program(word: str, folder: Path, address: str = "localhost:7070") -> Path:
     return path
 
 
+def run(path: Path, **environment: str) -> str:
+    """Run a program in its folder, in a process of its own: what it says."""
+    # As in an activated environment.
+    environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["python", path],
+        cwd=path.parent,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.spark
 def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
@@ -38,15 +56,27 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "monday.jsonl").write_text(ORDERS)
     first = program("Files(", tmp_path, start_server().address)
-    # As in an activated environment.
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["python", first], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    run(first)
     rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
     assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
+
+
+@pytest.mark.spark
+def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    import pyarrow.parquet
+
+    path = program("Kinesis(", tmp_path, start_server().address)
+    with KinesisServer() as kinesis:
+        kinesis.create("orders", 2)
+        kinesis.put("orders", [line for line in ORDERS.splitlines() if line])
+        said = run(path, **ENVIRONMENT, AWS_ENDPOINT_URL_KINESIS=kinesis.url)
+    assert "end of the stream (2 shards)" in said
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
+    assert {row["shard"][:8] for row in rows} == {"shardId-"}
 
 
 def test_the_program_without_spark_runs_as_it_stands(

@@ -79,7 +79,11 @@ class Frame:
             for root, edge, columns in zip(roots, edges, records.columns.to_pylist(), strict=True):
                 if int(root) not in bad:
                     yield Row(
-                        int(root), int(edge), columns.get("value"), columns.get("line", 0), columns.get("path", "")
+                        int(root),
+                        int(edge),
+                        columns.get("value", columns.get("data")),
+                        columns.get("line", 0),
+                        columns.get("path", ""),
                     )
 
     def ack(self, rows: Iterable[Row]) -> None:

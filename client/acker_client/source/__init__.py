@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
 from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.core.assignment import Assignment
 from acker_client.source.core.assignment import Assignment, Handover
@@ -55,6 +56,7 @@ __all__ = [
     "Handover",
     "Input",
     "InputChanged",
+    "Kinesis",
     "Listener",
     "Options",
     "Original",

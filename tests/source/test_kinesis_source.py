@@ -1,0 +1,299 @@
+"""Kinesis as a source: the loop of a run over a stream in memory, a real shard of the server, in simulated time.
+
+The first three are what kinesis-storm-spout got wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from acker_client.core.watched import WatchResult
+from acker_client.source import Batch, Kinesis, Retry, SourceError
+from acker_client.source.core.input import Committed
+from acker_client.source.doors.kinesis import KinesisDoor, Unanswered
+from acker_client.source.inputs.kinesis import StreamReading
+from acker_protocol.messages import Outcomes, Verdict
+from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, failing, frame_of, save_all
+from tests.source.kinesis_twin import TwinKinesis
+from tests.source.logs import MemoryCheckpoint, MemoryLetters
+from tests.source.test_kinesis import Following
+
+AT_ONCE = Retry(max_retries=3, initial_s=0.0)
+SHARD_0, SHARD_1 = "shardId-000000000000", "shardId-000000000001"
+
+
+class TwinSource(Kinesis):
+    """Reads the stream in memory."""
+
+    def __init__(self, twin: TwinKinesis, **options: Any) -> None:
+        super().__init__("orders", **{"name": "orders", "stop": "end", **options})
+        self.twin = twin
+
+    def _open(self) -> KinesisDoor:
+        return self.twin
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def twin(cluster: Cluster) -> TwinKinesis:
+    return TwinKinesis(cluster.time)
+
+
+def source(cluster: Cluster, twin: TwinKinesis, **options: Any) -> TwinSource:
+    defaults = {"environment": cluster.environment(), "retry": AT_ONCE, "dead_letters": MemoryLetters()}
+    return TwinSource(twin, **{**defaults, "max_dead_share": 1.0, **options})
+
+
+class Repeating(Polling):
+    """Brings every outcome twice, and an ACKED for each that failed, as at-least-once notifications may."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._waiting: deque[WatchResult] = deque()
+
+    def take(self, timeout_s: float) -> WatchResult | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        watched = super().take(timeout_s)
+        if watched is not None and len(watched.outcomes):
+            outcomes = watched.outcomes
+            late = Outcomes(outcomes.root_ids, np.full(len(outcomes), Verdict.ACKED, outcomes.verdicts.dtype))
+            self._waiting += [WatchResult(outcomes=outcomes), WatchResult(outcomes=late)]
+        return watched
+
+
+def noting(seen: list[str], bad: Callable[[Row], bool]) -> Callable[[Batch], None]:
+    """A job that notes what it sees, and fails some of it."""
+
+    def process(batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        seen.extend(row.value.decode() for row in rows)
+        frame_of(batch).fail({row.root: "ValueError: bad" for row in rows if bad(row)})
+        frame_of(batch).ack(row for row in rows if not bad(row))
+
+    return process
+
+
+def test_a_limit_of_0_retries_does_not_stop_the_checkpoint(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *"abc")
+    letters, checkpoint = MemoryLetters(), MemoryCheckpoint()
+    summary = source(cluster, twin, retry=Retry(max_retries=0), dead_letters=letters, checkpoint=checkpoint).run(
+        NO_SPARK, failing(lambda row: row.value == b"b")
+    )
+    assert (summary.acked, summary.dead_lettered, summary.replayed) == (2, 1, 0)
+    assert checkpoint.saved[SHARD_0].done.to_runs() == [3]
+
+
+def test_an_ack_that_comes_late_after_a_fail_starves_no_shard_and_emits_no_acked_record_again(
+    cluster: Cluster, twin: TwinKinesis
+) -> None:
+    twin.put(0, *"abc")
+    twin.put(1, *"xyz")
+    seen: list[str] = []
+    failed: set[bytes] = set()
+
+    def once(row: Row) -> bool:
+        is_first = row.value in b"by" and row.value not in failed
+        failed.add(row.value)
+        return is_first
+
+    environment = replace(cluster.environment(), watch=Repeating)
+    summary = source(cluster, twin, environment=environment, batch_records=2).run(NO_SPARK, noting(seen, once))
+    assert (summary.acked, summary.open) == (6, 0)
+    assert sorted(seen) == sorted("abcxyz" + "by")
+
+
+def test_a_fail_that_comes_twice_is_one_retry(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *"abc")
+    seen: list[str] = []
+    environment = replace(cluster.environment(), watch=Repeating)
+    letters = MemoryLetters()
+    source(cluster, twin, environment=environment, dead_letters=letters).run(
+        NO_SPARK, noting(seen, lambda row: row.value == b"b")
+    )
+    assert (sorted(seen), [letter.failed for letter in letters.letters]) == (sorted("abcbbb"), [4])
+
+
+def test_a_record_that_is_tried_again_is_not_asked_of_aws_again(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *"abc")
+    log = Log()
+    untroubled = TwinKinesis(cluster.time)
+    untroubled.put(0, *"abc")
+    source(cluster, untroubled).run(NO_SPARK, save_all)
+    source(cluster, twin, listener=log).run(NO_SPARK, failing(lambda row: row.value == b"b"))
+    assert (len(log.retried), len(log.dead)) == (3, 1)
+    assert len(twin.reads) == len(untroubled.reads)
+
+
+def test_a_poison_record_holds_up_no_other_shard_and_its_own_goes_on_behind_it(
+    cluster: Cluster, twin: TwinKinesis
+) -> None:
+    twin.put(0, *"abc")
+    twin.put(1, *"xyz")
+    checkpoint = MemoryCheckpoint()
+    at_first_retry: list[list[int]] = []
+
+    class Retried(Log):
+        def on_emit(self, batch: int, emitted: Any, is_replay: bool) -> None:
+            if is_replay and not at_first_retry:
+                at_first_retry.extend(checkpoint.saved[shard].done.to_runs() for shard in (SHARD_0, SHARD_1))
+
+    retry = Retry(max_retries=3, initial_s=10.0)
+    source(cluster, twin, retry=retry, checkpoint=checkpoint, listener=Retried()).run(
+        NO_SPARK, failing(lambda row: row.value == b"a")
+    )
+    assert at_first_retry == [[0, 1, 2], [3]]
+    assert [checkpoint.saved[shard].done.to_runs() for shard in (SHARD_0, SHARD_1)] == [[3], [3]]
+
+
+def test_a_dead_letter_names_stream_shard_and_sequence_number_and_holds_the_bytes(
+    cluster: Cluster, twin: TwinKinesis
+) -> None:
+    twin.put(0, "fine", "bad")
+    dead = cluster.folder / "dead.jsonl"
+    source(cluster, twin, dead_letters=dead, retry=Retry(max_retries=1, initial_s=0.0)).run(
+        NO_SPARK, failing(lambda row: row.value == b"bad")
+    )
+    (letter,) = map(json.loads, dead.read_text().splitlines())
+    assert {name: letter[name] for name in ("stream", "shard", "partition_key", "value")} == {
+        "stream": "orders",
+        "shard": SHARD_0,
+        "partition_key": "key-bad",
+        "value": "bad",
+    }
+    assert letter["sequence_number"] == str(twin.streams[SHARD_0].records[1].sequence_number)
+
+
+def test_a_checkpoint_file_brings_a_restart_to_what_was_open(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *"abcdef")
+    checkpoint = cluster.folder / "orders.ckpt"
+    with pytest.raises(SourceError, match="spent all retries, and there is nowhere to put them"):
+        source(cluster, twin, checkpoint=checkpoint, dead_letters=None).run(
+            NO_SPARK, failing(lambda row: row.value in b"be")
+        )
+    twin.split(0)
+    twin.put(2, "g")
+    seen: list[str] = []
+    summary = source(cluster, twin, checkpoint=checkpoint).run(NO_SPARK, noting(seen, lambda row: False))
+    assert seen == ["b", "e", "g"]
+    assert summary.checkpoint == "end of the stream (4 shards)"
+    with pytest.raises(SourceError, match="is of input 'kinesis', not of 'files'"):
+        cluster.source(name="orders", checkpoint=checkpoint).run(NO_SPARK, save_all)
+
+
+def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesis) -> None:
+    twin.put(0, *(str(k) for k in range(50)))
+    seen: list[str] = []
+    work = noting(seen, lambda row: False)
+
+    def process(batch: Batch) -> None:
+        if batch.number == 2:
+            twin.fail("read", *(Unanswered("503") for _ in range(8)))
+            twin.fail("shards", *(Unanswered("503") for _ in range(3)))
+        work(batch)
+
+    summary = source(cluster, twin, batch_records=10).run(NO_SPARK, process)
+    assert (summary.acked, summary.replayed) == (50, 0)
+    assert sorted(map(int, seen)) == list(range(50))
+
+
+# -- in a group
+
+
+def member(twin: TwinKinesis, saved: dict[str, Committed]) -> Following:
+    """A source of a group, which has nothing yet."""
+    following = Following(twin, reading=StreamReading(refresh_s=5.0), saved=lambda: saved)
+    shared: Any = following.input
+    shared.assign({})
+    return following
+
+
+def assign(following: Following, saved: dict[str, Committed], *shards: str) -> None:
+    """As a run does: the parts are told what is done, then the input."""
+    shared: Any = following.input
+    given = {shard: saved.get(shard, Committed()) for shard in shards}
+    following.parts.done |= {shard: each.done for shard, each in given.items()}
+    following.parts._reach |= {shard: each.done.prefix for shard, each in given.items()}
+    shared.assign(given)
+
+
+def test_a_member_of_a_group_plans_the_shards_it_is_given_and_no_others(twin: TwinKinesis) -> None:
+    twin.put(0, "a", "b")
+    twin.put(1, "x")
+    saved: dict[str, Committed] = {}
+    first = member(twin, saved)
+    shared: Any = first.input
+    assert shared.partitions() == [SHARD_0, SHARD_1]
+    assert (first.data(first.drain()), first.is_over) == ([], False)
+    assign(first, saved, SHARD_0)
+    records = first.drain()
+    assert first.data(records) == ["a", "b"]
+    first.finish(records[:1])
+    saved |= first.committed()
+    shared.revoke([SHARD_0])
+    assert first.data(first.drain()) == []
+    second = member(twin, saved)
+    assign(second, saved, SHARD_0, SHARD_1)
+    assert second.data(second.drain()) == ["b", "x"]
+
+
+def test_a_shard_that_comes_back_is_read_from_where_its_checkpoint_is_by_then(twin: TwinKinesis) -> None:
+    twin.put(0, *"abcd")
+    saved: dict[str, Committed] = {}
+    first, second = member(twin, saved), member(twin, saved)
+    assign(first, saved, SHARD_0)
+    assert first.data(first.drain()) == list("abcd")
+    shared: Any = first.input
+    shared.revoke([SHARD_0])
+    assign(second, saved, SHARD_0)
+    second.finish(second.drain()[:3])
+    saved |= second.committed()
+    first.parts.revoke(SHARD_0)
+    assign(first, saved, SHARD_0)
+    assert first.data(first.drain()) == ["d"]
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_child_waits_for_a_parent_that_another_member_has(twin: TwinKinesis, empty: bool) -> None:
+    if not empty:
+        twin.put(0, "a", "b")
+    twin.split(0)
+    twin.put(2, "c")
+    saved: dict[str, Committed] = {}
+    first, second = member(twin, saved), member(twin, saved)
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    assert second.data(second.drain()) == (["c"] if empty else [])
+    records = first.drain()
+    for record in records.tolist():
+        assert second.data(second.drain()) == []
+        first.finish([record])
+        saved |= first.committed()
+    if not empty:
+        assert second.data(second.drain()) == ["c"]
+
+
+def test_a_child_waits_for_the_only_record_of_a_parent_that_another_member_has_not_read_yet(twin: TwinKinesis) -> None:
+    twin.put(0, "a")
+    twin.split(0)
+    twin.put(2, "b")
+    saved: dict[str, Committed] = {}
+    first, second = member(twin, saved), member(twin, saved)
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    assert second.data(second.drain()) == []
+    first.finish(first.drain())
+    saved |= first.committed()
+    assert second.data(second.drain()) == ["b"]
