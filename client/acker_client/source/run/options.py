@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Required, TypedDict
@@ -108,6 +110,11 @@ class Options:
         """How many records may be read and not done: ten batches, unless said otherwise, so that reading goes on while
         some wait for their replay."""
         return 10 * self.batch_records if self.max_uncommitted is None else self.max_uncommitted
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Monotonic seconds."""
+        return time.monotonic if self.environment is None else self.environment.clock
 
     @property
     def own_files(self) -> tuple[Path, ...]:
