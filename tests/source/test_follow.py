@@ -226,6 +226,17 @@ def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path:
     assert [tail.new(), tail.new()] == [["new"], []]
 
 
+def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\n")
+    tail = Tail(str(path))
+    first = tail.look()
+    (tmp_path / "new").write_text("one\ntwo\n")
+    (tmp_path / "new").rename(path)
+    assert tail.new() == ["two"]
+    assert tail.read(first) == ["one"]
+
+
 def test_a_gz_that_is_being_written_is_waited_for_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

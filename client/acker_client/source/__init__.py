@@ -19,6 +19,7 @@ except ImportError as error:
 
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.parquet import Parquet
+from acker_client.source.constructors.put_back import PutBack
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan
@@ -51,6 +52,7 @@ __all__ = [
     "Original",
     "Parquet",
     "Plan",
+    "PutBack",
     "Ranges",
     "Retry",
     "Emissions",

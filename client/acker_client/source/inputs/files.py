@@ -261,7 +261,8 @@ class FileInput:
 
     def _moved(self, part: LinePart) -> LinePart:
         """The part, where its file is now."""
-        return part if part.inode is None else replace(part, path=self._files[part.partition].found.path)
+        file = self._files[part.partition]
+        return part if part.inode is None else replace(part, path=file.found.path, inode=file.inode)
 
     def _present(self, part: LinePart) -> LinePart:
         """A record that is emitted must still be there; executors check the rest when they read."""
