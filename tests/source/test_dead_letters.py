@@ -141,7 +141,7 @@ def test_a_letter_that_was_cut_says_so_when_it_is_read_back_and_stays_cut() -> N
 
 @pytest.mark.parametrize("line", ["", "{", "[]", '"text"', "{}", '{"source": 1}', letter().to_json()[:-3]])
 def test_what_is_no_letter_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="not a dead letter|line 1"):
+    with pytest.raises(ValueError, match=r"not (a dead letter|JSON: .*)"):
         DeadLetter.of_json(line)
 
 

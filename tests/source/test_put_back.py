@@ -204,7 +204,7 @@ def test_what_cannot_be_a_row_again_fails_alone_with_its_reason(tmp_path: Path) 
     rows = rows_of(path, LetterParser())
     assert [row["value"] for row, _ in rows] == [None, None, None, "x"]
     assert [reason for _, reason in rows] == [
-        f"{path}:1 (byte 0): Expecting value: line 1 column 1 (char 0)",
+        f"{path}:1 (byte 0): not JSON: Expecting value",
         "a.jsonl:7: the input could not give its record once more: read it where it stands",
         "a.jsonl:7: the letter holds columns: give PutBack the schema that they had",
         None,

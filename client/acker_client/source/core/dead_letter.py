@@ -38,7 +38,10 @@ class DeadLetter:
     @classmethod
     def of_json(cls, line: str) -> DeadLetter:
         """What ``to_json`` gave. Raises ``ValueError`` with what is wrong."""
-        read = json.loads(line)
+        try:
+            read = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error.msg}") from None
         if not isinstance(read, dict) or not read.keys() >= _NEEDED:
             raise ValueError("not a dead letter")
         try:
