@@ -23,7 +23,7 @@ NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Selected:
     """Letters of some files that were asked for, the newest first, and what there is to say of other lines."""
 
     letters: list[DeadLetter]
@@ -98,14 +98,14 @@ def dead_letters(
         picture.show(lambda columns: letters_picture.listed(found.letters[:limit], total, found.notes, columns))
 
 
-def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Found:
+def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
     letters: list[DeadLetter] = []
     notes: list[str] = []
     for path in files:
         lines = read_letters(path)
         letters += [line.letter for line in lines if line.letter is not None and is_wanted(line.letter)]
         notes += _damaged(path, lines)
-    return Found(newest_first(letters), notes)
+    return Selected(newest_first(letters), notes)
 
 
 def _damaged(path: Path, lines: Sequence[ReadLine]) -> list[str]:
@@ -115,7 +115,7 @@ def _damaged(path: Path, lines: Sequence[ReadLine]) -> list[str]:
     return [*notes, f"{path}: {left:,} other lines are damaged, too"] if left else notes
 
 
-def _show(found: Found, number: int, *, as_json: bool) -> None:
+def _show(found: Selected, number: int, *, as_json: bool) -> None:
     if number > len(found.letters):
         has = f"there are {len(found.letters):,}" if found.letters else "there are none"
         raise Mistake(f"--show {number}: no such letter, {has}; the list without --show has their numbers")

@@ -226,6 +226,17 @@ def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path:
     assert [tail.new(), tail.new()] == [["new"], []]
 
 
+def test_a_line_that_nothing_ends_of_a_file_that_was_renamed_between_two_runs_is_read_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntw")
+    tail = Tail(str(log))
+    tail.look()
+    committed = tail.finish_all()
+    rotate(tmp_path)
+    again = Tail(str(log), committed)
+    assert [again.new(), again.new()] == [["tw"], []]
+
+
 def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("one\n")

@@ -171,7 +171,7 @@ def test_a_gz_that_unpacks_to_very_much_is_read_a_stretch_at_a_time(tmp_path: Pa
         yield deflate.flush()
 
     (tmp_path / "a.gz").write_bytes(b"".join(pieces()))
-    stream = gz.Unpacked((tmp_path / "a.gz").open("rb"), gz.Entry())
+    stream = gz.Unpacked((tmp_path / "a.gz").open("rb"), gz.EntryPoint())
     sizes = [len(content) for content in iter(lambda: stream.read(1000), b"")]
     assert (max(sizes), sum(sizes)) == (1000, 20_000_000)
     stream.close()

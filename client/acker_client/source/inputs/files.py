@@ -35,7 +35,7 @@ MISSING_MAX = 2
 
 
 @dataclass(slots=True)
-class Seen:
+class Listing:
     """The files that a look has found: by path, and the paths by inode."""
 
     by_path: dict[str, Found] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Seen:
     inodes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Sequence[Found]) -> Seen:
+    def of(cls, files: Sequence[Found]) -> Listing:
         seen = cls()
         for found in files:
             try:
@@ -156,13 +156,13 @@ class FileInput:
 
     # -- which file is which
 
-    def _find(self) -> Seen:
+    def _find(self) -> Listing:
         files = find_line_files(self._paths, may_be_none=self._is_followed)
         check_not_own(files, self._own_files, "Files", self._paths)
         self._looked_s = self._clock()
-        return Seen.of(files)
+        return Listing.of(files)
 
-    def _taken_up(self, partition: str, mark: FileMark, seen: Seen) -> Iterator[tuple[Found, LineFile]]:
+    def _taken_up(self, partition: str, mark: FileMark, seen: Listing) -> Iterator[tuple[Found, LineFile]]:
         """The file of a mark, if it is there. Raises ``CheckpointError`` where it is not the one that was read, or went
         away before it was done."""
         here = seen.by_path.get(mark.path)
@@ -178,18 +178,18 @@ class FileInput:
             # Nothing more of it is read; its name is not given to another.
             self._files[partition] = line_file(partition, Found(mark.path, mark.path), mark, mark.inode)
             return
-        file = line_file(partition, replace(here), mark, None)
+        file = line_file(partition, Found(mark.path, here.shown), mark, None)
         file.move(here)
         file.check()
         file.inode = self._inode_at(here.path, seen, mark.inode is not None)
         yield here, file
 
-    def _inode_at(self, path: str, seen: Seen, was_followed: bool) -> int | None:
+    def _inode_at(self, path: str, seen: Listing, was_followed: bool) -> int | None:
         if not self._is_followed and not was_followed:
             return None
         return seen.inodes.get(path) or os.stat(path).st_ino
 
-    def _in_order(self, known: Mapping[str, LineFile], seen: Seen) -> Iterator[LineFile]:
+    def _in_order(self, known: Mapping[str, LineFile], seen: Listing) -> Iterator[LineFile]:
         """Files that were renamed out of the paths first, as what is left of them is the oldest."""
         yield from (file for path, file in known.items() if path not in seen.by_path)
         taken = {file.inode for file in known.values() if file.inode is not None}
@@ -201,7 +201,7 @@ class FileInput:
                 if self._is_followed:
                     taken.add(seen.inodes[path])
 
-    def _new(self, found: Found, seen: Seen) -> LineFile:
+    def _new(self, found: Found, seen: Listing) -> LineFile:
         """A file that nothing is known of; its partition is called by its path, and by a number if that is taken."""
         partition, number = found.path, 1
         while partition in self._files:

@@ -27,7 +27,7 @@ class Damaged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryPoint:
     """Where a gz may be entered: a member of it begins at byte ``at`` of the file, byte ``position`` of the content."""
 
     at: int = 0
@@ -39,7 +39,7 @@ class Packed:
     """How a part of a gz is reached: from ``entry`` on, in the file whose ``digest`` is this."""
 
     digest: str
-    entry: Entry
+    entry: EntryPoint
 
 
 class Unpacked:
@@ -47,7 +47,7 @@ class Unpacked:
 
     __slots__ = ("_file", "_left", "_member", "entry", "position")
 
-    def __init__(self, file: BinaryIO, entry: Entry) -> None:
+    def __init__(self, file: BinaryIO, entry: EntryPoint) -> None:
         file.seek(entry.at)
         self._file = file
         self._left = b""
@@ -100,7 +100,7 @@ class Unpacked:
             self._left = self._file.read(READ_BYTES)
         if not self._left:
             return False
-        self.entry = Entry(self._at(), self.position)
+        self.entry = EntryPoint(self._at(), self.position)
         self._member = zlib.decompressobj(GZIP_BITS)
         return True
 

@@ -21,7 +21,7 @@ from acker_client.source.core.ranges import Positions, Ranges
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.content import LinePart, open_file, read_bytes, read_content
-from acker_client.source.inputs.gz import Damaged, Entry, Packed, Unpacked, digest_of, is_gz
+from acker_client.source.inputs.gz import Damaged, EntryPoint, Packed, Unpacked, digest_of, is_gz
 from acker_client.source.inputs.lines import LF, find_lines
 from acker_client.source.inputs.paths import Found
 
@@ -335,12 +335,12 @@ class GzFile(_File):
         is_complete = self.lines is not None and done.prefix >= self.lines
         return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._whereabouts()}
 
-    def _count(self, file: BinaryIO, block_bytes: int) -> tuple[Entry, int, int]:
+    def _count(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
         """Unpack all of it once. Where to begin: an entry, a byte of the content at or before the first line that is
         not planned, and how many lines end before that byte. Raises ``Damaged``."""
         self._digest = digest_of(file)
-        stream, lines, content = Unpacked(file, Entry()), 0, b""
-        where = (Entry(), 0, 0)
+        stream, lines, content = Unpacked(file, EntryPoint()), 0, b""
+        where = (EntryPoint(), 0, 0)
         while True:
             if lines < self._line:
                 where = (stream.entry, stream.position, lines)
@@ -352,7 +352,7 @@ class GzFile(_File):
         self.lines = lines + (content[-1:] not in (b"", b"\n"))
         return where
 
-    def _read(self, file: BinaryIO, where: tuple[Entry, int, int], block_bytes: int) -> Iterator[Block]:
+    def _read(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
         """The lines from ``self._line`` on."""
         entry, start, line = where
         stream = Unpacked(file, entry)
@@ -367,7 +367,7 @@ class GzFile(_File):
         if start < stream.position:
             yield from self._block(entry, np.array([start], np.int64), stream.position, line)
 
-    def _block(self, entry: Entry, starts: Positions, stop: int, line: int) -> Iterator[Block]:
+    def _block(self, entry: EntryPoint, starts: Positions, stop: int, line: int) -> Iterator[Block]:
         begin = max(0, self._line - line)
         if begin < len(starts):
             yield Block(self._empty_part(Packed(self._digest, entry)), starts[begin:], stop, line + begin)
