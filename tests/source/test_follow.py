@@ -269,8 +269,13 @@ def test_a_gz_that_is_being_written_is_waited_for_and_named_once(
         tail.look()
 
 
-def test_nothing_is_looked_at_before_its_time(tmp_path: Path) -> None:
+def test_paths_that_nothing_matches_yet_are_named_and_looked_for_at_their_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tail = Tail(f"{tmp_path}/*")
+    assert [record.message for record in caplog.records] == [
+        f"Files: nothing matches '{tmp_path}/*' yet; it is looked for every 2 s"
+    ]
     assert tail.new() == []
     (tmp_path / "a").write_text("one\n")
     assert not tail.input.plan(10, 2).parts

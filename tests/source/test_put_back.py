@@ -8,6 +8,7 @@ import os
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -45,6 +46,10 @@ def values_in(path: Path) -> list[Any]:
 
 def everything(letter: DeadLetter) -> bool:
     return True
+
+
+def is_even(letter: DeadLetter) -> bool:
+    return isinstance(letter.value, bytes) and int(letter.value) % 2 == 0
 
 
 class Crash(BaseException):
@@ -106,6 +111,25 @@ def test_a_source_that_writes_letters_meanwhile_loses_none(tmp_path: Path) -> No
     running.close()
     assert (values_in(dead), values_in(again)) == ([b"two"], [b"one"])
     assert dead.stat().st_mode & 0o777 == 0o640
+
+
+def test_letters_that_are_written_and_taken_out_at_the_same_time_are_all_there_once(tmp_path: Path) -> None:
+    dead, again = tmp_path / "dead.jsonl", tmp_path / "again.jsonl"
+    running = DeadLetterFile(dead)
+    running.open()
+
+    def write() -> None:
+        for number in range(200):
+            running.write([letter(b"%d" % number)])
+
+    writer = Thread(target=write)
+    writer.start()
+    while writer.is_alive():
+        put_back(dead, again, is_even)
+    put_back(dead, again, is_even)
+    running.close()
+    assert values_in(dead) == [b"%d" % number for number in range(1, 200, 2)]
+    assert values_in(again) == [b"%d" % number for number in range(0, 200, 2)]
 
 
 def test_what_cannot_be_tried_again_stays_where_it_is(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ class FileInput:
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         seen = self._find()
+        if not seen.by_path:
+            log.warning("Files: nothing matches %r yet; it is looked for every %g s", self._paths, self._follow_s)
         self._files, self._live, self._missing = {}, {}, {}
         marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
         known = {

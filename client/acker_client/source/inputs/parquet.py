@@ -111,6 +111,8 @@ class ParquetInput:
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._files = self._find()
+        if not self._files:
+            log.warning("Parquet: there is no file in %r yet; it is looked for every %g s", self._paths, self._follow_s)
         self._rows, self._digests = {}, {}
         there = {found.path: found for found in self._files}
         for path, each in committed.items():
