@@ -78,9 +78,18 @@ def drain(options: tuple[str, ...]) -> None:
     _ask("drain", options)
 
 
+@main.command("dead-letters", context_settings=_PASS_ON, add_help_option=False)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def dead_letters(options: tuple[str, ...]) -> None:
+    """Look at dead letters, and put them back (acker dead-letters --help)."""
+    if find_spec("pyarrow") is None:
+        raise click.ClickException("acker dead-letters needs pyarrow: pip install 'acker[spark]'")
+    _ask("dead_letters", options)
+
+
 def _ask(word: str, words: tuple[str, ...]) -> NoReturn:
     if find_spec("rich") is None:
-        raise click.ClickException(f"acker {word} needs rich: pip install 'acker[cli]'")
+        raise click.ClickException(f"acker {word.replace('_', '-')} needs rich: pip install 'acker[cli]'")
     from acker_command.options import run
 
     sys.exit(run(getattr(import_module(f"acker_command.{word}"), word), words))

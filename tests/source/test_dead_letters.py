@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from acker_client.source import Retry
 from acker_client.source.core.dead_letter import VALUE_BYTES_MAX, DeadLetter
 from acker_client.source.errors import SourceError
 from acker_client.source.stores.dead_letters import DeadLetterFile
 from tests.source.disks import forbidden, full, room_for
+from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
 
 def letter(value: Any = b"x", reason: str = "ValueError: no") -> DeadLetter:
@@ -113,3 +115,63 @@ def test_a_forbidden_file_of_letters_is_named(tmp_path: Path) -> None:
         pytest.raises(SourceError, match=rf"to {letters.path} \(Permission denied\): give this user the right"),
     ):
         letters.open()
+
+
+values = st.one_of(
+    st.none(),
+    st.binary(max_size=50),
+    st.text(max_size=50).map(lambda text: text.encode(errors="surrogatepass")),
+    st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.integers(), st.text(max_size=5)), max_size=3),
+)
+
+
+@given(values, st.text(max_size=50))
+def test_a_letter_that_is_read_back_is_the_one_that_was_written(value: Any, reason: str) -> None:
+    written = letter(value, reason)
+    assert DeadLetter.of_json(written.to_json()) == written
+
+
+def test_a_letter_that_was_cut_says_so_when_it_is_read_back_and_stays_cut() -> None:
+    line = letter(b"a" * (VALUE_BYTES_MAX + 5)).to_json()
+    read = DeadLetter.of_json(line)
+    assert read.value_bytes == VALUE_BYTES_MAX + 5
+    assert read.why_not_again == "it has only the beginning of the record, which has 1,048,581 bytes"
+    assert read.to_json() == line
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", '"text"', "{}", '{"source": 1}', letter().to_json()[:-3]])
+def test_what_is_no_letter_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"not (a dead letter|JSON: .*)"):
+        DeadLetter.of_json(line)
+
+
+def test_a_letter_with_a_time_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a dead letter"):
+        DeadLetter.of_json(letter().to_json().replace("2023", "long ago"))
+
+
+def test_letters_go_to_a_function_and_count_as_kept_once_it_has_returned(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "good", "bad", "worse")
+    taken: list[DeadLetter] = []
+    options: dict[str, Any] = {"dead_letters": taken.extend, "retry": Retry(max_retries=0)}
+    summary = cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value != "good"))
+    assert [each.value for each in taken] == [b"bad", b"worse"]
+    assert (summary.acked, summary.dead_lettered) == (1, 2)
+
+
+def test_a_function_that_raises_has_kept_no_letter_and_their_records_are_read_again(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "good", "bad")
+
+    def refuse(letters: list[DeadLetter]) -> None:
+        raise ConnectionError("the queue is away")
+
+    options: dict[str, Any] = {"retry": Retry(max_retries=0), "checkpoint": tmp_path / "c"}
+    source = cluster.source(dead_letters=refuse, **options)
+    says = r"not taken by .*refuse \(ConnectionError: the queue is away\)\. Nothing is lost: their records are not done"
+    with pytest.raises(SourceError, match=says) as raised:
+        source.run(NO_SPARK, failing(lambda row: row.value == "bad"))
+    assert isinstance(raised.value.__cause__, ConnectionError)
+    assert source.summary().dead_lettered == 0
+    assert cluster.source(**options).run(NO_SPARK, save_all).acked == 2

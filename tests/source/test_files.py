@@ -173,7 +173,7 @@ def test_what_is_kept_of_a_file_does_not_grow_with_it_also_without_a_checkpoint(
     while len(records := driven.plan(20)):
         driven.finish(records)
         source.advance(path, driven.parts.done[path])
-        kept.append(len(pickle.dumps(source._lines[path])))
+        kept.append(len(pickle.dumps(source._files[path])))
     assert max(kept) < 2 * min(kept)
 
 
@@ -196,12 +196,14 @@ def test_a_file_whose_name_looks_like_a_pattern_is_taken_as_it_stands(tmp_path: 
         ("{folder}/*.nothing", "nothing matches .*nothing"),
         ("{folder}", "is a directory: write '.*\\*'"),
         ("s3://bucket/key", "is a URL"),
-        ("{folder}/packed.gz", "unpack or convert it"),
+        ("{folder}/packed.zst", "unpack or convert it"),
+        ("{folder}/packed.tar.gz", "unpack or convert it"),
         ([], "no path was given"),
     ],
 )
 def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str | list[str], says: str) -> None:
-    (tmp_path / "packed.gz").write_bytes(b"x")
+    for name in ("packed.zst", "packed.tar.gz"):
+        (tmp_path / name).write_bytes(b"x")
     given = paths.format(folder=tmp_path) if isinstance(paths, str) else paths
     with pytest.raises(SourceError, match=says):
         find_line_files(given)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from acker_client.source.core.input import Chosen
 from acker_client.source.errors import InputChanged
+from acker_client.source.inputs.content import LinePart
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.json_lines import JsonParser
-from acker_client.source.inputs.lines import BOM, LinePart, LineSlice, TextParser, find_lines
+from acker_client.source.inputs.lines import BOM, LineSlice, TextParser, find_lines
 from tests.source.driven import Driven, read_elsewhere
 
 PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]

@@ -116,7 +116,7 @@ def test_nested_types_decimals_and_timestamps_survive(tmp_path: Path) -> None:
     assert read == rows
     letter = json.loads(json.dumps(driven.values(records)[0]))
     assert (letter["price"], letter["at"]) == ("12.345", "2026-03-29T01:30:00.123456+00:00")
-    assert (letter["raw"], letter["to"]) == ("/wA=", {"city": "Köln", "zips": [1, None]})
+    assert (letter["raw"], letter["to"]) == ({"base64": "/wA="}, {"city": "Köln", "zips": [1, None]})
 
 
 def test_an_int96_is_an_instant_also_deep_inside_and_nanoseconds_are_cut(tmp_path: Path) -> None:
@@ -241,3 +241,49 @@ def test_a_poison_row_ends_in_the_dead_letters_with_its_columns_and_a_restart_fi
     (letter,) = [json.loads(line) for line in (tmp_path / "dead.jsonl").open()]
     assert (letter["path"], letter["row"], letter["value"]) == (f"{tmp_path}/a.parquet", 13, {"value": "13"})
     assert Parquet(tmp_path, **options).run(NO_SPARK, save_all).records == 0
+
+
+def test_a_directory_that_is_followed_gives_what_is_new_and_waits_for_what_is_being_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s = [0.0]
+    source = ParquetInput(tmp_path, NUMBERS, follow_s=2.0, clock=lambda: now_s[0])
+    driven = Driven(source)
+
+    def look() -> list[str]:
+        plan = source.plan(100, 2)
+        assert not plan.is_end
+        return [row["value"] for row in rows_of(driven.slices(driven.parts.add(plan.parts)))]
+
+    def new() -> list[str]:
+        now_s[0] += 2.0
+        return look()
+
+    assert new() == []
+    write(tmp_path / "a.parquet", ["a"])
+    assert [look(), new(), new()] == [[], ["a"], []]
+    raw = write(tmp_path / "b.parquet", ["b", "c"]).read_bytes()
+    for part in (raw[:-1], raw[: len(raw) // 2], b""):
+        (tmp_path / "b.parquet").write_bytes(part)
+        assert [new(), new()] == [[], []]
+    assert [record.getMessage().count("looked at again once it changes") for record in caplog.records] == [0, 1]
+    (tmp_path / "b.parquet").write_bytes(raw)
+    assert [new(), new()] == [["b", "c"], []]
+    driven.finish([0, 1])
+    committed = driven.committed()
+    assert driven.description == f"1 of 2 files, {tmp_path}/b.parquet to row 1"
+    write(tmp_path / "c.parquet", ["d"])
+    again = Driven(ParquetInput(tmp_path, NUMBERS), committed)
+    assert [row["value"] for row in rows_of(again.slices(again.drain()))] == ["c", "d"]
+    (tmp_path / "a.parquet").unlink()
+    assert new() == ["d"]
+    write(tmp_path / "c.parquet", ["other"])
+    with pytest.raises(
+        InputChanged, match=r"c\.parquet is not what it was when its rows were read: give new data a new"
+    ):
+        new()
+
+
+def test_what_is_no_time_between_two_looks_at_a_directory_is_refused() -> None:
+    with pytest.raises(ValueError, match="follow_s=0: give seconds, above 0"):
+        Parquet("a", name="a", follow_s=0)

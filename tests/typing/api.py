@@ -34,6 +34,7 @@ from acker_client.source import (
     Listener,
     Original,
     Parquet,
+    PutBack,
     Ranges,
     Retry,
     Summary,
@@ -100,6 +101,9 @@ def sources(spark: SparkSession) -> None:
     assert_type(files.run(spark, save_each), Summary)
     assert_type(files.summary().acked, int)
     Parquet("orders/*.parquet", name="orders", listener=Noting())
+    Files("logs/*", name="logs", follow_s=2.0, dead_letters=lambda letters: print(len(letters))).stop()
+    PutBack("again.jsonl", name="again", checkpoint="at", schema="sku string")
+    PutBack(name="again", checkpoint="at")  # type: ignore[call-arg]
     Files("orders/*.jsonl", name="orders", no_such_option=1)  # type: ignore[call-arg]
     files.run(spark, "save")  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ except ImportError as error:
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
-from acker_client.source.core.assignment import Assignment
+from acker_client.source.constructors.put_back import PutBack
 from acker_client.source.core.assignment import Assignment, Handover
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.guarantee import Guarantee
@@ -62,6 +62,7 @@ __all__ = [
     "Original",
     "Parquet",
     "Plan",
+    "PutBack",
     "Ranges",
     "Retry",
     "Emissions",

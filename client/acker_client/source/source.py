@@ -26,6 +26,7 @@ class Source:
         self.options = options
         self._run: Run | None = None
         self._is_running = False
+        self._is_stopping = False
 
     def input(self) -> tuple[Input[Any], Any]:
         """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
@@ -73,6 +74,11 @@ class Source:
                     run.settle(batch)
         return self.summary()
 
+    def stop(self) -> None:
+        """End the run that is under way, from any thread or signal handler: after the batch that is being worked on,
+        and without waiting for replays. Nothing is lost: what is not done is read again at the next start."""
+        self._is_stopping = True
+
     def __repr__(self) -> str:
         state = "running" if self._is_running else "not started" if self._run is None else "ended"
         return f"<{type(self).__name__} {self.options.name!r}, {state}: {self.summary().brief}>"
@@ -98,7 +104,7 @@ class Source:
             raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         environment = self.options.environment or spark_environment()
         input_, schema = self.input()
-        return Run(self.options, input_, schema, spark, environment)
+        return Run(self.options, input_, schema, spark, environment, is_stopping=lambda: self._is_stopping)
 
 
 class _Running:
@@ -109,6 +115,7 @@ class _Running:
         self._spark = spark
 
     def __enter__(self) -> Run:
+        self._source._is_stopping = False
         run = self._source._new_run(self._spark)
         run.__enter__()
         self._source._run, self._source._is_running = run, True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from acker_client.core.registration import check_seconds
 from acker_client.source.core.input import Input
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.json_lines import JsonParser
@@ -23,11 +24,21 @@ class Files(Source):
     ``paths``: a path, a pattern (``**`` too), or several; read in the order given, each pattern sorted. ``format``:
     "text" gives a row ``value string, path string, line bigint`` per line, whatever is in it; "json" parses each line
     as an object into the columns of ``schema`` (DDL text or ``StructType``), and a line that does not fit is a record
-    that fails. A line that is not valid UTF-8 fails, too, with its position. ``options``: see ``CommonOptions``.
+    that fails. A line that is not valid UTF-8 fails, too, with its position. A ``.gz`` is unpacked as it is read.
+
+    ``follow_s``: the source does not end, and looks every so many seconds for files that are new, and for what has been
+    added to those that it knows, also under another name (see ``stop``); a last line that nothing ends is waited for.
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(
-        self, paths: Paths, *, format: str = "text", schema: Any = None, **options: Unpack[CommonOptions]
+        self,
+        paths: Paths,
+        *,
+        format: str = "text",
+        schema: Any = None,
+        follow_s: float | None = None,
+        **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(Options.of(options))
         if format not in FORMATS:
@@ -35,11 +46,15 @@ class Files(Source):
         if (schema is None) == (format == "json"):
             needed = "json needs one, like schema='sku string, qty int'" if schema is None else "text has its own"
             raise ValueError(f"schema={schema!r} with format={format!r}: {needed}")
+        if follow_s is not None:
+            check_seconds("follow_s", follow_s)
         self.paths = paths
         self.format = format
         self.schema = schema
+        self.follow_s = follow_s
 
     def input(self) -> tuple[Input[Any], Any]:
         parser: Parser = TextParser() if self.format == "text" else JsonParser(arrow_schema(self.schema))
         schema = TEXT_SCHEMA if self.format == "text" else self.schema
-        return FileInput(self.paths, parser, own_files=self.options.own_files), schema
+        own_files, clock = self.options.own_files, self.options.clock
+        return FileInput(self.paths, parser, own_files=own_files, follow_s=self.follow_s, clock=clock), schema

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+from acker_client.core.registration import check_seconds
 from acker_client.source.core.input import Input
 from acker_client.source.inputs.parquet import ParquetInput, schema_of
 from acker_client.source.inputs.paths import Paths
@@ -20,14 +21,25 @@ class Parquet(Source):
     ``schema``: the columns to read, as DDL text or a ``StructType``; None: those of the first file. A column that a
     file lacks is null, and one whose values do not fit makes them records that fail. Nested types, decimals and
     timestamps come as Spark would read them; nanoseconds are cut to microseconds. A file must not change: one that did
-    since the checkpoint is refused. ``options``: see ``CommonOptions``.
+    since the checkpoint is refused.
+
+    ``follow_s``: the source does not end, and looks every so many seconds for files that are new (see ``stop``); one
+    that is no Parquet yet is waited for, and without a ``schema`` the first has to be there. ``options``: see
+    ``CommonOptions``.
     """
 
-    def __init__(self, paths: Paths, *, schema: Any = None, **options: Unpack[CommonOptions]) -> None:
+    def __init__(
+        self, paths: Paths, *, schema: Any = None, follow_s: float | None = None, **options: Unpack[CommonOptions]
+    ) -> None:
         super().__init__(Options.of(options))
+        if follow_s is not None:
+            check_seconds("follow_s", follow_s)
         self.paths = paths
+        self.follow_s = follow_s
         self.schema = schema
 
     def input(self) -> tuple[Input[Any], Any]:
         schema = spark_schema(schema_of(self.paths)) if self.schema is None else self.schema
-        return ParquetInput(self.paths, arrow_schema(schema), own_files=self.options.own_files), schema
+        own_files, clock = self.options.own_files, self.options.clock
+        columns = arrow_schema(schema)
+        return ParquetInput(self.paths, columns, own_files=own_files, follow_s=self.follow_s, clock=clock), schema

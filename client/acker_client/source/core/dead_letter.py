@@ -12,13 +12,17 @@ from typing import Any
 # A longer value is cut in its letter; "bytes" says how long it was, and its origin where it is.
 VALUE_BYTES_MAX = 1 << 20
 
+_NEEDED = {"source", "reason", "attempts", "first", "last"}
+_OWN = _NEEDED | {"value", "value_base64", "bytes"}
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """One record that spent its retries: why, how often it was tried, when (Unix seconds), from where, and itself.
 
     ``origin``: where it stands, by names of the input's own (``path``, ``line``, ``byte``). ``value``: its bytes, or
-    columns that go through JSON; None: the input could not give it once more.
+    columns that go through JSON; None: the input could not give it once more. ``value_bytes``: of a letter that was
+    read back and has the beginning of a longer value only, how long that was.
     """
 
     source: str
@@ -29,6 +33,42 @@ class DeadLetter:
     last_s: float
     origin: Mapping[str, Any]
     value: bytes | Mapping[str, Any] | None
+    value_bytes: int | None = None
+
+    @classmethod
+    def of_json(cls, line: str) -> DeadLetter:
+        """What ``to_json`` gave. Raises ``ValueError`` with what is wrong."""
+        try:
+            read = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not JSON: {error.msg}") from None
+        if not isinstance(read, dict) or not read.keys() >= _NEEDED:
+            raise ValueError("not a dead letter")
+        try:
+            failed, interrupted = (int(read["attempts"][how]) for how in ("failed", "interrupted"))
+            first_s, last_s = (datetime.fromisoformat(read[when]).timestamp() for when in ("first", "last"))
+            value = base64.b64decode(read["value_base64"]) if "value_base64" in read else read["value"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a dead letter: {error!r}") from None
+        if isinstance(value, str):
+            value = value.encode(errors="surrogatepass")
+        origin = {name: each for name, each in read.items() if name not in _OWN}
+        texts = (str(read["source"]), str(read["reason"]))
+        return cls(*texts, failed, interrupted, first_s, last_s, origin, value, read.get("bytes"))
+
+    @property
+    def why_not_again(self) -> str:
+        """Why its record cannot be tried again from the letter alone; nothing (""): it can."""
+        if self.value is None:
+            return "the input could not give its record once more"
+        if self.value_bytes is not None:
+            return f"it has only the beginning of the record, which has {self.value_bytes:,} bytes"
+        return ""
+
+    @property
+    def where(self) -> str:
+        """The record, as a person calls it."""
+        return ":".join(str(each) for name, each in self.origin.items() if name != "byte")
 
     def to_json(self) -> str:
         """One line of JSON. ``value`` is the text, or an object of columns; what is not UTF-8 is ``value_base64``."""
@@ -40,7 +80,8 @@ class DeadLetter:
             "last": _iso(self.last_s),
             **self.origin,
         }
-        return json.dumps(letter | _value(self.value), ensure_ascii=False)
+        cut = {} if self.value_bytes is None else {"bytes": self.value_bytes}
+        return json.dumps(letter | _value(self.value) | cut, ensure_ascii=False)
 
 
 def _value(value: bytes | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,241 +1,296 @@
-"""Files: which files there are, where their lines stand, and up to where each has been done. Runs in the driver.
+"""Files: which files there are, and up to where each has been done. Runs in the driver.
 
 A file is a partition, and a line's position is its index. Decides the order of reading (as the paths are given, each
-pattern sorted), how lines are cut into parts that executors can read, and which file is not what the checkpoint
-remembers. Lines are counted here once, block by block and without Python code per line; executors count again when
-they read. Reads a file up to the size it has when its turn comes.
+pattern sorted), how lines are cut into parts that executors can read, and, where files are followed, which file is
+which: one that was renamed is read on, whatever it is called, and what is new is found. A file is read up to the size
+that it has when its turn comes. What is in one is ``line_files``' to say.
 """
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
 import pyarrow as pa
 
 from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
-from acker_client.source.core.ranges import Positions, Ranges
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.disk import to_read
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.balance import sliced
-from acker_client.source.inputs.lines import LF, LINE_BYTES_MAX, LinePart, LineSlice, Parser, find_lines, read_bytes
+from acker_client.source.inputs.content import LinePart, open_part, read_content, renamed
+from acker_client.source.inputs.line_files import BLOCK_BYTES, Block, FileMark, LineFile, line_file
+from acker_client.source.inputs.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
 from acker_client.source.inputs.paths import Found, Paths, check_not_own, find_files, origins_of
 
-BLOCK_BYTES = 4 << 20
-# The first and the last so many bytes before the committed position tell whether a file is still the same.
-MARK_BYTES = 1024
-GONE = "gone"
-PACKED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".parquet", ".orc", ".avro"})
+log = logging.getLogger("acker_client.source")
+
+PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
+# A file that is renamed while its folder is read may be overlooked: it is gone when it is missing so often in a row.
+MISSING_MAX = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """Where a file is done: ``lines`` and ``bytes`` of its prefix; ``complete``: that was all of it. ``reach``: where
-    the last line ends that is done, the ``reach_lines``-th; ``digest``: of the file's beginning and of what stands
-    before ``reach``."""
+@dataclass(slots=True)
+class Listing:
+    """The files that a look has found: by path, and the paths by inode."""
 
-    lines: int
-    bytes: int
-    complete: bool
-    reach_lines: int
-    reach: int
-    digest: str
+    by_path: dict[str, Found] = field(default_factory=dict)
+    by_inode: dict[int, list[str]] = field(default_factory=dict)
+    inodes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, committed: Committed) -> FileMark:
-        """What ``FileInput.mark`` gave. Raises ``CheckpointError`` when it cannot have."""
-        mark = committed.mark
-        try:
-            at = int(mark["bytes"])
-            reach = int(mark.get("reach", at))
-            done = committed.done
-            return cls(done.prefix, at, bool(mark["complete"]), done.reach, reach, str(mark["digest"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint does not say how far which file is done ({error!r})") from None
+    def of(cls, files: Sequence[Found]) -> Listing:
+        seen = cls()
+        for found in files:
+            try:
+                inode = os.stat(found.path).st_ino
+            except FileNotFoundError:
+                continue  # renamed since, or removed
+            except OSError as error:
+                raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+            seen.by_path[found.path] = found
+            seen.inodes[found.path] = inode
+            seen.by_inode.setdefault(inode, []).append(found.path)
+        return seen
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """Whole lines of a file that are not planned yet: they begin at bytes ``starts: int64[n]``, the last ends at
-    ``stop``; ``line``: the index of the first."""
-
-    file: Found
-    starts: Positions
-    stop: int
-    line: int
-
-    def cut(self, count: int) -> tuple[LinePart, Block | None]:
-        """The first ``count`` lines as a part, and what is left."""
-        taken = min(count, len(self.starts))
-        stop = self.stop if taken == len(self.starts) else int(self.starts[taken])
-        first, line = int(self.starts[0]), self.line
-        part = LinePart(self.file.path, self.file.shown, line, line + taken, first, stop)
-        left = None if stop == self.stop else Block(self.file, self.starts[taken:], self.stop, line + taken)
-        return part, left
+    def where(self, path: str, shown: str, inode: int, fits: Callable[[str], bool]) -> Found | None:
+        """Where the file with ``inode`` is that was at ``path``, or else an equal one that has taken its place."""
+        here = self.by_path.get(path)
+        paths = self.by_inode.get(inode, [])
+        if path in paths:
+            return here  # if it does not fit, it was truncated, and is refused for it
+        for candidate in (*paths, renamed(path, inode), here and path):
+            if candidate and fits(candidate):
+                return self.by_path.get(candidate) or _beside(candidate, shown)
+        return None
 
 
 class FileInput:
-    """Lines of files as an input (see ``core.input.Input``)."""
+    """Lines of files as an input (see ``core.input.Input``). ``follow_s``: so often the paths are looked at again, for
+    files that are new, have grown or were renamed; None: they are read once. ``clock``: monotonic seconds."""
 
     kind = "files"
 
     def __init__(
-        self, paths: Paths, parser: Parser, *, own_files: Sequence[Path] = (), block_bytes: int = BLOCK_BYTES
+        self,
+        paths: Paths,
+        parser: Parser,
+        *,
+        own_files: Sequence[Path] = (),
+        block_bytes: int = BLOCK_BYTES,
+        follow_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.parser = parser
         self._paths = paths
         self._own_files = own_files
         self._block_bytes = block_bytes
-        self._files: list[Found] = []
-        self._marks: dict[str, FileMark] = {}
-        self._lines: dict[str, LineIndex] = {}
+        self._follow_s = follow_s
+        self._clock = clock
+        # All that parts may be of, by partition, and those of them that more may come of.
+        self._files: dict[str, LineFile] = {}
+        self._live: dict[str, LineFile] = {}
+        self._missing: dict[str, int] = {}
         self._blocks: Iterator[Block] = iter(())
         self._left: Block | None = None
+        self._looked_s = 0.0
+
+    @property
+    def _is_followed(self) -> bool:
+        return self._follow_s is not None
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._files = find_line_files(self._paths)
-        check_not_own(self._files, self._own_files, "Files", self._paths)
-        self._marks = {path: FileMark.of(each) for path, each in committed.items()}
-        self._lines = {path: LineIndex(path, mark) for path, mark in self._marks.items()}
-        for found in self._files:
-            self._take_up(found)
-        self._check_present()
+        seen = self._find()
+        if not seen.by_path:
+            log.warning("Files: nothing matches %r yet; it is looked for every %g s", self._paths, self._follow_s)
+        self._files, self._live, self._missing = {}, {}, {}
+        marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
+        known = {
+            found.path: file
+            for partition, mark in marks.items()
+            for found, file in self._taken_up(partition, mark, seen)
+        }
+        for file in self._in_order(known, seen):
+            self._live[file.partition] = self._files[file.partition] = file
         self._blocks, self._left = self._walk(), None
 
     def plan(self, records_max: int, tasks: int) -> Plan[LinePart]:
         parts: list[LinePart] = []
         part_records = max(1, records_max // (2 * tasks))
         while (room := records_max - sum(map(len, parts))) > 0:
-            block = self._left or next(self._blocks, None)
+            block = self._left or self._next_block()
             if block is None:
                 break
             part, self._left = block.cut(min(part_records, room))
-            self._lines[part.partition].add(part)
+            self._files[part.partition].add(part)
             parts.append(part)
-        return Plan(parts, is_end=not parts)
+        return Plan(parts, is_end=not parts and not self._is_followed)
 
     def slices(self, chosen: Sequence[Chosen[LinePart]], tasks: int) -> list[LineSlice]:
-        for each in chosen:
-            _check_reaches(each.part)
-        return sliced(chosen, tasks, lambda start, stop, some: LineSlice(start, stop, some, self.parser))
+        now = [Chosen(self._present(each.part), each.offsets) for each in chosen]
+        return sliced(now, tasks, lambda start, stop, some: LineSlice(start, stop, some, self.parser))
 
     def origins(self, chosen: Sequence[Chosen[LinePart]]) -> pa.RecordBatch:
         return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
-        return [original for each in chosen for original in _originals(each)]
+        return [original for each in chosen for original in _originals(each, self._moved(each.part))]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        self._lines[partition].forget(done)
+        self._files[partition].forget(done)
 
     def mark(self, partition: str, done: Ranges) -> Mark:
-        index = self._lines[partition]
-        at, reach = index.byte_of(done.prefix), index.byte_of(done.reach)
-        complete = index.end is not None and at >= index.end
-        return {"bytes": at, "complete": complete, "reach": reach, "digest": _digest(partition, reach)}
+        return self._files[partition].mark(done)
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
-        total = len(self._files)
-        ended = [found for found in self._files if self._is_ended(found, done)]
-        if len(ended) == total:
-            return f"end of the input ({total} {'file' if total == 1 else 'files'})"
-        at = ""
-        for found in self._files:
-            if found not in ended and found.path in self._lines:
-                at = f", {found.shown} to line {done.get(found.path, Ranges()).prefix}"
-                break
-        return f"{len(ended)} of {total} files{at}"
+        left = [file for file in self._files.values() if not _is_ended(file, done)]
+        files = {**self._live, **{file.partition: file for file in left}}
+        of = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
+        if not left:
+            return f"all that is there so far ({of})" if self._is_followed else f"end of the input ({of})"
+        at = done.get(left[0].partition, Ranges()).prefix
+        where = f", {left[0].found.shown} to line {at}" if at or left[0].lines is not None else ""
+        return f"{len(files) - len(left)} of {of}{where}"
 
-    def _is_ended(self, found: Found, done: Mapping[str, Ranges]) -> bool:
-        index, mark = self._lines.get(found.path), self._marks.get(found.path)
-        if index is not None and index.lines is not None:
-            return done.get(found.path, Ranges()).prefix >= index.lines
-        return mark is not None and mark.complete
+    # -- which file is which
 
-    def _take_up(self, found: Found) -> None:
-        """Check that a file is still what the checkpoint remembers; one that has grown since is not complete any
-        more."""
-        mark = self._marks.get(found.path)
-        if mark is None:
-            return
-        size = _check_unchanged(found, mark)
-        self._marks[found.path] = replace(mark, complete=size == mark.bytes)
+    def _find(self) -> Listing:
+        files = find_line_files(self._paths, may_be_none=self._is_followed)
+        check_not_own(files, self._own_files, "Files", self._paths)
+        self._looked_s = self._clock()
+        return Listing.of(files)
 
-    def _check_present(self) -> None:
-        there = {found.path for found in self._files}
-        for path, mark in self._marks.items():
-            if not mark.complete and path not in there:
+    def _taken_up(self, partition: str, mark: FileMark, seen: Listing) -> Iterator[tuple[Found, LineFile]]:
+        """The file of a mark, if it is there. Raises ``CheckpointError`` where it is not the one that was read, or went
+        away before it was done."""
+        here = seen.by_path.get(mark.path)
+        if mark.inode is not None:
+            fits = line_file(partition, Found(mark.path, mark.path), mark, None).fits
+            here = seen.where(mark.path, here.shown if here else mark.path, mark.inode, fits)
+        if here is None:
+            if not mark.complete:
                 raise CheckpointError(
-                    f"{path} was read to line {mark.lines} only, and is not among the files any more: bring it back, or"
-                    " remove the checkpoint to read the input from its beginning"
+                    f"{mark.path} was read to line {mark.lines} only, and is not among the files any more: bring it"
+                    " back, or remove the checkpoint to read the input from its beginning"
                 )
+            # Nothing more of it is read; its name is not given to another.
+            self._files[partition] = line_file(partition, Found(mark.path, mark.path), mark, mark.inode)
+            return
+        file = line_file(partition, Found(mark.path, here.shown), mark, None)
+        file.move(here)
+        file.check()
+        file.inode = self._inode_at(here.path, seen, mark.inode is not None)
+        yield here, file
+
+    def _inode_at(self, path: str, seen: Listing, was_followed: bool) -> int | None:
+        if not self._is_followed and not was_followed:
+            return None
+        return seen.inodes.get(path) or os.stat(path).st_ino
+
+    def _in_order(self, known: Mapping[str, LineFile], seen: Listing) -> Iterator[LineFile]:
+        """Files that were renamed out of the paths first, as what is left of them is the oldest."""
+        yield from (file for path, file in known.items() if path not in seen.by_path)
+        taken = {file.inode for file in known.values() if file.inode is not None}
+        for path, found in seen.by_path.items():
+            if path in known:
+                yield known[path]
+            elif seen.inodes[path] not in taken:
+                yield self._new(found, seen)
+                if self._is_followed:
+                    taken.add(seen.inodes[path])
+
+    def _new(self, found: Found, seen: Listing) -> LineFile:
+        """A file that nothing is known of; its partition is called by its path, and by a number if that is taken."""
+        partition, number = found.path, 1
+        while partition in self._files:
+            number += 1
+            partition = f"{found.path}#{number}"
+        file = line_file(partition, found, None, seen.inodes[found.path] if self._is_followed else None)
+        self._files[partition] = file
+        return file
+
+    def _look(self) -> None:
+        """See what is new, has been renamed, or is gone."""
+        seen = self._find()
+        taken: set[int] = set()
+        for file in list(self._live.values()):
+            assert file.inode is not None
+            now = seen.where(file.found.path, file.found.shown, file.inode, file.fits)
+            self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
+            if now is None:
+                self._miss(file)
+                continue
+            if now.path != file.found.path:
+                log.info("%s is called %s now, and is read on there", file.found.shown, now.shown)
+            file.move(now)
+            file.inode = seen.inodes.get(now.path, file.inode)
+            taken.add(file.inode)
+        for path, found in seen.by_path.items():
+            if seen.inodes[path] not in taken:
+                file = self._new(found, seen)
+                self._live[file.partition] = file
+                taken.add(seen.inodes[path])
+
+    def _miss(self, file: LineFile) -> None:
+        if self._missing[file.partition] < MISSING_MAX:
+            return
+        if not file.is_read():
+            raise InputChanged(
+                f"{file.found.shown} was removed, or written anew, before it was read to its end: keep what was rotated"
+                " until it has been read"
+            )
+        del self._live[file.partition], self._missing[file.partition]
+
+    # -- what comes next
+
+    def _next_block(self) -> Block | None:
+        block = next(self._blocks, None)
+        if block is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
+            self._look()
+            self._blocks = self._walk()
+            block = next(self._blocks, None)
+        return block
 
     def _walk(self) -> Iterator[Block]:
         """The lines of all files from where each was left, a block at a time."""
-        for found in self._files:
-            index = self._lines.setdefault(found.path, LineIndex(found.path))
-            line, start = index.at
-            try:
-                index.end = size = os.stat(found.path).st_size
-                for block in _blocks_of(found, line, start, size, self._block_bytes):
-                    line = block.line + len(block.starts)
-                    yield block
-            except OSError as error:
-                raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
-            index.lines = line
+        for file in list(self._live.values()):
+            if not self._missing.get(file.partition):
+                yield from file.blocks(self._block_bytes, is_followed=self._is_followed)
+
+    def _moved(self, part: LinePart) -> LinePart:
+        """The part, where its file is now."""
+        file = self._files[part.partition]
+        return part if part.inode is None else replace(part, path=file.found.path, inode=file.inode)
+
+    def _present(self, part: LinePart) -> LinePart:
+        """A record that is emitted must still be there; executors check the rest when they read."""
+        now = self._moved(part)
+        try:
+            with open_part(now) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise InputChanged(f"{part.shown} cannot be read any more ({error.strerror}): {to_read(error)}") from None
+        if size < part.stop_byte and part.packed is None:
+            raise InputChanged(
+                f"{part.shown} had {part.stop_byte} bytes when its lines were counted and now has {size}: a file must"
+                " not shrink while it is read; write a new file beside it"
+            )
+        return now
 
 
-class LineIndex:
-    """Where lines of one file stand, as far as somebody may still ask: those of parts that are not done, and two that
-    are known from the checkpoint. ``end``: where the file ended when its turn came; ``lines``: how many it has, once
-    all are counted."""
-
-    def __init__(self, path: str, mark: FileMark | None = None) -> None:
-        self._path = path
-        self.end: int | None = None
-        self.lines: int | None = None
-        self.at = (0, 0) if mark is None else (mark.lines, mark.bytes)
-        self._known = dict([self.at] if mark is None else [self.at, (mark.reach_lines, mark.reach)])
-        self._parts: list[LinePart] = []
-
-    def add(self, part: LinePart) -> None:
-        self._parts.append(part)
-
-    def byte_of(self, line: int) -> int:
-        """Where the line with index ``line`` begins, or the one before it ends."""
-        byte = self._known.get(line)
-        if byte is None:
-            byte = self._known[line] = self._find(line)
-        return byte
-
-    def forget(self, done: Ranges) -> None:
-        """Nobody asks any more for lines below the prefix, nor for others that were asked for, but for the reach."""
-        # The part that ends where the prefix does still says where that is.
-        self._parts = [part for part in self._parts if part.stop >= done.prefix]
-        self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
-
-    def _find(self, line: int) -> int:
-        for part in self._parts:
-            if part.start <= line <= part.stop:
-                return _byte_of(part, line)
-        # Done before this run began, and neither the last nor the first of it: counted anew.
-        before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
-        for block in _blocks_of(Found(self._path, self._path), before, start, self.end or start, BLOCK_BYTES):
-            if line < block.line + len(block.starts):
-                return int(block.starts[line - block.line])
-        raise InputChanged(f"{self._path} has become shorter while it was read: write a new file beside it")
-
-
-def find_line_files(paths: Paths) -> list[Found]:
-    """The files that ``paths`` name. Raises ``SourceError`` also for a directory, and what is not a file of lines."""
-    found = find_files(paths, asker="Files", example="orders/*.jsonl", in_directory=_refuse_directory)
+def find_line_files(paths: Paths, *, may_be_none: bool = False) -> list[Found]:
+    """The files that ``paths`` name. Raises ``SourceError`` also for a directory, what is not a file of lines, and,
+    unless there ``may_be_none`` yet, for a pattern that matches nothing."""
+    found = find_files(
+        paths, asker="Files", example="orders/*.jsonl", in_directory=_refuse_directory, may_be_none=may_be_none
+    )
     for file in found:
-        if Path(file.path).suffix.lower() in PACKED:
+        name = Path(file.path)
+        if name.suffix.lower() in PACKED or [suffix.lower() for suffix in name.suffixes[-2:]] == [".tar", ".gz"]:
             what = "use Parquet" if file.path.endswith(".parquet") else "unpack or convert it"
             raise SourceError(f"Files: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
     return found
@@ -245,54 +300,21 @@ def _refuse_directory(path: str) -> list[str]:
     raise SourceError(f"Files: {path!r} is a directory: write {os.path.join(path, '*')!r}")
 
 
-def _blocks_of(found: Found, line: int, start: int, size: int, block_bytes: int) -> Iterator[Block]:
-    """The lines of a file from byte ``start`` to ``size``, in blocks of whole lines of about ``block_bytes``. ``line``:
-    the index of the first."""
-    with open(found.path, "rb") as file:
-        while start < size:
-            starts, stop = _read_block(file, start, size, block_bytes)
-            if stop == start:
-                raise InputChanged(f"{found.shown} has become shorter while it was read: write a new file beside it")
-            yield Block(found, starts, stop, line)
-            start, line = stop, line + len(starts)
+def _beside(path: str, shown: str) -> Found:
+    """A file in the folder of one that the user wrote as ``shown``."""
+    return Found(path, os.path.join(os.path.dirname(shown), os.path.basename(path)))
 
 
-def _read_block(file: BinaryIO, start: int, size: int, block_bytes: int) -> tuple[Positions, int]:
-    """(where the lines that end in the next block begin, where the last of them ends); of a longer line, it alone."""
-    file.seek(start)
-    content = file.read(min(block_bytes, size - start))
-    ends = start + 1 + np.flatnonzero(np.frombuffer(content, np.uint8) == LF)
-    if start + len(content) == size and not content.endswith(b"\n"):
-        ends = np.append(ends, size)
-    if content and not len(ends):
-        ends = np.array([_end_of_line(file, size, block_bytes)])
-    return np.concatenate(([start], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else start
+def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
+    return file.lines is not None and done.get(file.partition, Ranges()).prefix >= file.lines
 
 
-def _end_of_line(file: BinaryIO, size: int, block_bytes: int) -> int:
-    """Where the line ends that goes on where ``file`` stands, its line feed included."""
-    while content := file.read(block_bytes):
-        at = content.find(b"\n")
-        if at >= 0:
-            return min(size, file.tell() - len(content) + at + 1)
-    return size
-
-
-def _byte_of(part: LinePart, line: int) -> int:
-    """Where the line with index ``line`` begins, of a part's lines or right behind them."""
-    if line in (part.start, part.stop):
-        return part.first_byte if line == part.start else part.stop_byte
-    starts, _ = find_lines(read_bytes(part.partition, part.shown, part.first_byte, part.stop_byte))
-    if line - part.start >= len(starts):
-        raise InputChanged(f"{part.shown} has changed while it was read: write a new file beside it instead")
-    return part.first_byte + int(starts[line - part.start])
-
-
-def _originals(chosen: Chosen[LinePart]) -> list[Original]:
+def _originals(chosen: Chosen[LinePart], now: LinePart) -> list[Original]:
+    """``now``: the part, where its file is now."""
     part, wanted = chosen.part, (chosen.positions - chosen.part.start).tolist()
     try:
         stop = min(part.stop_byte, part.first_byte + LINE_BYTES_MAX)
-        raw = read_bytes(part.partition, part.shown, part.first_byte, stop)
+        raw = read_content(now, part.first_byte, stop)
     except InputChanged:
         return [Original(_origin(part, index, part.first_byte), None) for index in wanted]
     starts, ends = find_lines(raw, at_beginning=part.first_byte == 0)
@@ -319,35 +341,3 @@ def _check_reaches(part: LinePart) -> None:
             f"{part.shown} had {part.stop_byte} bytes when its lines were counted and now has {size}: a file must not"
             " shrink while it is read; write a new file beside it"
         )
-
-
-def _check_unchanged(found: Found, mark: FileMark) -> int:
-    """The size of a file. Raises ``CheckpointError`` if it is not the one that was read, and
-    ``InputChanged`` if it cannot be read at all."""
-    try:
-        size = os.stat(found.path).st_size
-        with open(found.path, "rb"):
-            pass
-    except OSError as error:
-        raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
-    fix = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
-    if size < mark.reach:
-        raise CheckpointError(f"{found.shown} was read to byte {mark.reach} and now has only {size}: {fix}")
-    if _digest(found.path, mark.reach) != mark.digest:
-        raise CheckpointError(f"{found.shown} is not what it was when it was read to byte {mark.reach}: {fix}")
-    if size > mark.reach > 0 and read_bytes(found.path, found.shown, mark.reach - 1, mark.reach) != b"\n":
-        raise CheckpointError(
-            f"{found.shown} has grown, and its last line (line {mark.reach_lines}) had been read when nothing ended it:"
-            f" end every line with a line feed before a source reads it; {fix}"
-        )
-    return size
-
-
-def _digest(path: str, position: int) -> str:
-    """Digest of what stands at the beginning of a file and right before ``position``; GONE if it was taken away."""
-    try:
-        head = read_bytes(path, path, 0, min(MARK_BYTES, position))
-        tail = read_bytes(path, path, max(0, position - MARK_BYTES), position)
-    except InputChanged:
-        return GONE
-    return hashlib.blake2b(head + tail, digest_size=16).hexdigest()

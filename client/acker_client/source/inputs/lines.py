@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from acker_client.source.core.input import Chosen
 from acker_client.source.errors import InputChanged
+from acker_client.source.inputs.content import LinePart, read_content
 from acker_protocol.ids import Column
 
 Offsets = npt.NDArray[np.int64]
@@ -30,22 +31,6 @@ BOM = b"\xef\xbb\xbf"
 LINE_BYTES_MAX = 256 << 20
 # Small parts (many small files) are handed on together, up to about so many rows.
 ROWS_TOGETHER = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class LinePart:
-    """Whole lines of one file: lines ``start`` to ``stop``, counted from 0, which are bytes ``first_byte`` to
-    ``stop_byte``. ``partition``: the file's absolute path; ``shown``: the path as the user wrote it."""
-
-    partition: str
-    shown: str
-    start: int
-    stop: int
-    first_byte: int
-    stop_byte: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +117,7 @@ def read_lines(part: LinePart) -> Lines:
     first, stop = part.first_byte, part.stop_byte
     if len(part) == 1 and stop - first > LINE_BYTES_MAX:
         return Lines(part, b"", np.zeros(1, np.int64), np.zeros(1, np.int64))
-    raw = read_bytes(part.partition, part.shown, first, stop)
+    raw = read_content(part, first, stop)
     starts, ends = find_lines(raw, at_beginning=first == 0)
     if len(raw) != stop - first or len(starts) != len(part):
         raise InputChanged(
@@ -140,16 +125,6 @@ def read_lines(part: LinePart) -> Lines:
             f" {len(starts)}: a file must not change while it is read (appending is fine)"
         )
     return Lines(part, raw, starts, ends)
-
-
-def read_bytes(path: str, shown: str, start: int, stop: int) -> bytes:
-    """Bytes of a file, fewer if it ends before ``stop``. Raises :class:`InputChanged` when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
-    except OSError as error:
-        raise InputChanged(f"{shown} cannot be read any more: {error.strerror} ({path})") from None
 
 
 def find_lines(raw: bytes, *, at_beginning: bool = False) -> tuple[Offsets, Offsets]:

@@ -10,8 +10,11 @@ neither grpc nor pyspark.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,16 @@ from acker_client.source.inputs.lines import Offsets, ReadRows
 from acker_client.source.inputs.paths import Found, Paths, check_not_own, find_files, origins_of
 from acker_client.source.inputs.values import jsonable
 
+log = logging.getLogger("acker_client.source")
+
 ROWS_TOGETHER = 16_384
 HEAD_BYTES = 1024
 FOOTER_BYTES_MAX = 16 << 20
 FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
+
+
+class NoParquet(SourceError):
+    """A file is no Parquet, or not yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +80,29 @@ class RowSlice:
 
 
 class ParquetInput:
-    """Rows of Parquet files as an input (see ``core.input.Input``), in columns of ``schema``."""
+    """Rows of Parquet files as an input (see ``core.input.Input``), in columns of ``schema``. ``follow_s``: so often
+    the paths are looked at again, for files that are new; None: never. ``clock``: monotonic seconds."""
 
     kind = "parquet"
 
-    def __init__(self, paths: Paths, schema: pa.Schema, *, own_files: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        schema: pa.Schema,
+        *,
+        own_files: Sequence[Path] = (),
+        follow_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.schema = schema
         self._paths = paths
         self._own_files = own_files
+        self._follow_s = follow_s
+        self._clock = clock
+        self._looked_s = 0.0
+        # Size and time of change of files that are read, and of those that could not be read as Parquet.
+        self._stats: dict[str, tuple[int, int]] = {}
+        self._unfinished: dict[str, tuple[int, int]] = {}
         self._files: list[Found] = []
         self._rows: dict[str, int] = {}
         self._digests: dict[str, str] = {}
@@ -86,23 +110,24 @@ class ParquetInput:
         self._left: RowPart | None = None
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._files = find_parquet_files(self._paths)
-        check_not_own(self._files, self._own_files, "Parquet", self._paths)
+        self._files = self._find()
+        if not self._files:
+            log.warning("Parquet: there is no file in %r yet; it is looked for every %g s", self._paths, self._follow_s)
         self._rows, self._digests = {}, {}
         there = {found.path: found for found in self._files}
         for path, each in committed.items():
             self._check(path, there.get(path), each)
-        self._parts = self._walk({path: each.done.prefix for path, each in committed.items()})
+        self._parts = self._walk(self._files, {path: each.done.prefix for path, each in committed.items()})
         self._left = None
 
     def plan(self, records_max: int, tasks: int) -> Plan[RowPart]:
         parts: list[RowPart] = []
         room = records_max
-        while room > 0 and (part := self._left or next(self._parts, None)) is not None:
+        while room > 0 and (part := self._left or self._next_part()) is not None:
             taken, self._left = _cut(part, room)
             parts.append(taken)
             room -= taken.stop - taken.start
-        return Plan(parts, is_end=not parts)
+        return Plan(parts, is_end=not parts and self._follow_s is None)
 
     def slices(self, chosen: Sequence[Chosen[RowPart]], tasks: int) -> list[RowSlice]:
         return sliced(chosen, tasks, lambda start, stop, some: RowSlice(start, stop, some, self.schema))
@@ -124,7 +149,8 @@ class ParquetInput:
         prefixes = {found: done.get(found.path, Ranges()).prefix for found in self._files}
         left = [found for found, prefix in prefixes.items() if prefix < self._rows.get(found.path, prefix + 1)]
         if not left:
-            return f"end of the input ({total} {'file' if total == 1 else 'files'})"
+            end = "end of the input" if self._follow_s is None else "all that is there so far"
+            return f"{end} ({total} {'file' if total == 1 else 'files'})"
         at = f", {left[0].shown} to row {prefixes[left[0]]}" if left[0].path in self._rows else ""
         return f"{total - len(left)} of {total} files{at}"
 
@@ -143,9 +169,61 @@ class ParquetInput:
             raise CheckpointError(f"{found.shown} is not what it was when its rows were read: {FIX}")
         self._rows[path], self._digests[path] = rows, digest
 
-    def _walk(self, prefixes: Mapping[str, int]) -> Iterator[RowPart]:
-        """The row groups of all files from where each was left."""
+    def _find(self) -> list[Found]:
+        self._looked_s = self._clock()
+        files = find_parquet_files(self._paths, may_be_none=self._follow_s is not None)
+        check_not_own(files, self._own_files, "Parquet", self._paths)
+        return files
+
+    def _next_part(self) -> RowPart | None:
+        part = next(self._parts, None)
+        if part is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
+            known = {found.path for found in self._files}
+            self._check_same()
+            new = [found for found in self._find() if found.path not in known or found.path in self._unfinished]
+            self._files += [found for found in new if found.path not in known]
+            self._parts = self._walk(new, {})
+            part = next(self._parts, None)
+        return part
+
+    def _check_same(self) -> None:
+        """A file that was read, and is another by now, would never be read."""
         for found in self._files:
+            before = self._stats.get(found.path)
+            with suppress(FileNotFoundError):
+                if before is None or before == (now := _stat_of(found.path)):
+                    continue
+                if digest_of(found.path, found.shown) != self._digests[found.path]:
+                    raise InputChanged(f"{found.shown} is not what it was when its rows were read: {FIX}")
+                self._stats[found.path] = now
+
+    def _is_unfinished(self, found: Found) -> bool:
+        """Whether a file that is followed is no Parquet yet: its footer is written last."""
+        if self._follow_s is None:
+            return False
+        before = self._unfinished.pop(found.path, None)
+        try:
+            now = _stat_of(found.path)
+            if before != now:
+                opened(found.path, found.shown).close()
+                self._stats[found.path] = now
+                return False
+        except FileNotFoundError:  # renamed since, or removed
+            self._files = [each for each in self._files if each.path != found.path]
+            return True
+        except OSError as error:
+            raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+        except NoParquet as error:
+            if before is None:
+                log.warning("%s It is looked at again once it changes", error)
+        self._unfinished[found.path] = now
+        return True
+
+    def _walk(self, files: Sequence[Found], prefixes: Mapping[str, int]) -> Iterator[RowPart]:
+        """The row groups of ``files`` from where each was left."""
+        for found in list(files):
+            if self._is_unfinished(found):
+                continue
             with opened(found.path, found.shown) as file:
                 metadata = file.metadata
                 check_columns(normal_schema(file), self.schema, found.shown)
@@ -158,10 +236,16 @@ class ParquetInput:
                     yield RowPart(found.path, found.shown, max(start, prefix), stop, group, start, digest)
 
 
-def find_parquet_files(paths: Paths) -> list[Found]:
+def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found]:
     """The files that ``paths`` name; a directory stands for the ``.parquet`` files in and below it, sorted, but for
-    those whose name, or a folder's, begins with ``_`` or ``.``, as in Spark."""
-    return find_files(paths, asker="Parquet", example="orders/*.parquet", in_directory=_in_directory)
+    those whose name, or a folder's, begins with ``_`` or ``.``, as in Spark. Raises ``SourceError`` for what is no path
+    and, unless there ``may_be_none`` yet, where there is none."""
+
+    def in_directory(path: str) -> list[str]:
+        return _in_directory(path, may_be_none=may_be_none)
+
+    example = "orders/*.parquet"
+    return find_files(paths, asker="Parquet", example=example, in_directory=in_directory, may_be_none=may_be_none)
 
 
 def schema_of(paths: Paths) -> pa.Schema:
@@ -169,6 +253,11 @@ def schema_of(paths: Paths) -> pa.Schema:
     found = find_parquet_files(paths)[0]
     with opened(found.path, found.shown) as file:
         return normal_schema(file)
+
+
+def _stat_of(path: str) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns
 
 
 def opened(path: str, shown: str) -> pq.ParquetFile:
@@ -179,7 +268,7 @@ def opened(path: str, shown: str) -> pq.ParquetFile:
         what = error.strerror or str(error)
         raise InputChanged(f"{shown} cannot be read ({what}): {to_read(error)}") from None
     except pa.ArrowException as error:
-        raise SourceError(f"Parquet: {shown} is no Parquet file, or a damaged one ({error}): leave it out") from None
+        raise NoParquet(f"Parquet: {shown} is no Parquet file, or a damaged one ({error}): leave it out") from None
 
 
 def digest_of(path: str, shown: str) -> str:
@@ -252,7 +341,7 @@ def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.R
     return pa.concat_batches(batches), unreadable
 
 
-def _in_directory(path: str) -> list[str]:
+def _in_directory(path: str, *, may_be_none: bool) -> list[str]:
     found: list[str] = []
     for folder, below, files in os.walk(path):
         below[:] = sorted(name for name in below if name[0] not in "._")
@@ -263,7 +352,7 @@ def _in_directory(path: str) -> list[str]:
                     f" files by a pattern, {os.path.join(path, '**', '*.parquet')!r}, to read them without it"
                 )
         found += [os.path.join(folder, name) for name in files if name[0] not in "._" and name.endswith(".parquet")]
-    if not found:
+    if not found and not may_be_none:
         raise SourceError(f"Parquet: no file in {path!r} ends in .parquet: name the files, or a pattern")
     return sorted(found)
 

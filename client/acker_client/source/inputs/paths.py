@@ -28,11 +28,14 @@ class Found:
     shown: str
 
 
-def find_files(paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]]) -> list[Found]:
+def find_files(
+    paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]], may_be_none: bool = False
+) -> list[Found]:
     """The files that ``paths`` name, no file twice. ``asker`` and ``example`` stand in errors; ``in_directory`` says
     which files a directory stands for.
 
-    Raises ``SourceError`` for what is no path, and for a pattern that matches nothing.
+    Raises ``SourceError`` for what is no path, and, unless there ``may_be_none`` yet, for a pattern that matches
+    nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     for path in given:
@@ -42,7 +45,7 @@ def find_files(paths: Paths, *, asker: str, example: str, in_directory: Callable
         raise SourceError(f"{asker}: no path was given: name a file, or a pattern like {example!r}")
     found: dict[str, Found] = {}
     for pattern in given:
-        for shown in _expand(os.fspath(pattern), asker, in_directory):
+        for shown in _expand(os.fspath(pattern), asker, in_directory, may_be_none=may_be_none):
             found.setdefault(os.path.abspath(shown), Found(os.path.abspath(shown), shown))
     return list(found.values())
 
@@ -65,13 +68,13 @@ def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.Reco
     return pa.RecordBatch.from_arrays([path, pa.array(numbers)], names=["path", what])
 
 
-def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]]) -> list[str]:
+def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], *, may_be_none: bool) -> list[str]:
     if "://" in pattern:
         raise SourceError(f"{asker}: {pattern!r} is a URL, and {asker} reads local paths: mount it or copy it first")
     if os.path.isdir(pattern):
         return in_directory(pattern)
     matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
     files = [match for match in matches if not os.path.isdir(match)]
-    if not files:
+    if not files and not may_be_none:
         raise SourceError(f"{asker}: nothing matches {pattern!r} (working directory: {os.getcwd()})")
     return files

@@ -1,16 +1,21 @@
-"""Values: columns of a row as JSON has them, for dead letters. Nothing of a value is lost but its type."""
+"""Values: columns of a row as JSON has them, for dead letters, and back. Nothing of a value is lost but its type."""
 
 from __future__ import annotations
 
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
+
+import pyarrow as pa
 
 
 def jsonable(value: Any) -> Any:
-    """What goes through JSON as it is, stays; dates and times are ISO 8601, bytes are UTF-8 or else base64, and other
-    values (a decimal, a NaN) their text. A map is a list of pairs, as its keys may be anything."""
+    """What goes through JSON as it is, stays; dates and times are ISO 8601, bytes are UTF-8, or else
+    ``{"base64": ...}``, and other values (a decimal, a NaN) their text. A map is a list of pairs, as its keys may be
+    anything."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -24,8 +29,38 @@ def jsonable(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-def _text(value: bytes) -> str:
+def of_json(value: Any, type_: Any) -> Any:
+    """What ``jsonable`` made of a value of this Arrow type. Raises ``ValueError`` or ``TypeError`` where it cannot be
+    of that type."""
+    if value is None:
+        return None
+    if pa.types.is_struct(type_):
+        return {field.name: of_json(value.get(field.name), field.type) for field in type_}
+    if pa.types.is_map(type_):
+        return [(of_json(key, type_.key_type), of_json(each, type_.item_type)) for key, each in value]
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        return [of_json(each, type_.value_type) for each in value]
+    return _scalar(value, type_)
+
+
+def _scalar(value: Any, type_: Any) -> Any:
+    if pa.types.is_timestamp(type_):
+        return datetime.fromisoformat(value)
+    if pa.types.is_date(type_):
+        return date.fromisoformat(value)
+    if pa.types.is_time(type_):
+        return time.fromisoformat(value)
+    if pa.types.is_decimal(type_):
+        return Decimal(value)
+    if pa.types.is_floating(type_):
+        return float(value)
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        return base64.b64decode(value["base64"]) if isinstance(value, Mapping) else value.encode()
+    return value
+
+
+def _text(value: bytes) -> str | dict[str, str]:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
+        return {"base64": base64.b64encode(value).decode()}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from acker_client.core.registration import check_seconds
 from acker_client.source.core.assignment import Assignment
+from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.listener import Listener
 from acker_client.source.core.retry import Retry
 from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 from acker_client.source.run.environment import Environment
 from acker_client.source.stores.checkpoint import CheckpointFile
-from acker_client.source.stores.dead_letters import DeadLetterFile
+from acker_client.source.stores.dead_letters import DeadLetterCall, DeadLetterFile
 
 # Of records that may be read and not done: more than any run has.
 UNLIMITED = 1 << 62
@@ -26,8 +29,9 @@ class CommonOptions(TypedDict, total=False):
 
     ``name``: of the source: in logs, metrics, checkpoint and dead letters. ``checkpoint``: file (or
     ``CheckpointStore``) that says which records are done; without one every start reads everything. ``dead_letters``:
-    file of JSON lines (or ``DeadLetterStore``) for what has spent its retries (see ``retry``); without one, such a
-    record ends the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
+    file of JSON lines for what has spent its retries (see ``retry``), or a function that is given a list of
+    ``DeadLetter`` and has made them durable when it returns, or a ``DeadLetterStore``; without one, such a record ends
+    the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
     something is wrong with the job rather than with the records; 1 never stops it.
 
     ``guarantee``: "at_least_once"; "at_most_once": records are written down as done before they are emitted; or
@@ -46,7 +50,7 @@ class CommonOptions(TypedDict, total=False):
 
     name: Required[str]
     checkpoint: str | os.PathLike[str] | CheckpointStore | None
-    dead_letters: str | os.PathLike[str] | DeadLetterStore | None
+    dead_letters: str | os.PathLike[str] | DeadLetterStore | Callable[[list[DeadLetter]], object] | None
     retry: Retry
     max_dead_share: float
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] | Guarantee
@@ -94,6 +98,8 @@ class Options:
         for store in ("checkpoint", "dead_letters"):
             if isinstance(options.get(store), str | os.PathLike):
                 options[store] = Path(options[store])
+        if callable(letters := options.get("dead_letters")) and not isinstance(letters, DeadLetterStore):
+            options["dead_letters"] = DeadLetterCall(letters)
         if options.get("listener") is None:
             options.pop("listener", None)
         if "guarantee" in options:
@@ -138,6 +144,11 @@ class Options:
         return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED
 
     @property
+    def clock(self) -> Callable[[], float]:
+        """Monotonic seconds."""
+        return time.monotonic if self.environment is None else self.environment.clock
+
+    @property
     def own_files(self) -> tuple[Path, ...]:
         """The files that this source writes, and which are therefore no input of it."""
         checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
@@ -168,7 +179,8 @@ class Options:
             if path is None or isinstance(path, store):
                 continue
             if not isinstance(path, Path):
-                raise ValueError(f"{option}={path!r}: give the path of a file, or a {store.__name__}")
+                either = "the path of a file, a function" if option == "dead_letters" else "the path of a file"
+                raise ValueError(f"{option}={path!r}: give {either}, or a {store.__name__}")
             if path.is_dir():
                 raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
             if not path.absolute().parent.is_dir():

@@ -8,7 +8,7 @@ What an outcome means for a record is `in_flight`'s to decide.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -51,8 +51,18 @@ NEVER = Retry(max_retries=0, max_interruptions=0)
 class Run:
     """One session; a context manager. Use it from one thread."""
 
-    def __init__(self, options: Options, source: Input[Any], schema: Any, spark: Any, environment: Environment) -> None:
+    def __init__(
+        self,
+        options: Options,
+        source: Input[Any],
+        schema: Any,
+        spark: Any,
+        environment: Environment,
+        *,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.options = options
+        self._is_stopping = is_stopping
         self._input = source
         self._schema = schema
         self._spark = spark
@@ -147,12 +157,13 @@ class Run:
     # -- what comes next
 
     def next_batch(self) -> Batch | None:
-        """The next batch, opened and ready to be worked on; None when every record has its answer.
+        """The next batch, opened and ready to be worked on; None when every record has its answer, or the run was
+        asked to stop.
 
         Due replays come before new records, which fill the batch up unless the replays have to be alone: a batch of a
         few replays costs Spark as much as a full one. Waits for the next replay when there is nothing else to do.
         """
-        while True:
+        while not self._is_stopping():
             self._look(0.0)
             self._take_handover()
             now = self._environment.clock()
@@ -163,8 +174,9 @@ class Run:
             if len(replays.records) or len(new):
                 return self._open_batch(replays, new)
             if self._in_flight.is_over and self._is_read:
-                return None
+                break
             self._wait(now)
+        return None
 
     def _plan(self, records_max: int) -> RecordNumbers:
         """New records, as many as may be uncommitted; none: there is no room for them, or none is left."""

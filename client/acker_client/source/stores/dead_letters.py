@@ -2,16 +2,20 @@
 
 Never decides which record is one (``retry``), nor whether there are too many
 (`in_flight`). A source that dies right after writing may write the same letters again: a letter is there at least once.
+The file is locked while it is written, so that letters may be taken out of it meanwhile (`put_back`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
+from acker_client.core.gist import gist
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
@@ -40,7 +44,6 @@ class DeadLetterFile:
                 file = FileIO(self.path, "ab+")
                 try:
                     sync_directory(self.path)
-                    _end_torn_line(file)
                 except OSError:
                     file.close()
                     raise
@@ -53,15 +56,30 @@ class DeadLetterFile:
         """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
         written."""
         lines = "".join(letter.to_json() + "\n" for letter in letters)
-        file = self._opened()
+        file = self._locked()
         size = os.fstat(file.fileno()).st_size
         try:
+            _end_torn_line(file)
             _write_all(file, lines.encode(errors="surrogatepass"))
             os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
                 # Their records are read again: half of the letters would only be there twice.
                 file.truncate(size)
+            raise self._unwritable(error) from None
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _locked(self) -> FileIO:
+        """The file that is at the path now, locked: it is another one when letters were taken out of it meanwhile."""
+        try:
+            while True:
+                file = self._opened()
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if is_at(file, self.path):
+                    return file
+                self.close()
+        except OSError as error:
             raise self._unwritable(error) from None
 
     def close(self) -> None:
@@ -74,6 +92,42 @@ class DeadLetterFile:
             f"dead letters cannot be written to {self.path} ({error.strerror}): {to_write(error)}. Nothing is lost:"
             " their records are not done, and are read again at the next start"
         )
+
+
+class DeadLetterCall:
+    """A function that takes dead letters, as a list: a ``DeadLetterStore``. They are durable once it returns."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[list[DeadLetter]], object]) -> None:
+        self._take = take
+
+    def __str__(self) -> str:
+        return str(getattr(self._take, "__qualname__", self._take))
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Call the function. Raises :class:`SourceError` from what it raised."""
+        try:
+            self._take(list(letters))
+        except Exception as error:
+            raise SourceError(
+                f"dead letters were not taken by {self} ({gist(error)}). Nothing is lost: their records are not done,"
+                " and are read again at the next start"
+            ) from error
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(file: FileIO, content: bytes) -> None:

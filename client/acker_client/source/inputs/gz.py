@@ -1,0 +1,156 @@
+"""Gz: the content of a gzip file, unpacked forward, a stretch at a time. Bounded memory.
+
+Decides what a whole gz is (members one after the other, each with the checksum that its content has, then zeros at the
+most) and where it may be entered: at the beginning of a member, and nowhere else. Never decides what a line is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+# As in gzip's own format: what zlib needs to know to expect a header and to check the checksum.
+GZIP_BITS = 16 + zlib.MAX_WBITS
+READ_BYTES = 64 << 10
+# The first and the last so many bytes, with the checksums at the end, tell whether a gz is still the same.
+EDGE_BYTES = 1024
+# So many gz files a process keeps open, so that the next batch goes on where the last one ended.
+OPEN_MAX = 4
+
+
+class Damaged(Exception):
+    """This is no gzip, or not a whole one; says what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """Where a gz may be entered: a member of it begins at byte ``at`` of the file, byte ``position`` of the content."""
+
+    at: int = 0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """How a part of a gz is reached: from ``entry`` on, in the file whose ``digest`` is this."""
+
+    digest: str
+    entry: EntryPoint
+
+
+class Unpacked:
+    """The content of a gz from ``entry`` on. ``position``: of the next byte; ``entry``: of the member it is in."""
+
+    __slots__ = ("_file", "_left", "_member", "entry", "position")
+
+    def __init__(self, file: BinaryIO, entry: EntryPoint) -> None:
+        file.seek(entry.at)
+        self._file = file
+        self._left = b""
+        self._member: zlib._Decompress | None = None
+        self.entry = entry
+        self.position = entry.position
+
+    def read(self, count: int) -> bytes:
+        """At most ``count`` bytes, at least one; none at the end. Raises :class:`Damaged`."""
+        while self._member is not None or self._begin_member():
+            content = self._unpack(count)
+            if content:
+                self.position += len(content)
+                return content
+        return b""
+
+    def read_all(self, count: int) -> bytes:
+        """``count`` bytes, fewer only at the end."""
+        pieces = []
+        while count and (content := self.read(count)):
+            pieces.append(content)
+            count -= len(content)
+        return b"".join(pieces)
+
+    def skip_to(self, position: int) -> None:
+        while self.position < position and self.read(min(position - self.position, READ_BYTES * 16)):
+            pass
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _unpack(self, count: int) -> bytes:
+        assert self._member is not None
+        raw = self._left or self._file.read(READ_BYTES)
+        try:
+            content = self._member.decompress(raw, count)
+        except zlib.error as error:
+            raise Damaged(str(error).partition(": ")[2] or str(error)) from None
+        self._left = self._member.unconsumed_tail
+        if self._member.eof:
+            self._left, self._member = self._member.unused_data, None
+        elif not raw and not content:
+            raise Damaged("it ends in the middle")
+        return content
+
+    def _begin_member(self) -> bool:
+        if self._at():
+            self._skip_zeros()
+        if not self._left:
+            self._left = self._file.read(READ_BYTES)
+        if not self._left:
+            return False
+        self.entry = EntryPoint(self._at(), self.position)
+        self._member = zlib.decompressobj(GZIP_BITS)
+        return True
+
+    def _at(self) -> int:
+        return self._file.tell() - len(self._left)
+
+    def _skip_zeros(self) -> None:
+        while True:
+            self._left = self._left.lstrip(b"\0")
+            if self._left or not (raw := self._file.read(READ_BYTES)):
+                return
+            self._left = raw
+
+
+def digest_of(file: BinaryIO) -> str:
+    """Digest of a file's size, beginning and end, where the checksum and the length of its last member stand."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    content = size.to_bytes(8, "little") + file.read(EDGE_BYTES)
+    file.seek(max(0, size - EDGE_BYTES))
+    return hashlib.blake2b(content + file.read(), digest_size=16).hexdigest()
+
+
+def is_gz(path: str) -> bool:
+    """By its name, as every tool does."""
+    return Path(path).suffix.lower() == ".gz"
+
+
+class Streams:
+    """The gz files that this process has open, each where it was read to, by path and digest: a task that reads on, as
+    those of the next batch do, has nothing to unpack twice."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], Unpacked] = {}
+
+    def take(self, path: str, digest: str, position: int) -> Unpacked | None:
+        """One that stands at ``position`` or before it; the caller alone has it until it is put back."""
+        stream = self._open.pop((path, digest), None)
+        if stream is not None and stream.position > position:
+            stream.close()
+            return None
+        return stream
+
+    def put_back(self, path: str, digest: str, stream: Unpacked) -> None:
+        before = self._open.pop((path, digest), None)
+        self._open[path, digest] = stream
+        if before is not None:
+            before.close()
+        while len(self._open) > OPEN_MAX:
+            self._open.pop(next(iter(self._open))).close()
+
+
+STREAMS = Streams()

@@ -1,0 +1,147 @@
+"""Dead letters: ``acker dead-letters FILE...``, what has spent its retries and why, and another try for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.source.stores import put_back as store
+from acker_client.source.stores.put_back import ReadLine, read_letters
+from acker_command import letters_picture, options, picture
+from acker_command.letters import Wanted, alike, json_of, newest_first, since
+from acker_command.options import Mistake, json_option
+
+# Of more lines that are damaged, these are named, and the others counted.
+NAMED_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Letters of some files that were asked for, the newest first, and what there is to say of other lines."""
+
+    letters: list[DeadLetter]
+    notes: list[str]
+
+
+def _since(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else since(text, time.time())
+    except ValueError:
+        raise Mistake(
+            f"--since {text}: give a time like 2026-11-22T08:30 (UTC), or a span like 90m, 2h or 3d"
+        ) from None
+
+
+@click.command("dead-letters", context_settings=options.SETTINGS)
+@click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--source", metavar="NAME", help="Only letters of this source.")
+@click.option("--reason", metavar="TEXT", help="Only letters whose reason holds this text, in any case.")
+@click.option("--since", "since_s", metavar="TIME", callback=_since, help="Only letters since a time, or a span: 2h.")
+@click.option("--by", type=click.Choice(["reason", "source"]), help="Group them, with an example of each group.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="List so many.")
+@click.option("--show", type=click.IntRange(1), metavar="N", help="All of one, the N-th of the list.")
+@click.option("--put-back", type=click.Path(path_type=Path), metavar="FILE", help="Move them into this file.")
+@json_option
+def dead_letters(
+    files: Sequence[Path],
+    source: str | None,
+    reason: str | None,
+    since_s: float | None,
+    by: str | None,
+    limit: int,
+    show: int | None,
+    put_back: Path | None,
+    as_json: bool,
+) -> None:
+    """List records that have spent their retries, the newest first; group them; put them back for another try.
+
+    \b
+    record    where it stands in its input
+    tries     how often it failed, + how often it was interrupted
+    reason    the first line of why its last try failed; --show N has all of it
+
+    --put-back moves the letters that were chosen into a file, which is made if need be, and which a source reads once:
+    PutBack("again.jsonl", name="again", checkpoint="again.ckpt"). A source may be running: it goes on writing. After a
+    crash the same command goes on where it was. A letter without the whole record stays.
+
+    Exits with status 2 where a file cannot be read or written, or is in use.
+    """
+    if not files:
+        raise Mistake("no file is named: give the file that the source has as dead_letters, like dead.jsonl")
+    wanted = Wanted(source, reason, since_s)
+    if put_back is not None:
+        if by is not None or show is not None:
+            raise Mistake(f"--put-back and {'--by' if by else '--show'} do not go together: give one of them")
+        _put_back(files, put_back, wanted.holds, as_json=as_json)
+        return
+    found = _find(files, wanted.holds)
+    total = len(found.letters)
+    if show is not None:
+        _show(found, show, as_json=as_json)
+    elif by is not None:
+        groups = alike(found.letters, by)
+        if as_json:
+            counted = [{by: group.name, "letters": group.count, "example": json_of(group.example)} for group in groups]
+            _print({"total": total, "groups": counted, "notes": found.notes})
+        else:
+            picture.show(lambda columns: letters_picture.grouped(groups, by, total, found.notes, columns))
+    elif as_json:
+        _print({"total": total, "letters": [json_of(each) for each in found.letters[:limit]], "notes": found.notes})
+    else:
+        picture.show(lambda columns: letters_picture.listed(found.letters[:limit], total, found.notes, columns))
+
+
+def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
+    letters: list[DeadLetter] = []
+    notes: list[str] = []
+    for path in files:
+        lines = read_letters(path)
+        letters += [line.letter for line in lines if line.letter is not None and is_wanted(line.letter)]
+        notes += _damaged(path, lines)
+    return Selected(newest_first(letters), notes)
+
+
+def _damaged(path: Path, lines: Sequence[ReadLine]) -> list[str]:
+    bad = [line for line in lines if line.letter is None]
+    notes = [f"{path}: line {line.number} is damaged, and left out ({line.wrong})" for line in bad[:NAMED_MAX]]
+    left = len(bad) - len(notes)
+    return [*notes, f"{path}: {left:,} other lines are damaged, too"] if left else notes
+
+
+def _show(found: Selected, number: int, *, as_json: bool) -> None:
+    if number > len(found.letters):
+        has = f"there are {len(found.letters):,}" if found.letters else "there are none"
+        raise Mistake(f"--show {number}: no such letter, {has}; the list without --show has their numbers")
+    letter = found.letters[number - 1]
+    if as_json:
+        _print(json_of(letter))
+    else:
+        picture.show(lambda _: letters_picture.whole(letter))
+
+
+def _put_back(files: Sequence[Path], again: Path, is_wanted: Callable[[DeadLetter], bool], *, as_json: bool) -> None:
+    moved = {path: store.put_back(path, again, is_wanted) for path in files}
+    count, left = (sum(getattr(each, what) for each in moved.values()) for what in ("put_back", "left"))
+    kept = [
+        f"{path}: line {line.number} stays: {line.letter.why_not_again}"
+        for path, each in moved.items()
+        for line in each.kept
+        if line.letter is not None
+    ]
+    if as_json:
+        _print({"put_back": count, "left": left, "notes": kept})
+        return
+    click.echo(f"{count:,} put back into {again}, {left:,} left in {', '.join(map(str, files))}")
+    for note in kept:
+        click.echo(f"! {note}")
+
+
+def _print(what: dict[str, Any]) -> None:
+    click.echo(json.dumps(what))

@@ -1,0 +1,107 @@
+"""Letters: dead letters as somebody looks at them: which of them, in which order, and what they have in common. Pure.
+
+Decides that the newest comes first, that a reason is known by its first line, and what a span of time is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from acker_client.core.gist import gist
+from acker_client.source.core.dead_letter import DeadLetter
+
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which letters: of one ``source``, with a ``reason`` that holds this text in any case, that died at ``since_s``
+    (Unix seconds) or later. None: any."""
+
+    source: str | None = None
+    reason: str | None = None
+    since_s: float | None = None
+
+    def holds(self, letter: DeadLetter) -> bool:
+        return (
+            (self.source is None or letter.source == self.source)
+            and (self.reason is None or self.reason.casefold() in letter.reason.casefold())
+            and (self.since_s is None or letter.last_s >= self.since_s)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Letters with something in common: ``name``; how many, when the first and the last of them died, and the last."""
+
+    name: str
+    count: int
+    first_s: float
+    last_s: float
+    example: DeadLetter
+
+
+def newest_first(letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+    """Of those of one moment, the one that was written last comes first."""
+    return sorted(letters, key=lambda letter: letter.last_s)[::-1]
+
+
+def alike(letters: Sequence[DeadLetter], what: str) -> list[Alike]:
+    """``letters``, the newest first, by "reason" or "source"; the largest group first."""
+    groups: dict[str, list[DeadLetter]] = {}
+    for letter in letters:
+        groups.setdefault(short(letter.reason) if what == "reason" else letter.source, []).append(letter)
+    found = [
+        Alike(name, len(those), min(each.last_s for each in those), those[0].last_s, those[0])
+        for name, those in groups.items()
+    ]
+    return sorted(found, key=lambda group: (-group.count, group.name))
+
+
+def short(reason: str) -> str:
+    """A reason in a line."""
+    return gist(reason)
+
+
+def shown_value(letter: DeadLetter) -> str:
+    """The record itself, as text."""
+    if letter.value is None:
+        return f"(not here: {letter.why_not_again})"
+    if isinstance(letter.value, bytes):
+        return letter.value.decode(errors="backslashreplace")
+    return "\n".join(f"{name}: {each}" for name, each in letter.value.items())
+
+
+def time_of(seconds: float) -> str:
+    """In UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def since(text: str, now_s: float) -> float:
+    """Unix seconds of a time (``2026-11-22``, ``2026-11-22T08:30``, UTC unless it says otherwise), or of a span until
+    now (``90m``, ``2h``, ``3d``). Raises ``ValueError``."""
+    span = _SPAN.fullmatch(text.strip())
+    if span:
+        return now_s - float(span[1]) * _SECONDS[span[2]]
+    time = datetime.fromisoformat(text.strip())
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def json_of(letter: DeadLetter) -> dict[str, Any]:
+    """A letter as ``--json`` prints it: as it stands in its file, but that its origin is apart."""
+    value = letter.value.decode(errors="backslashreplace") if isinstance(letter.value, bytes) else letter.value
+    return {
+        "source": letter.source,
+        "reason": letter.reason,
+        "attempts": {"failed": letter.failed, "interrupted": letter.interrupted},
+        "first": datetime.fromtimestamp(letter.first_s, UTC).isoformat(timespec="milliseconds"),
+        "last": datetime.fromtimestamp(letter.last_s, UTC).isoformat(timespec="milliseconds"),
+        "origin": dict(letter.origin),
+        "value": value,
+        "can_be_put_back": not letter.why_not_again,
+    }

@@ -1,0 +1,327 @@
+"""Files that grow while they are read: what is added is read once, whatever a file is called by then."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acker_client.source import Batch, Files
+from acker_client.source.core.input import Committed
+from acker_client.source.errors import CheckpointError, InputChanged
+from acker_client.source.inputs.files import FileInput
+from acker_client.source.inputs.lines import TextParser
+from tests.source.driven import Driven
+from tests.source.executors import NO_SPARK, Cluster, save_all
+
+
+class Tail:
+    """A source that follows ``pattern``, and looks whenever it is asked."""
+
+    def __init__(self, pattern: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
+        self.now_s = 0.0
+        self.input = FileInput(pattern, TextParser(), follow_s=2.0, clock=lambda: self.now_s, **options)
+        self.driven = Driven(self.input, committed)
+
+    def look(self, records_max: int = 1000) -> list[int]:
+        """The numbers of what a look finds."""
+        self.now_s += 2.0
+        plan = self.input.plan(records_max, 2)
+        assert not plan.is_end
+        records = self.driven.parts.add(plan.parts)
+        self.driven._open |= set(records.tolist())
+        return list(map(int, records))
+
+    def read(self, records: list[int]) -> list[str]:
+        """Their lines, as executors read them."""
+        slices = self.driven.slices(records, 2)
+        return [value for each in slices for rows in each.read() for value in rows.columns.column("value").to_pylist()]
+
+    def new(self, records_max: int = 1000) -> list[str]:
+        return self.read(self.look(records_max))
+
+    def finish_all(self) -> dict[str, Committed]:
+        self.driven.finish(sorted(self.driven._open))
+        return dict(self.driven.committed())
+
+
+def rotate(folder: Path) -> None:
+    """As logrotate does with `create`: app.log is app.log.1 from now on, and what was that is app.log.2."""
+    names = sorted(folder.glob("app.log*"), key=lambda path: -int(path.suffix[1:] if path.suffix != ".log" else 0))
+    for path in names:
+        number = 0 if path.suffix == ".log" else int(path.suffix[1:])
+        path.rename(folder / f"app.log.{number + 1}")
+
+
+@given(st.data())
+@settings(max_examples=50, deadline=None)
+def test_every_line_is_read_once_through_appends_rotations_new_files_and_restarts(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("follow")
+    pattern = f"{folder}/*"
+    written: list[str] = []
+    begun = dict.fromkeys(("app.log", "other.txt"), "")
+    done: list[str] = []
+    tail, read = Tail(pattern, block_bytes=16), dict[int, str]()
+    for number in range(data.draw(st.integers(1, 25))):
+        turn = data.draw(st.sampled_from(["line", "line", "begin", "rotate", "look", "look few", "finish", "restart"]))
+        name = data.draw(st.sampled_from(sorted(begun)))
+        if turn in ("line", "begin"):
+            with (folder / name).open("a") as file:
+                text = f"{begun[name]}<{number}>"
+                file.write(f"<{number}>" + ("\n" if turn == "line" else ""))
+            begun[name] = "" if turn == "line" else text
+            written += [text] if turn == "line" else []
+        elif turn == "rotate" and (folder / "app.log").exists():
+            with (folder / "app.log").open("a") as writer:
+                rotate(folder)
+                if begun["app.log"]:  # the writer has the file open, and ends its line there
+                    writer.write("\n")
+                    written.append(begun["app.log"])
+                    begun["app.log"] = ""
+        elif turn.startswith("look"):
+            records = tail.look(3 if turn == "look few" else 1000)
+            read |= dict(zip(records, tail.read(records), strict=True))
+        elif turn == "finish" and read:
+            finished = data.draw(st.sets(st.sampled_from(sorted(read))))
+            tail.driven.finish(sorted(finished & tail.driven._open))
+        elif turn == "restart":
+            done += [value for record, value in read.items() if record not in tail.driven._open]
+            tail, read = Tail(pattern, dict(tail.driven.committed()), block_bytes=16), {}
+    while records := tail.look():
+        read |= dict(zip(records, tail.read(records), strict=True))
+    assert sorted([*done, *read.values()]) == sorted(written)
+
+
+def test_a_file_that_is_rotated_under_the_reader_is_read_on_and_the_new_one_too(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    tail = Tail(f"{tmp_path}/app.log")
+    first = tail.look()
+    with log.open("a") as writer:
+        writer.write("two\nthr")
+        rotate(tmp_path)
+        log.write_text("four\n")
+        assert tail.read(first) == ["one"]  # as a task does that began late, or a replay
+        writer.write("ee\n")
+        writer.flush()
+        assert tail.new() == ["two", "three", "four"]
+    assert [row["path"] for row in tail.driven.origins([0, 1, 3]).to_pylist()] == [
+        str(log),
+        f"{log}.1",
+        str(log),
+    ]
+    slices = tail.driven.slices([0, 1, 2, 3], 1)
+    rotate(tmp_path)
+    assert [v for rows in slices[0].read() for v in rows.columns.column("value").to_pylist()] == [
+        "one",
+        "two",
+        "three",
+        "four",
+    ]
+    committed = tail.finish_all()
+    assert sorted(committed) == [str(log), f"{log}#2"]
+    log.write_text("five\n")
+    again = Tail(f"{tmp_path}/app.log", committed)
+    assert again.new() == ["five"]
+    assert sorted(again.finish_all()) == [str(log), f"{log}#2", f"{log}#3"]
+
+
+def test_what_was_added_before_a_rotation_that_nobody_saw_is_read_at_the_next_start(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    tail = Tail(str(log))
+    tail.look()
+    committed = tail.finish_all()
+    with log.open("a") as file:
+        file.write("two\n")
+    rotate(tmp_path)
+    log.write_text("three\n")
+    assert Tail(str(log), committed).new() == ["two", "three"]
+
+
+def test_a_line_that_nothing_ends_waits_for_its_end_and_is_read_as_it_is_once_its_file_was_renamed_and_stood_still(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntw")
+    tail = Tail(f"{tmp_path}/app.log*")
+    assert [tail.new(), tail.new()] == [["one"], []]
+    with log.open("a") as file:
+        file.write("o\nthr")
+    assert [tail.new(), tail.new()] == [["two"], []]
+    rotate(tmp_path)
+    with (tmp_path / "app.log.1").open("a") as file:
+        file.write("e")
+    assert [tail.new(), tail.new(), tail.new()] == [[], ["thre"], []]
+    with (tmp_path / "app.log.1").open("a") as file:
+        file.write("e\n")
+    with pytest.raises(InputChanged, match=r"its last line \(line 3\) was read when nothing ended it; it has gone on"):
+        tail.look()
+
+
+def test_a_file_that_was_truncated_in_its_place_is_an_error_that_says_how_to_rotate(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    for now in ("", "ONE\ntwo\nthree\n"):
+        log.write_text("one\ntwo\n")
+        tail = Tail(str(log))
+        tail.look()
+        committed = tail.finish_all()
+        log.write_text(now)
+        with pytest.raises(
+            InputChanged, match=r"truncated or written anew since.*logrotate's `create`, not `copytrunc"
+        ):
+            tail.look()
+        with pytest.raises(CheckpointError, match=r"app.log (was read to byte 8|is not what it was)"):
+            Tail(str(log), committed)
+
+
+def test_a_file_that_is_removed_once_it_is_done_is_let_go_and_before_that_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntwo\n")
+    tail = Tail(f"{tmp_path}/app.log")
+    assert tail.new() == ["one", "two"]
+    committed = tail.finish_all()
+    log.unlink()
+    assert [tail.new(), tail.new(), tail.new()] == [[], [], []]
+    (tmp_path / "new").write_text("three\nfour\n")
+    (tmp_path / "new").rename(log)
+    assert tail.new(1) == ["three"]
+    log.unlink()
+    with pytest.raises(InputChanged, match="was removed before its lines were done: keep what was rotated until"):
+        tail.new()
+    assert Tail(f"{tmp_path}/app.log", committed).new() == []
+
+
+def test_a_file_that_is_removed_before_its_end_is_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n" * 10)
+    tail = Tail(f"{tmp_path}/app.log", block_bytes=8)
+    assert tail.new(2) == ["one", "one"]
+    tail.look(8)
+    with log.open("a") as file:
+        file.write("unfinished")
+    tail.look()
+    log.unlink()
+    tail.look()
+    with pytest.raises(InputChanged, match="was removed, or written anew, before it was read to its end"):
+        tail.look()
+
+
+def test_another_file_with_the_inode_of_one_that_is_gone_is_a_new_file(tmp_path: Path) -> None:
+    (tmp_path / "app.log.1").write_text("old\n")
+    tail = Tail(f"{tmp_path}/app.log*")
+    assert tail.new() == ["old"]
+    # What ext4 does when the oldest is removed and a new one is made: the same inode, elsewhere.
+    (tmp_path / "app.log.1").rename(tmp_path / "app.log")
+    (tmp_path / "app.log").write_text("new\n")
+    assert [tail.new(), tail.new()] == [["new"], []]
+
+
+def test_a_line_that_nothing_ends_of_a_file_that_was_renamed_between_two_runs_is_read_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\ntw")
+    tail = Tail(str(log))
+    tail.look()
+    committed = tail.finish_all()
+    rotate(tmp_path)
+    again = Tail(str(log), committed)
+    assert [again.new(), again.new()] == [["tw"], []]
+
+
+def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\n")
+    tail = Tail(str(path))
+    first = tail.look()
+    (tmp_path / "new").write_text("one\ntwo\n")
+    (tmp_path / "new").rename(path)
+    assert tail.new() == ["two"]
+    assert tail.read(first) == ["one"]
+
+
+def test_a_gz_that_is_being_written_is_waited_for_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = gzip.compress(b"one\ntwo\n")
+    path = tmp_path / "a.gz"
+    tail = Tail(f"{tmp_path}/*.gz")
+    with caplog.at_level(logging.WARNING):
+        for part in (b"", raw[:5], raw[:9], raw[:-1]):
+            path.write_bytes(part)
+            assert tail.look() == []
+    _, record = caplog.records  # the first names the paths, which nothing matches yet
+    assert record.message.startswith(f"{path} is no whole gz (it ends in the middle), and none of its lines was read:")
+    path.write_bytes(raw)
+    assert [tail.new(), tail.new()] == [["one", "two"], []]
+    path.rename(tmp_path / "b.gz")
+    assert [tail.new(), tail.read([0, 1])] == [[], ["one", "two"]]
+    (tmp_path / "b.gz").write_bytes(raw + raw)
+    with pytest.raises(InputChanged, match="a gz must not, once it is whole"):
+        tail.look()
+
+
+def test_paths_that_nothing_matches_yet_are_named_and_looked_for_at_their_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tail = Tail(f"{tmp_path}/*")
+    assert [record.message for record in caplog.records] == [
+        f"Files: nothing matches '{tmp_path}/*' yet; it is looked for every 2 s"
+    ]
+    assert tail.new() == []
+    (tmp_path / "a").write_text("one\n")
+    assert not tail.input.plan(10, 2).parts
+    assert tail.new() == ["one"]
+
+
+def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not(tmp_path: Path) -> None:
+    log = tmp_path / "app.log"
+    log.write_text("one\n")
+    tail = Tail(f"{tmp_path}/app.log*")
+    tail.look()
+    rotate(tmp_path)
+    log.write_text("two\n")
+    tail.look()
+    committed = tail.finish_all()
+    with (tmp_path / "app.log.1").open("a") as file:
+        file.write("one more\n")
+    log.write_text("two\nthree")
+    once = Driven(FileInput(f"{tmp_path}/app.log*", TextParser()), committed)
+    assert sorted(once.values(once.drain())) == [b"one more", b"three"]
+
+
+@pytest.mark.parametrize("given", [0, -1, True, "5 s", float("inf")])
+def test_what_is_no_time_between_two_looks_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=r"follow_s=.*give seconds, above 0"):
+        Files("a", name="a", follow_s=given)
+
+
+def test_a_source_that_follows_takes_what_comes_and_ends_when_it_is_told_to_stop(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.write("a.txt", "one")
+    source = cluster.source(follow_s=2.0, checkpoint=tmp_path / "c")
+    emitted: list[int] = []
+
+    def process(batch: Batch) -> None:
+        save_all(batch)
+        emitted.append(batch.records)
+        if batch.number == 1:
+            cluster.write("b.txt", "two", "three")
+        else:
+            source.stop()
+
+    summary = source.run(NO_SPARK, process)
+    assert (emitted, summary.acked, summary.open) == ([1, 2], 3, 0)
+    assert summary.checkpoint == "all that is there so far (2 files)"
+    os.rename(tmp_path / "b.txt", tmp_path / "c.txt")
+    cluster.write("d.txt", "four")
+    again = cluster.source(checkpoint=tmp_path / "c").run(NO_SPARK, save_all)
+    assert again.acked == 1
