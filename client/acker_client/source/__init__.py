@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
 from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.frame import Frame, Tracked, tracked
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.in_flight import Failures
@@ -27,7 +28,14 @@ from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Retry
 from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
 from acker_client.source.core.summary import Summary
-from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
+from acker_client.source.errors import (
+    Broken,
+    CheckpointError,
+    InputChanged,
+    QueryStopped,
+    SourceError,
+    TooManyDeadLetters,
+)
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
@@ -44,6 +52,7 @@ __all__ = [
     "CheckpointError",
     "Failures",
     "Files",
+    "Frame",
     "Input",
     "InputChanged",
     "Listener",
@@ -51,6 +60,7 @@ __all__ = [
     "Original",
     "Parquet",
     "Plan",
+    "QueryStopped",
     "Ranges",
     "Retry",
     "Emissions",
@@ -58,4 +68,6 @@ __all__ = [
     "SourceError",
     "Summary",
     "TooManyDeadLetters",
+    "Tracked",
+    "tracked",
 ]
