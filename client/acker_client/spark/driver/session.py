@@ -27,7 +27,7 @@ from acker_client.core.pins import Pins, decode, encode
 from acker_client.errors import AckerError
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
 from acker_client.spark import compat
-from acker_client.spark.task.notes import NOTES, handed_down, note_store_of
+from acker_client.spark.task.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
 from acker_protocol import placement
 
 N = TypeVar("N", int, float)
@@ -104,6 +104,7 @@ def hand_down(spark: SparkSession, settings: Settings) -> None:
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
         NOTES: handed_down(note_store_of(spark.sparkContext).note_writer),
+        OUTER: spark.sparkContext.getLocalProperty(EXECUTION),
     }
     for key, value in values.items():
         spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
