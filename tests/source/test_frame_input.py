@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -79,8 +78,6 @@ def test_a_row_is_named_by_its_key_and_is_what_it_was_in_the_frame() -> None:
     assert driven.origins(records[1:]).to_pylist() == [{"name": "0.1"}, {"name": "0.2"}]
     (original,) = driven.originals(records[2:])
     assert (original.origin, original.value) == ({"key": {"name": "0.2"}}, {"name": "0.2", "raw": "/w=="})
-    (nameless,) = Driven(FrameInput(Listed((3,)))).originals(np.array([], np.int64)) or [None]
-    assert nameless is None
 
 
 def test_a_checkpoint_of_another_frame_is_refused() -> None:
