@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import subprocess
@@ -47,6 +48,28 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
     assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
+
+
+@pytest.mark.spark
+def test_the_program_of_a_stream_runs_as_it_stands_and_its_second_run_goes_on_where_the_first_ended(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    import pyarrow.parquet
+
+    stream = program("tracked(", tmp_path, start_server().address)
+    (tmp_path / "notes").mkdir()
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
+        (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
+        command = ["python", stream]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+    rows = pyarrow.parquet.read_table(tmp_path / "skus").to_pylist()
+    assert sorted((row["id"], row["sku"]) for row in rows) == [(0, "pear"), (0, "plum")]
+    (letter,) = map(json.loads, (tmp_path / "notes.dead").open())
+    assert (letter["key"], letter["value"]) == ({"id": 1}, {"id": 1, "note": "no JSON"})
 
 
 def test_the_program_without_spark_runs_as_it_stands(

@@ -55,7 +55,7 @@ class Pages:
         """The pages of each partition that has rows."""
         owners = self.ids >> (PARTITION_SHIFT - PAGE_SHIFT)
         found, starts = np.unique(owners, return_index=True)
-        stops = [*starts[1:].tolist(), len(owners)]
+        stops = [*starts[1:].tolist(), len(owners)][: len(found)]
         pieces = [slice(start, stop) for start, stop in zip(starts.tolist(), stops, strict=True)]
         return {
             int(owner): Pages(self.ids[piece], self.rows[piece], self.digests[piece])
