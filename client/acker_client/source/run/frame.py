@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from acker_client.source.errors import InputChanged, QueryStopped
 from acker_client.source.inputs.frame import FrameSlice
-from acker_client.source.run.environment import Environment, Frame, FramePlan, spark_environment
+from acker_client.source.run.environment import BatchFrame, Environment, FramePlan, spark_environment
 
 # How long one sleep may be before the query is asked for again.
 LOOK_S = 0.5
@@ -47,7 +47,7 @@ class PersistedFrame:
         except Exception as error:
             raise changed(error) or error from error
 
-    def plan(self, spark: Any, plan: FramePlan) -> Frame:
+    def plan(self, spark: Any, plan: FramePlan) -> BatchFrame:
         """The frame of a batch, as ``Environment.frame`` makes it."""
         from acker_client.spark.driver.session import settings_of
         from acker_client.spark.evidence.batch import Once

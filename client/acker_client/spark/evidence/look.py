@@ -142,7 +142,8 @@ class Look:
         has_root = any(other.number == execution.root for other in self.executions)
         for other in self.executions:
             is_before = other.number < execution.number and other.root == execution.root
-            if is_before and other.encloses(execution) and other.graph.writes and (has_root or places.are_in(other.plan)):
+            is_around = is_before and other.encloses(execution) and (has_root or places.are_in(other.plan))
+            if is_around and other.graph.writes:
                 return other
         return None
 

@@ -34,7 +34,7 @@ from acker_protocol.messages import InitScope
 NUMBER = "acker_number"
 
 
-class RowSlice(Protocol):
+class ChosenRows(Protocol):
     """The numbers from ``start`` up to ``stop`` of a batch: ``rows: int64`` of one ``partition``, ascending."""
 
     @property
@@ -58,7 +58,7 @@ def frame_of_persisted(
     *,
     name: str,
     scope: BatchScope,
-    slices: Sequence[RowSlice],
+    slices: Sequence[ChosenRows],
     settings: Settings,
     once: Once | None = None,
 ) -> TrackedFrame:
@@ -77,7 +77,7 @@ def frame_of_persisted(
     return TrackedFrame(df, evidence)
 
 
-def rows_of_persisted(persisted: Persisted, slices: Sequence[RowSlice], columns: Sequence[str]) -> pa.Table:
+def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], columns: Sequence[str]) -> pa.Table:
     """The rows of ``slices``, in order, in these ``columns`` of the frame: for people. Raises :class:`OtherRows`, as
     such or in an error of Spark's."""
     runs = _runs_of(slices)
@@ -115,7 +115,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
     return pick
 
 
-def _runs_of(slices: Sequence[RowSlice]) -> Runs:
+def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
     places = [each.rows + place_of(each.partition, 0) for each in slices]
     return Runs.of(places, [each.start for each in slices])
 
