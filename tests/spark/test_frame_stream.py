@@ -77,8 +77,8 @@ def query(spark: SparkSession, server: Any, conf: Callable[[str, str], None], tm
     assert persisted.size() == 0
 
 
-def acker_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("acker")]
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "acker-watcher"]
 
 
 def saving(folder: Path, *, fails: list[str] | None = None) -> Any:
@@ -121,7 +121,6 @@ def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_wri
         at_commit.append((written, dead))
 
     interrupted: list[int] = []
-    threads = acker_threads()
     with pytest.raises(StreamingQueryException, match="the driver dies"):
         query.run(function)
     assert query.committed == 2
@@ -135,7 +134,9 @@ def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_wri
     poison = a_file // POISON
     # The failed write of the first micro-batch costs one replay of it all; nothing else is replayed but the poison.
     assert Counter(batches) == Counter({(a_file, 0): files, (a_file, a_file): 1, (poison, poison): files})
-    assert acker_threads() == threads
+    for thread in watchers():
+        thread.join(30)
+    assert watchers() == []
 
 
 def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(

@@ -74,8 +74,9 @@ class Frame(Source):
                 raise found from error
             raise
         finally:
-            self._persisted = None
-            persisted.release()
+            if self._persisted is not None:
+                self._persisted.release()
+                self._persisted = None
 
 
 class Tracked:
@@ -93,7 +94,10 @@ class Tracked:
         source = Frame(df, key=self._key, storage_level=self._storage_level, **self._options)
         source._query = StreamingQuery(df)
         self._latest = source
-        source.run(df.sparkSession, self._process)
+        try:
+            source.run(df.sparkSession, self._process)
+        finally:
+            source._query.end()
 
     def summary(self) -> Summary | None:
         """What became of the rows of the latest micro-batch; None before the first."""

@@ -27,6 +27,7 @@ class PersistedFrame:
     def __init__(self, persisted: Any) -> None:
         self._persisted = persisted
         self._once: Any = None
+        self._latest: Any = None
         pages = persisted.pages.partitions()
         self.counted: Mapping[int, tuple[int, int]] = {partition: each.total() for partition, each in pages.items()}
 
@@ -55,9 +56,17 @@ class PersistedFrame:
 
         self._once = self._once or Once()
         settings = replace(settings_of(spark), pins=(plan.pin,))
-        return frame_of_persisted(
+        self._latest = frame_of_persisted(
             self._persisted, name=plan.name, scope=plan.scope, slices=plan.slices, settings=settings, once=self._once
         )
+        frame: BatchFrame = self._latest
+        return frame
+
+    def release(self) -> None:
+        """Give back what Spark keeps of it, and of a batch that was never settled."""
+        if self._latest is not None and not self._latest.evidence.is_released:
+            self._latest.evidence.release()
+        self._persisted.release()
 
 
 def changed(error: BaseException) -> InputChanged | None:
@@ -79,10 +88,16 @@ class StreamingQuery:
     def check(self) -> None:
         """Raise ``QueryStopped`` when it was stopped: Spark would take a return for the end of the micro-batch."""
         if self._query.is_stopped:
+            # From None: Spark looks with a regular expression for interruptions in the text of whatever ends a query
+            # that was stopped, and a long one, as of a job that was interrupted, overflows its stack.
             raise QueryStopped(
                 f"{self._query} was stopped before every row of its micro-batch had its answer; nothing is lost: the"
                 " next start of the query gets this micro-batch again"
-            )
+            ) from None
+
+    def end(self) -> None:
+        """The micro-batch is done with."""
+        self._query.restore()
 
     def sleep(self, seconds: float) -> None:
         """Sleep, looking up now and then."""

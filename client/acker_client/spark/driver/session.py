@@ -41,6 +41,9 @@ SPREAD = "spark.acker.spread"
 # Where the roots of the batch live that this thread has taken; set by the acker.
 PINS = "spark.acker.pins"
 
+# What Spark's stores show as the call that began an execution or a job; where it is set, they show that instead.
+CALL_SITE = ("callSite.short", "callSite.long")
+
 # Workers that are ready at once; see `acker_client.spark.daemon`.
 DAEMON = "acker_client.spark.daemon"
 
@@ -105,6 +108,8 @@ def hand_down(spark: SparkSession, settings: Settings) -> None:
         PINS: encode(settings.pins),
         NOTES: handed_down(note_store_of(spark.sparkContext).note_writer),
         OUTER: spark.sparkContext.getLocalProperty(EXECUTION),
+        # In foreachBatch all would be the start of the query, and a collect not known as one.
+        **dict.fromkeys(CALL_SITE),
     }
     for key, value in values.items():
         spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
