@@ -200,6 +200,31 @@ def test_a_frame_that_gives_the_same_rows_when_it_is_computed_anew_goes_on(
     assert (summary.acked, summary.dead_lettered, summary.replayed) == (499, 1, 1)
 
 
+def test_replays_read_only_the_pages_of_the_rows_that_fell_be_they_few_or_in_many_partitions(
+    connected: SparkSession, tmp_path: Path
+) -> None:
+    df = connected.range(0, 48, 1, 24)
+    records: list[list[int]] = []
+
+    @operator("id long")
+    def even(row: Row) -> Any:
+        if row.id % 2 and row.id != 1:
+            raise ValueError("odd")
+        yield (row.id,)
+
+    def process(batch: Batch) -> None:
+        if batch.replays:
+            records.append(sorted(row.id for row in batch.frame.df.collect()))
+        collecting([])(batch.df.transform(even))
+
+    source = Frame(df, name="odd", retry=QUICK, dead_letters=tmp_path / "dead", max_dead_share=1, key="id")
+    summary = source.run(connected, process)
+    odd = list(range(3, 48, 2))
+    assert (summary.acked, summary.dead_lettered) == (25, 23)
+    assert records == [odd]
+    assert sorted(json.loads(line)["key"]["id"] for line in (tmp_path / "dead").open()) == odd
+
+
 def test_partitions_are_counted_once_aqe_has_made_them(
     connected: SparkSession, conf: Callable[[str, str], None]
 ) -> None:

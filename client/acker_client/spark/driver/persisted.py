@@ -24,7 +24,7 @@ from acker_client.spark.task.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 # A condition names so many stretches of pages; above that it lists the pages.
-STRETCHES_MAX = 50
+STRETCHES_MAX = 20
 # In one number there is room for so many columns' "is null".
 BITS = 63
 
