@@ -174,7 +174,7 @@ def run(rows: int, rounds: int) -> dict[str, Any]:
             }
             found["parts"] = measure(parts(bench), rounds)
         spark.stop()
-    return found | {"rows": rows}
+    return found | {"records": rows}
 
 
 def main() -> None:

@@ -69,6 +69,7 @@ def fewer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.slice(random.randrange(batch.num_rows))
 
 
+@pytest.mark.matrix
 def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_nothing_stays_persisted(
     connected: SparkSession, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_frame_that_gives_other_rows_when_it_is_computed_anew_is_found_out_and
     assert not is_persisted(df)
 
 
+@pytest.mark.matrix
 def test_a_replay_that_would_read_another_row_under_the_same_number_is_found_out(connected: SparkSession) -> None:
     spoil = (
         connected.range(0, 9, 1, 1).mapInArrow(drawn, "id long").withColumn("id", F.expr("if(rand(1) < 0.5, 13, id)"))

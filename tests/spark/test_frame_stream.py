@@ -139,6 +139,7 @@ def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_wri
     assert watchers() == []
 
 
+@pytest.mark.matrix
 def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
     query: Query, tmp_path: Path
 ) -> None:
