@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -67,6 +68,23 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
     assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
+
+
+@pytest.mark.spark
+def test_the_program_of_a_stream_runs_as_it_stands_and_its_second_run_goes_on_where_the_first_ended(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    import pyarrow.parquet
+
+    stream = program("tracked(", tmp_path, start_server().address)
+    (tmp_path / "notes").mkdir()
+    for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
+        (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
+        run(stream)
+    rows = pyarrow.parquet.read_table(tmp_path / "skus").to_pylist()
+    assert sorted((row["id"], row["sku"]) for row in rows) == [(0, "pear"), (0, "plum")]
+    (letter,) = map(json.loads, (tmp_path / "notes.dead").open())
+    assert (letter["key"], letter["value"]) == ({"id": 1}, {"id": 1, "note": "no JSON"})
 
 
 @pytest.mark.spark

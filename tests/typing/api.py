@@ -10,6 +10,7 @@ from typing import Any, assert_type
 
 import numpy as np
 import pyarrow as pa
+from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 from acker_client import (
@@ -31,6 +32,7 @@ from acker_client.source import (
     Emissions,
     Failures,
     Files,
+    Frame,
     Listener,
     Original,
     Parquet,
@@ -38,6 +40,8 @@ from acker_client.source import (
     Ranges,
     Retry,
     Summary,
+    Tracked,
+    tracked,
 )
 from acker_client.spark import (
     Collector,
@@ -106,6 +110,13 @@ def sources(spark: SparkSession) -> None:
     PutBack(name="again", checkpoint="at")  # type: ignore[call-arg]
     Files("orders/*.jsonl", name="orders", no_such_option=1)  # type: ignore[call-arg]
     files.run(spark, "save")  # type: ignore[arg-type]
+    frame = Frame(spark.range(3), name="ids", key=["id"], storage_level=StorageLevel.DISK_ONLY)
+    assert_type(frame.run(spark, save_each), Summary)
+    Frame("orders", name="ids")  # type: ignore[arg-type]
+    job = tracked(save_each, name="ids", key="id", dead_letters="dead.jsonl")
+    assert_type(job, Tracked)
+    spark.readStream.format("rate").load().writeStream.foreachBatch(job)
+    assert_type(job.summary(), Summary | None)
 
 
 class Noting(Listener):

@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
 from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.frame import Frame, Tracked, tracked
 from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.constructors.put_back import PutBack
@@ -31,7 +32,15 @@ from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Retry
 from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 from acker_client.source.core.summary import Summary
-from acker_client.source.errors import Broken, CheckpointError, Fenced, InputChanged, SourceError, TooManyDeadLetters
+from acker_client.source.errors import (
+    Broken,
+    CheckpointError,
+    Fenced,
+    InputChanged,
+    QueryStopped,
+    SourceError,
+    TooManyDeadLetters,
+)
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.options import CommonOptions, Options
@@ -54,6 +63,7 @@ __all__ = [
     "Files",
     "Guarantee",
     "Handover",
+    "Frame",
     "Input",
     "InputChanged",
     "Kinesis",
@@ -63,6 +73,7 @@ __all__ = [
     "Parquet",
     "Plan",
     "PutBack",
+    "QueryStopped",
     "Ranges",
     "Retry",
     "Emissions",
@@ -74,4 +85,6 @@ __all__ = [
     "TooManyDeadLetters",
     "ZooKeeperGroup",
     "ZooKeeperOffsets",
+    "Tracked",
+    "tracked",
 ]

@@ -16,7 +16,11 @@ class CheckpointError(SourceError):
 
 
 class InputChanged(SourceError):
-    """A file is no longer what it was when its lines were counted."""
+    """A file, or a frame, is no longer what it was when its lines, or rows, were counted."""
+
+
+class QueryStopped(SourceError):
+    """The streaming query of a micro-batch was stopped before every row of it had its answer."""
 
 
 class TooManyDeadLetters(SourceError):

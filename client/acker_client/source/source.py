@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.core.input import Input
 from acker_client.source.core.summary import Counts, Summary
 from acker_client.source.errors import SourceError
 from acker_client.source.run.batch import Batch
-from acker_client.source.run.environment import spark_environment
+from acker_client.source.run.environment import Environment, spark_environment
 from acker_client.source.run.options import Options
 from acker_client.source.run.run import Run
 
@@ -96,15 +97,18 @@ class Source:
 
         return SourceCollector(self.summary)
 
-    def _begin(self, spark: Any) -> _Running:
+    def environment(self) -> Environment:
+        """What a run of this source touches outside."""
+        return self.options.environment or spark_environment()
+
+    def _begin(self, spark: Any) -> AbstractContextManager[Run]:
         return _Running(self, spark)
 
     def _new_run(self, spark: Any) -> Run:
         if self._is_running:
             raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
-        environment = self.options.environment or spark_environment()
         input_, schema = self.input()
-        return Run(self.options, input_, schema, spark, environment, is_stopping=lambda: self._is_stopping)
+        return Run(self.options, input_, schema, spark, self.environment(), is_stopping=lambda: self._is_stopping)
 
 
 class _Running:

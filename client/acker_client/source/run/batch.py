@@ -10,7 +10,7 @@ from acker_client.core.gist import gist
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.core.tracker import EmissionRange
 from acker_client.source.errors import SourceError
-from acker_client.source.run.environment import Frame
+from acker_client.source.run.environment import BatchFrame
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -29,7 +29,7 @@ class Batch:
     number: int
     records: int
     replays: int
-    frame: Frame
+    frame: BatchFrame
     emitted: EmissionRange
     # How often its records have been in a batch that broke as a whole, and must be alone therefore.
     depth: int = 0

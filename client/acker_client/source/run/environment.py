@@ -58,7 +58,7 @@ class Evidence(Protocol):
         ...
 
 
-class Frame(Protocol):
+class BatchFrame(Protocol):
     """A batch as a tracked DataFrame."""
 
     @property
@@ -83,14 +83,16 @@ def _always_work(error: BaseException) -> Blame:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """``connect(spark)`` makes the client, ``frame(spark, plan)`` a batch's DataFrame, ``parallelism(spark)`` says
-    how many tasks run at once, ``blame(error)`` what is at fault; ``watch`` begins to watch for outcomes. ``clock`` is
-    monotonic seconds, ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a session's base."""
+    how many tasks run at once, ``blame(error)`` what is at fault; ``watch`` begins to watch for outcomes, and
+    ``check()``, asked at each look for them, raises when the run is not to go on. ``clock`` is monotonic seconds,
+    ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a session's base."""
 
     connect: Callable[[Any], AckerClient]
-    frame: Callable[[Any, FramePlan], Frame]
+    frame: Callable[[Any, FramePlan], BatchFrame]
     parallelism: Callable[[Any], int]
     blame: Callable[[BaseException], Blame] = _always_work
     watch: Callable[[AckerClient], Watching] = Watcher
+    check: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -128,11 +130,11 @@ def _connect(spark: Any) -> AckerClient:
     return AckerClient(settings_of(spark))
 
 
-def _frames() -> Callable[[Any, FramePlan], Frame]:
+def _frames() -> Callable[[Any, FramePlan], BatchFrame]:
     """Makes the frames of one run, which remember from batch to batch whose rows are to be evaluated once."""
     once: Any = None
 
-    def frame(spark: Any, plan: FramePlan) -> Frame:
+    def frame(spark: Any, plan: FramePlan) -> BatchFrame:
         from acker_client.spark.driver.session import settings_of
         from acker_client.spark.evidence.batch import Once
         from acker_client.spark.operators.read import frame_of

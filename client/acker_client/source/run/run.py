@@ -401,6 +401,7 @@ class Run:
     def _look(self, wait_s: float, batch: Batch | None = None) -> bool:
         """Take what the watcher has brought, waiting up to ``wait_s`` for the first of it; whether ``batch`` is
         lost."""
+        self._environment.check()
         watched = self._watching.take(wait_s)
         while watched is not None:
             self._hear(watched, batch)

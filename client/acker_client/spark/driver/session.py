@@ -27,7 +27,7 @@ from acker_client.core.pins import Pins, decode, encode
 from acker_client.errors import AckerError
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
 from acker_client.spark import compat
-from acker_client.spark.task.notes import NOTES, handed_down, note_store_of
+from acker_client.spark.task.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
 from acker_protocol import placement
 
 N = TypeVar("N", int, float)
@@ -40,6 +40,9 @@ REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
 # Where the roots of the batch live that this thread has taken; set by the acker.
 PINS = "spark.acker.pins"
+
+# What Spark's stores show as the call that began an execution or a job; where it is set, they show that instead.
+CALL_SITE = ("callSite.short", "callSite.long")
 
 # Workers that are ready at once; see `acker_client.spark.daemon`.
 DAEMON = "acker_client.spark.daemon"
@@ -104,6 +107,9 @@ def hand_down(spark: SparkSession, settings: Settings) -> None:
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
         NOTES: handed_down(note_store_of(spark.sparkContext).note_writer),
+        OUTER: spark.sparkContext.getLocalProperty(EXECUTION),
+        # In foreachBatch all would be the start of the query, and a collect not known as one.
+        **dict.fromkeys(CALL_SITE),
     }
     for key, value in values.items():
         spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it

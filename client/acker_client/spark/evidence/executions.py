@@ -7,7 +7,7 @@ for. Looks at Spark's stores, which are complete without the UI; never at rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ from acker_client.core.gist import gist
 from acker_client.spark.core.evidence import NEVER_MS
 from acker_client.spark.driver.lineage import JOB_TAG
 from acker_client.spark.evidence.graph import Graph, Places, each
+from acker_client.spark.task.notes import EXECUTION
 
 # The methods of Spark's that hand rows to the driver.
 _COLLECTS = ("collectToPython", "collectAsArrowToPython")
@@ -50,6 +51,8 @@ class Executions:
         self._store: Any = session.sharedState().statusStore()
         self._core: Any = context.statusStore()
         self._bus: Any = context.listenerBus()
+        # In foreachBatch a thread is within an execution, and its jobs of RDDs bear the tag of that one.
+        self._is_within = context.getLocalProperty(EXECUTION) is not None
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         self._before = self._newest()
         self._job_before = self._newest_job()
@@ -67,7 +70,7 @@ class Executions:
         """What has run up to now."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         began, newest = self._began()
-        jobs, newest_job, kept_jobs = self._jobs()
+        jobs, newest_job, kept_jobs = self._jobs(self._jobs_of(began) if self._is_within else frozenset())
         # Numbers are nearly dense (one may be drawn and never used), so where some are missing, and the store is so
         # full that it forgets, some were forgotten.
         lacks_executions = len(began) < newest - self._before
@@ -104,8 +107,14 @@ class Executions:
         listed: Any = self._core.jobsList(None)
         return int(listed.apply(0).jobId()) if listed.size() else -1
 
-    def _jobs(self) -> tuple[list[Job], int, int]:
-        """The jobs of RDDs since this was made, oldest first; the newest job's number, and how many are kept."""
+    def _jobs_of(self, executions: Sequence[int]) -> frozenset[int]:
+        """The jobs of these executions, as far as they have ended."""
+        numbers = (each(self._store.execution(number).get().jobs().keySet().toSeq()) for number in executions)
+        return frozenset(int(number) for listed in numbers for number in listed)
+
+    def _jobs(self, of_executions: Collection[int]) -> tuple[list[Job], int, int]:
+        """The jobs of RDDs since this was made, oldest first; the newest job's number, and how many are kept. Within
+        an execution they are those that are not ``of_executions``; elsewhere they bear the tag of none."""
         listed: Any = self._core.jobsList(None)
         found: list[Job] = []
         newest, kept = self._job_before, 0
@@ -116,7 +125,8 @@ class Executions:
                 break
             newest, kept = max(newest, number), kept + 1
             tags = str(data.jobTags())
-            if _ROOT_TAG not in tags:
+            is_of_rdds = number not in of_executions if self._is_within else _ROOT_TAG not in tags
+            if is_of_rdds:
                 found.append(Job(self._core, self._jvm, number, JOB_TAG in tags))
         return found[::-1], newest, kept
 

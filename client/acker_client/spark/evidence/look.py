@@ -88,7 +88,7 @@ class Look:
             above, is_proven = self._behind_an_rdd(execution, places)
         if not above:
             return None
-        parent = self._writing_parent(execution)
+        parent = self._writing_parent(execution, places)
         delivers = parent is not None or any(way.writes for way in above)
         delivers = delivers or (execution.collects and not all(way.aggregates or way.cut for way in above))
         failure = execution.failure or (parent.failure if parent else "")
@@ -121,7 +121,7 @@ class Look:
         is_planned = execution.is_adaptive and places.are_in(execution.plan) and not has_child and not places.below
         if not is_planned or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
             return False
-        hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution) is not None
+        hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
         return hands_on and not execution.graph.places(places)
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
@@ -134,13 +134,16 @@ class Look:
             return [], False
         return execution.graph.over("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
-    def _writing_parent(self, execution: Execution) -> Execution | None:
-        """The command that ran this execution as a part of its own, as a write over JDBC does."""
+    def _writing_parent(self, execution: Execution, places: Places) -> Execution | None:
+        """The command that ran this execution as a part of its own, as a write over JDBC does. In foreachBatch all have
+        the micro-batch for their root: there the command is one that names the rows."""
         if execution.root == execution.number:
             return None
+        has_root = any(other.number == execution.root for other in self.executions)
         for other in self.executions:
             is_before = other.number < execution.number and other.root == execution.root
-            if is_before and other.encloses(execution) and other.graph.writes:
+            is_around = is_before and other.encloses(execution) and (has_root or places.are_in(other.plan))
+            if is_around and other.graph.writes:
                 return other
         return None
 

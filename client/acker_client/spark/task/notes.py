@@ -26,6 +26,9 @@ from acker_client.core.pins import Pin
 Kind = Literal["read", "end", "cut", "part", "conflict", "without"]
 
 EXECUTION = "spark.sql.execution.id"
+# The execution that the driver's thread was in when the batch was planned, as in foreachBatch; jobs of RDDs that begin
+# there bear its number. Set by the acker.
+OUTER = "spark.acker.outerExecution"
 # What the tasks of this thread's jobs write notes with; set by the acker.
 NOTES = "spark.acker.notes"
 
@@ -67,6 +70,8 @@ class NoteWriter:
         """Write a note; it arrives if this task succeeds."""
         context: Any = TaskContext.get()
         execution = context.getLocalProperty(EXECUTION)
+        if execution == context.getLocalProperty(OUTER):
+            execution = None
         stage = int(context.stageId())
         self._accumulator.add([Note(kind, tag, int(execution or -1), stage, rdd, index, is_empty, function)])
 

@@ -1,0 +1,191 @@
+"""Frame: a Structured Streaming query tracked and untracked, the same work on both sides, in turn, in one session.
+
+The query reads JSON files, a file a micro-batch, splits each line into words in Python (row by row, and with Arrow),
+and appends Parquet. Untracked, its foreachBatch is what a user writes without the acker; tracked, the same behind
+``tracked``: numbered, persisted, digested, every row acked, over a server in a process of its own. A round runs a whole
+query over all files, from starting it to its end. ``parts`` are the pieces that tracking adds, over one such file.
+
+    python -m benchmarks.frame [--quick] [--rows N] [--rounds N]
+
+Prints one JSON object: medians in seconds, rows per second, and the ratios that the target is about.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from acker_client.source import Batch, tracked
+from acker_client.spark import arrow_operator, operator, sink
+from acker_client.spark.driver.persisted import Persisted
+from acker_client.spark.driver.session import local_session
+from benchmarks import machine
+from benchmarks.spark import serving
+
+SCHEMA = "id long, price double, text string"
+FILES = 4
+PARTS = 4
+
+Job = Callable[[], None]
+
+
+def split_batch(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+    words = pc.split_pattern(batch.column("text"), " ")
+    return pa.RecordBatch.from_arrays([words.flatten()], names=["word"]), pc.list_parent_indices(words)
+
+
+@arrow_operator("word string")
+def arrow_words(batch: pa.RecordBatch) -> Any:
+    return split_batch(batch)
+
+
+@operator("word string")
+def row_words(row: Row) -> Any:
+    return row.text.split(" ")
+
+
+@sink
+def save(rows: DataFrame, path: str) -> None:
+    rows.write.mode("append").parquet(path)
+
+
+def untracked_arrow(df: DataFrame) -> DataFrame:
+    def split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield split_batch(batch)[0]
+
+    return df.mapInArrow(split, "word string")
+
+
+def untracked_rows(df: DataFrame) -> DataFrame:
+    def split(frames: Iterator[Any]) -> Iterator[Any]:
+        import pandas
+
+        for frame in frames:
+            yield pandas.DataFrame({"word": [word for text in frame["text"] for word in text.split(" ")]})
+
+    return df.mapInPandas(split, "word string")
+
+
+class Bench:
+    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.rows = rows
+        self._runs = 0
+        for number in range(FILES):
+            self._write(number, rows // FILES)
+
+    def query(self, function: Callable[[DataFrame, int], None]) -> None:
+        """Run a query over all files, one a micro-batch, to its end."""
+        self._runs += 1
+        rows = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", PARTS).json(str(self.folder / "in"))
+        writer = rows.writeStream.foreachBatch(function).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self.folder / f"ckpt{self._runs}")).start().awaitTermination()
+
+    @property
+    def out(self) -> str:
+        return str(self.folder / f"out{self._runs}")
+
+    def _write(self, number: int, rows: int) -> None:
+        text = "concat_ws(' ', transform(sequence(1, 10), k -> concat('word', (id * 31 + k * k) % 5000)))"
+        df = self.spark.range(number * rows, (number + 1) * rows, 1, PARTS)
+        df = df.selectExpr("id", "id / 7 as price", f"{text} as text")
+        df.write.mode("append").json(str(self.folder / "in"))
+
+
+def jobs(bench: Bench, kind: str) -> dict[str, Job]:
+    split = arrow_words if kind == "arrow" else row_words
+    by_hand = untracked_arrow if kind == "arrow" else untracked_rows
+
+    def process(batch: Batch) -> None:
+        save(batch.df.transform(split), bench.out)
+
+    def plain(df: DataFrame, _: int) -> None:
+        by_hand(df).write.mode("append").parquet(bench.out)
+
+    return {
+        "tracked": lambda: bench.query(tracked(process, name="bench", key="id")),
+        "untracked": lambda: bench.query(plain),
+    }
+
+
+def parts(bench: Bench) -> dict[str, Job]:
+    """What tracking adds: keeping the rows, counting and digesting them; and reading as such."""
+
+    def read() -> DataFrame:
+        return bench.spark.read.schema(SCHEMA).json(str(bench.folder / "in"))
+
+    def count() -> None:
+        persisted = Persisted(read())
+        persisted.begin()
+        persisted.release()
+
+    def keep() -> None:
+        df = read().persist()
+        df.write.format("noop").mode("append").save()
+        df.unpersist()
+
+    return {"read": lambda: read().write.format("noop").mode("append").save(), "read_and_keep": keep, "count": count}
+
+
+def measure(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
+    """Median seconds of each job; the jobs take turns."""
+    for job in jobs.values():
+        job()
+    taken: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            begun = time.perf_counter()
+            job()
+            taken[name].append(time.perf_counter() - begun)
+            print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def figures(seconds: dict[str, float], rows: int) -> dict[str, float]:
+    return {
+        "tracked_over_untracked": seconds["untracked"] / seconds["tracked"],
+        "rows_per_s": rows / seconds["tracked"],
+        **{f"{name}_s": taken for name, taken in seconds.items()},
+    }
+
+
+def run(rows: int, rounds: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        spark = local_session("benchmark", conf={"spark.driver.memory": "3g"})
+        spark.sparkContext.setLogLevel("ERROR")
+        with serving(Path(folder)) as address:
+            spark.conf.set("spark.acker.servers", address)
+            bench = Bench(spark, Path(folder), rows)
+            found: dict[str, Any] = {
+                kind: figures(measure(jobs(bench, kind), rounds), rows) for kind in ("arrow", "rows")
+            }
+            found["parts"] = measure(parts(bench), rounds)
+        spark.stop()
+    return found | {"records": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows, rounds = (40_000, 1) if options.quick else (options.rows, options.rounds)
+    print(json.dumps({"machine": machine.describe(), "frame": run(rows, rounds)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Persisted: a user's DataFrame, kept by Spark for as long as its rows are tracked, with each row's place and digest.
+
+Decides how a frame is numbered (by partition and row, once it is materialised: before that AQE may still change its
+partitions), what of a row goes into its digest, and that a frame which the user has persisted stays so. What the pages
+of it are held against is ``core.pages``'s; who reads it, and what for, is ``operators``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
+
+from acker_client.spark import compat
+from acker_client.spark.core.anchors import Positions
+from acker_client.spark.core.pages import PAGE_SHIFT, Pages
+from acker_client.spark.task.rows import struct_type
+
+PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
+COMPRESSED = "spark.sql.inMemoryColumnarStorage.compressed"
+# A condition names so many stretches of pages; above that it lists the pages.
+STRETCHES_MAX = 20
+# In one number there is room for so many columns' "is null".
+BITS = 63
+
+
+class Persisted:
+    """Rows of ``df``, persisted and counted by :meth:`begin`, until :meth:`release`."""
+
+    def __init__(self, df: DataFrame, level: StorageLevel | None = None) -> None:
+        self.spark = df.sparkSession
+        self.schema = struct_type(df.schema)
+        self.pages = Pages(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint64))
+        self._df = df
+        self._level = level
+        self._is_ours = False
+
+    def begin(self) -> None:
+        """Persist it, unless the user has, and count its rows: this reads all of it."""
+        level = self._df.storageLevel
+        self._is_ours = not (level.useMemory or level.useDisk)
+        try:
+            with _uncompressed(self.spark):
+                if self._is_ours:
+                    self._df.persist(*filter(None, [self._level]))
+                self.pages = self._counted()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give back what Spark keeps of it. May be called again."""
+        if self._is_ours:
+            self._is_ours = False
+            self._df.unpersist()
+
+    def read(self, pages: Positions) -> DataFrame:
+        """The rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""
+        placed = self._placed()
+        if len(pages) < len(self.pages.ids):
+            placed = placed.where(_is_in(pages))
+        return placed.withColumn(DIGEST, self._digest())
+
+    def _placed(self) -> DataFrame:
+        return self._df.toDF(*self._names).withColumn(PLACE, F.monotonically_increasing_id())
+
+    def _counted(self) -> Pages:
+        page = F.shiftright(F.col(PLACE), PAGE_SHIFT).alias(PAGE)
+        digests = self._placed().select(page, self._digest().alias(DIGEST))
+        grouped = digests.groupBy(PAGE).agg(F.count(F.lit(1)).alias("rows"), F.bit_xor(DIGEST).alias(DIGEST))
+        # A few rows in as many shuffle partitions as the user's own work needs: one task reads them all.
+        counted = grouped.coalesce(1).toArrow()
+        ids, rows, found = (counted.column(name).to_numpy() for name in (PAGE, "rows", DIGEST))
+        order = np.argsort(ids)
+        return Pages(ids[order], rows[order], found[order].view(np.uint64))
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"_{index}" for index in range(len(self.schema.fields))]
+
+    def _digest(self) -> Column:
+        """A row's digest: of its place and every value. Spark's hash passes nulls over, so where they stand goes in."""
+        pairs = list(zip(self._names, self.schema.fields, strict=True))
+        values = [_hashable(name, field) for name, field in pairs]
+        nullable = [name for name, field in pairs if field.nullable]
+        masks = [_null_mask(nullable[at : at + BITS]) for at in range(0, len(nullable), BITS)]
+        return F.xxhash64(F.col(PLACE), *masks, *values)
+
+
+@contextmanager
+def _uncompressed(spark: SparkSession) -> Iterator[None]:
+    """Let what is persisted meanwhile be kept as it is: compressing rows that live for one batch costs more than it
+    gives back (keeping 800,000 of them took twice as long)."""
+    before = spark.conf.get(COMPRESSED)
+    spark.conf.set(COMPRESSED, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(COMPRESSED, str(before))
+
+
+def _null_mask(names: Sequence[str]) -> Column:
+    bits = [F.when(F.col(name).isNull(), F.lit(1 << bit)).otherwise(F.lit(0)) for bit, name in enumerate(names)]
+    return reduce(lambda mask, bit: mask + bit, bits).cast("long")
+
+
+def _hashable(name: str, field: StructField) -> Column:
+    """A column as Spark's hash takes it: maps and the like as their JSON."""
+    if not _is_hashed_as_text(field.dataType):
+        return F.col(name)
+    return F.to_json(F.struct(F.col(name)), {"ignoreNullFields": "false"})
+
+
+def _is_hashed_as_text(kind: DataType) -> bool:
+    """Whether Spark refuses to hash values of this type, or takes different ones for equal."""
+    if isinstance(kind, ArrayType):
+        return _is_hashed_as_text(kind.elementType)
+    if isinstance(kind, StructType):
+        return any(_is_hashed_as_text(field.dataType) for field in kind.fields)
+    return isinstance(kind, MapType) or kind.typeName() == "variant" or (isinstance(kind, StringType) and _folds(kind))
+
+
+def _folds(kind: StringType) -> bool:
+    """Whether strings that differ may be equal by their collation."""
+    return "collate" in kind.simpleString() and not kind.simpleString().endswith("UTF8_BINARY")
+
+
+def _is_in(pages: Positions) -> Column:
+    cuts = np.flatnonzero(np.diff(pages) != 1) + 1
+    stretches = np.split(pages, cuts)
+    page = f"shiftright({PLACE}, {PAGE_SHIFT})"
+    if len(stretches) <= STRETCHES_MAX:
+        return F.expr(
+            " or ".join(f"{page} between {each[0]} and {each[-1]}" for each in stretches if len(each)) or "false"
+        )
+    return F.expr(f"{page} in ({', '.join(f'{number}L' for number in pages.tolist())})")
+
+
+def refuse(df: Any) -> str:
+    """Why ``df`` cannot be tracked as a frame, and what to do; nothing ("") where it can."""
+    if compat.is_connect(df):
+        return compat.CONNECT
+    if not isinstance(df, DataFrame):
+        return f"a DataFrame is expected, got a {type(df).__name__}"
+    if df.isStreaming:
+        return (
+            "a streaming DataFrame has no end: give its micro-batches, with df.writeStream.foreachBatch(tracked(...))"
+        )
+    return ""

@@ -1,0 +1,178 @@
+"""Read frame: how rows of a user's own DataFrame become rows of a batch.
+
+Decides their root ids (by number, as with every source) and their initial edges, into which the row's digest goes, so
+that two readings of one number with other rows never add up to an ACK; and that a task which reads other rows than were
+counted fails, before it has reported anything. Where a frame is kept, and how its rows are placed, is ``persisted``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import LongType, StructField, StructType
+
+from acker_client.core.scope import BatchScope
+from acker_client.settings import Settings
+from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Positions, Rows, reserved
+from acker_client.spark.core.derive import batch_of
+from acker_client.spark.core.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
+from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.driver.persisted import DIGEST, PLACE, Persisted
+from acker_client.spark.driver.session import hand_down
+from acker_client.spark.evidence.batch import BatchEvidence, Once
+from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember
+from acker_client.spark.operators.read import READ, TrackedFrame
+from acker_client.spark.task.chain import Chain
+from acker_protocol.ids import Column, edge0_column, identity_term, mix64_column, root_ids
+from acker_protocol.messages import InitScope
+
+# The number of a row, beside it.
+NUMBER = "acker_number"
+
+
+class ChosenRows(Protocol):
+    """The numbers from ``start`` up to ``stop`` of a batch: ``rows: int64`` of one ``partition``, ascending."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def rows(self) -> Positions: ...
+
+
+def refuse_columns(names: Sequence[str]) -> str:
+    """Why a frame with these columns cannot be tracked; nothing ("") where it can."""
+    taken = reserved(names)
+    return f"the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}" if taken else ""
+
+
+def frame_of_persisted(
+    persisted: Persisted,
+    *,
+    name: str,
+    scope: BatchScope,
+    slices: Sequence[ChosenRows],
+    settings: Settings,
+    once: Once | None = None,
+) -> TrackedFrame:
+    """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
+    spark = persisted.spark
+    evidence = BatchEvidence(settings, spark, once)
+    hand_down(spark, settings)
+    runs = _runs_of(slices)
+    pages = persisted.pages.some(runs.pages())
+    base = persisted.read(pages.ids)
+    ranges = tuple((each.partition, each.start, each.stop) for each in slices)
+    names = tuple(persisted.schema.names)
+    chain = Chain(settings, FrameReading(scope, names, runs, pages, ranges))
+    df, _ = plan_chain(base, chain, "source", name, persisted.schema, (ROOT, EDGE), (evidence,))
+    remember(df, AppliedChain(base, chain, (evidence,)))
+    return TrackedFrame(df, evidence)
+
+
+def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], columns: Sequence[str]) -> pa.Table:
+    """The rows of ``slices``, in order, in these ``columns`` of the frame: for people. Raises :class:`OtherRows`, as
+    such or in an error of Spark's."""
+    runs = _runs_of(slices)
+    pages = persisted.pages.some(runs.pages())
+    indices = [persisted.schema.names.index(column) for column in columns]
+    read = persisted.read(pages.ids).select(*(f"_{index}" for index in indices), PLACE, DIGEST)
+    fields = [*read.schema.fields[:-2], StructField(NUMBER, LongType())]
+    found = read.mapInArrow(_picking(runs, pages), StructType(fields)).toArrow()
+    numbers = found.column(NUMBER).to_numpy()
+    wanted = sum(each.stop - each.start for each in slices)
+    if len(numbers) != wanted:
+        raise OtherRows(f"{len(numbers)} rows are there of {wanted}")
+    picked = found.drop_columns([NUMBER]).take(pa.array(np.argsort(numbers)))
+    return picked.rename_columns(list(columns))
+
+
+def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a task does that hands on the rows of ``runs`` alone, with their numbers."""
+
+    def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check, partition = PageCheck(pages), -1
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            places, digests = _places_of(batch)
+            check.take(places, digests)
+            partition = int(places[0]) >> PARTITION_SHIFT
+            kept, numbers = runs.find(places)
+            columns = [column.take(pa.array(kept)) for column in batch.columns[:-2]]
+            names = [*batch.schema.names[:-2], NUMBER]
+            yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers)], names=names)
+        if partition >= 0:
+            check.end(partition)
+
+    return pick
+
+
+def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
+    places = [each.rows + place_of(each.partition, 0) for each in slices]
+    return Runs.of(places, [each.start for each in slices])
+
+
+def _places_of(batch: pa.RecordBatch) -> tuple[Positions, Column]:
+    """The last two columns: places, and digests."""
+    places, digests = (batch.column(batch.num_columns - back).to_numpy() for back in (2, 1))
+    return places, digests.view(np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReading:
+    """Entry of a chain that reads a persisted frame, whole pages of it. ``names``: of the frame's columns; ``pages``:
+    as they were counted; ``ranges``: (partition, start, stop) of the batch's numbers."""
+
+    scope: BatchScope
+    names: tuple[str, ...]
+    runs: Runs
+    pages: Pages
+    ranges: tuple[tuple[int, int, int], ...]
+
+    @property
+    def from_outside(self) -> bool:
+        return False
+
+    def rows(self, batches: Iterable[pa.RecordBatch], reports: list[Report]) -> Iterator[Rows]:
+        emitted, check, partition = Tally(READ), PageCheck(self.pages), -1
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            places, digests = _places_of(batch)
+            check.take(places, digests)
+            partition = int(places[0]) >> PARTITION_SHIFT
+            kept, numbers = self.runs.find(places)
+            columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
+            if len(kept) < len(places):
+                columns, digests = columns.take(pa.array(kept)), digests[kept]
+            roots = root_ids(self.scope.first, numbers.view(np.uint64))
+            anchors = Anchors(roots, initial_edges(roots, digests))
+            emitted.take(anchors, np.zeros(len(roots), np.uint64))
+            if len(kept):
+                yield Rows(columns, anchors)
+        # A task without a row does not know which partition it has; its numbers are not covered, and so are LOST.
+        if partition >= 0:
+            check.end(partition)
+            reports.append(self._inits(emitted, partition))
+
+    def _inits(self, emitted: Tally, partition: int) -> Report:
+        scope = self.scope
+        covered = [(start, stop) for owner, start, stop in self.ranges if owner == partition]
+        salt = sum(identity_term(scope.first + start, scope.first + stop) for start, stop in covered)
+        report = emitted.report(salt=salt)
+        return Report(
+            report.identity, report.entries, InitScope(scope.session, scope.number, np.array(covered, np.uint64))
+        )
+
+
+def initial_edges(roots: Column, digests: Column) -> Column:
+    """Initial edges of ``roots: uint64[n]`` whose rows have these ``digests: uint64[n]``."""
+    return mix64_column(edge0_column(roots) ^ digests)

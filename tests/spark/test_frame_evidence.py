@@ -1,0 +1,118 @@
+"""What counts as delivered in foreachBatch is what counts elsewhere, though all that runs there has one root."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+
+from acker_client import Verdict
+from acker_client.spark import sink
+from tests.spark.live_batch import LiveBatch
+from tests.spark.test_executions import DONE, NOT_DONE, TEXTS, noop, split
+
+# What could differ within an execution: jobs of RDDs bear its tag, a command is not the root of what it runs, and all
+# was begun by the start of the query.
+OTHERS_IN_FOREACH_BATCH = {
+    "JDBC", "table", "collect", "RDD collect", "foreachPartition", "an iterator to its end", "a cache, written",
+    "count", "limit, written over JDBC", "a write, then a failed foreachPartition", "RDD take",
+    "foreachPartition that reads one row",
+}  # fmt: skip
+
+
+@pytest.fixture
+def in_foreach_batch(spark: SparkSession, tmp_path: Path) -> Callable[[Callable[[DataFrame], None]], None]:
+    """Call a function once, as foreachBatch does; what it raises is raised."""
+
+    def run(function: Callable[[DataFrame], None]) -> None:
+        spark.range(1).write.mode("overwrite").parquet(str(tmp_path / "in"))
+        raised: list[BaseException] = []
+
+        def call(df: DataFrame, _: int) -> None:
+            try:
+                function(df)
+            except BaseException as error:  # noqa: BLE001  # it is raised below, in the test's own thread
+                raised.append(error)
+
+        stream = spark.readStream.schema("id long").parquet(str(tmp_path / "in")).writeStream.foreachBatch(call)
+        query = stream.option("checkpointLocation", str(tmp_path / "ckpt")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        for error in raised:
+            raise error
+
+    return run
+
+
+def judged(spark: SparkSession, address: str, function: Any, place: Path) -> tuple[set[Verdict], str]:
+    with LiveBatch(spark, address, TEXTS, slices=4) as batch:
+        sink(function, name="save")(batch.df.transform(split), str(place))
+        error = batch.error
+        return set(batch.settle().values()), str(error or "")
+
+
+def wrong(spark: SparkSession, address: str, names: Iterable[str], place: Path) -> dict[str, Any]:
+    """The cases that are not judged as they should be, with how they are."""
+    found = {}
+    for number, name in enumerate(names):
+        function, because = (DONE[name], "") if name in DONE else NOT_DONE[name]
+        verdicts, error = judged(spark, address, function, place / f"case{number}" / "out")
+        is_right = verdicts == ({Verdict.LOST} if because else {Verdict.ACKED}) and because in error
+        if not is_right:
+            found[name] = verdicts, error
+    return found
+
+
+@pytest.mark.parametrize(
+    "names",
+    [sorted(OTHERS_IN_FOREACH_BATCH), pytest.param([*DONE, *NOT_DONE], marks=pytest.mark.long)],
+    ids=["those that differ", "all"],
+)
+def test_what_counts_as_delivered_in_foreach_batch_is_what_counts_elsewhere(
+    in_foreach_batch: Any, server: Any, tmp_path: Path, conf: Callable[[str, str], None], names: list[str]
+) -> None:
+    conf("spark.sql.execution.arrow.maxRecordsPerBatch", "4")
+    found: dict[str, Any] = {}
+    in_foreach_batch(lambda df: found.update(wrong(df.sparkSession, server.address, names, tmp_path)))
+    assert found == {}
+
+
+def test_a_write_of_something_else_that_goes_on_meanwhile_proves_nothing_in_foreach_batch(
+    in_foreach_batch: Any, server: Any, tmp_path: Path
+) -> None:
+    """All executions of a micro-batch have one root; one that is over before another ends is not a part of it."""
+    begun, counted = tmp_path / "begun", tmp_path / "counted"
+
+    def wait(batches: Any) -> Any:
+        begun.touch()
+        while not counted.exists():
+            threading.Event().wait(0.01)
+        yield from batches
+
+    found: list[Any] = []
+
+    def function(df: DataFrame) -> None:
+        spark = df.sparkSession
+        slow = spark.range(0, 1, 1, 1).mapInArrow(wait, "id long")
+        other = InheritableThread(target=lambda: noop(slow))
+
+        def count(rows: DataFrame, _: str) -> None:
+            other.start()
+            while not begun.exists():
+                threading.Event().wait(0.01)
+            rows.count()
+            counted.touch()
+            other.join()
+
+        with suppress(AssertionError):
+            found.append(judged(spark, server.address, count, tmp_path / "out"))
+
+    in_foreach_batch(function)
+    ((verdicts, error),) = found
+    assert verdicts == {Verdict.LOST}
+    assert "counted them" in error

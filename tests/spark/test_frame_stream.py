@@ -1,0 +1,281 @@
+"""Structured Streaming, reliable per record: a query whose foreachBatch is ``tracked``, on a real Spark and server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from acker_client.source import Batch, QueryStopped, Retry, tracked
+from acker_client.spark import operator, sink
+
+QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
+# Every so many rows one is poison.
+POISON = 2_500
+
+
+@operator("id long, twice long")
+def doubled(row: Row) -> Any:
+    if row.id % POISON == 13:
+        raise ValueError("poison")
+    yield row.id, 2 * row.id
+
+
+@operator("id long")
+def stuck(row: Row) -> Any:
+    raise ValueError("stuck")
+
+
+class Query:
+    """A query over a folder of files, a file a micro-batch, with its checkpoint beside it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.files = 0
+
+    def add(self, start: int, stop: int) -> None:
+        """One more file, with the ids from ``start`` up to ``stop``."""
+        place = self.folder / f"in{self.files}"
+        self.spark.range(start, stop, 1, 2).coalesce(1).write.json(str(place))
+        (self.folder / "in").mkdir(exist_ok=True)
+        (part,) = place.glob("part-*.json")
+        part.rename(self.folder / "in" / f"{self.files:03}.json")
+        self.files += 1
+
+    def start(self, function: Any, change: Callable[[DataFrame], DataFrame] = lambda df: df) -> StreamingQuery:
+        rows = self.spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).json(str(self.folder / "in"))
+        writer = change(rows).writeStream.foreachBatch(function).outputMode("update")
+        return writer.option("checkpointLocation", str(self.folder / "ckpt")).trigger(availableNow=True).start()
+
+    def run(self, function: Any, change: Callable[[DataFrame], DataFrame] = lambda df: df) -> StreamingQuery:
+        query = self.start(function, change)
+        query.awaitTermination()
+        return query
+
+    @property
+    def committed(self) -> int:
+        """How many micro-batches Spark's checkpoint holds as done."""
+        return len([path for path in (self.folder / "ckpt" / "commits").glob("*") if path.name.isdigit()])
+
+
+@pytest.fixture
+def query(spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path) -> Iterator[Query]:
+    conf("spark.acker.servers", server.address)
+    yield Query(spark, tmp_path)
+    for each in spark.streams.active:
+        each.stop()
+    persisted: Any = spark.sparkContext._jsc.getPersistentRDDs()
+    assert persisted.size() == 0
+
+
+def watchers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "acker-watcher"]
+
+
+def saving(folder: Path, *, fails: list[str] | None = None) -> Any:
+    """A sink that appends Parquet; the first write of those that ``fails`` holds ends in an error."""
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        if fails:
+            raise OSError(fails.pop())
+        rows.write.mode("append").parquet(str(folder / "out"))
+
+    return save
+
+
+@pytest.mark.parametrize(
+    "rows", [pytest.param(20_000, id="20_000"), pytest.param(1_000_000, id="1_000_000", marks=pytest.mark.long)]
+)
+def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_writes_and_a_restart(
+    query: Query, tmp_path: Path, rows: int
+) -> None:
+    files, a_file = 4, rows // 4
+    for number in range(files):
+        query.add(number * a_file, (number + 1) * a_file)
+    save, batches = saving(tmp_path, fails=["disk full"]), list[tuple[int, int]]()
+
+    def process(batch: Batch) -> None:
+        batches.append((batch.records, batch.replays))
+        save(batch.df.transform(doubled))
+
+    job = tracked(process, name="ids", key=["id"], dead_letters=tmp_path / "dead", retry=QUICK, max_dead_share=1)
+    at_commit: list[tuple[Counter[int], set[int]]] = []
+
+    def function(df: DataFrame, batch_id: int) -> None:
+        if len(at_commit) == 2 and not interrupted:
+            interrupted.append(batch_id)
+            raise KeyError("the driver dies")
+        job(df, batch_id)
+        written = Counter(row.id for row in query.spark.read.parquet(str(tmp_path / "out")).select("id").collect())
+        dead = {json.loads(line)["key"]["id"] for line in (tmp_path / "dead").open()}
+        at_commit.append((written, dead))
+
+    interrupted: list[int] = []
+    with pytest.raises(StreamingQueryException, match="the driver dies"):
+        query.run(function)
+    assert query.committed == 2
+    ended = query.run(function)
+    assert query.committed == files
+    assert sum(progress.numInputRows for progress in ended.recentProgress) == rows // 2
+    for number, (written, dead) in enumerate(at_commit):
+        ids = range((number + 1) * a_file)
+        assert dead == {k for k in ids if k % POISON == 13}
+        assert written == Counter(k for k in ids if k % POISON != 13)
+    poison = a_file // POISON
+    # The failed write of the first micro-batch costs one replay of it all; nothing else is replayed but the poison.
+    assert Counter(batches) == Counter({(a_file, 0): files, (a_file, a_file): 1, (poison, poison): files})
+    for thread in watchers():
+        thread.join(30)
+    assert watchers() == []
+
+
+@pytest.mark.matrix
+def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
+    query: Query, tmp_path: Path
+) -> None:
+    query.add(0, 100)
+    begun = tmp_path / "begun"
+
+    @operator("id long")
+    def slow(row: Row) -> Any:
+        begun.touch()
+        threading.Event().wait(0.2)
+        yield (row.id,)
+
+    swallowed: list[Exception] = []
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        try:
+            rows.write.format("noop").mode("append").save()
+        except Exception as error:  # noqa: BLE001  # this is what the program under test does
+            swallowed.append(error)
+
+    job = tracked(lambda batch: save(batch.df.transform(slow)), name="slow")
+    started = query.start(job)
+    while not begun.exists():
+        threading.Event().wait(0.02)
+    started.stop()
+    assert "InterruptedException" in str(swallowed[0])
+    assert query.committed == 0
+    assert "was stopped before every row" in str(started.exception())
+    written: list[Row] = []
+    fine = tracked(
+        lambda batch: collecting(written)(batch.df.transform(doubled)), name="slow", dead_letters=tmp_path / "d"
+    )
+    query.run(fine)
+    assert (query.committed, len(written)) == (1, 99)
+
+
+def test_a_stop_while_a_retry_is_waited_for_is_noticed_and_does_not_commit_the_micro_batch(
+    query: Query, tmp_path: Path
+) -> None:
+    query.add(0, 10)
+    failed = threading.Event()
+
+    def process(batch: Batch) -> None:
+        failed.set()
+        collecting([])(batch.df.transform(stuck))
+
+    raised: list[Exception] = []
+    job = tracked(process, name="stuck", retry=Retry(initial_s=3600, cap_s=3600), dead_letters=tmp_path / "dead")
+
+    def function(df: DataFrame, batch_id: int) -> None:
+        try:
+            job(df, batch_id)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    started = query.start(function)
+    assert failed.wait(120)
+    started.stop()
+    (error,) = raised
+    assert isinstance(error, QueryStopped) or "InterruptedException" in str(error)
+    assert query.committed == 0
+
+
+def test_a_stateful_micro_batch_is_read_to_its_end_though_all_its_rows_are_dead_letters(
+    query: Query, tmp_path: Path
+) -> None:
+    query.add(0, 10)
+    query.add(5, 15)
+    retry, dead = Retry(max_retries=0), tmp_path / "dead"
+    job = tracked(
+        lambda batch: collecting([])(batch.df.transform(stuck)),
+        name="stuck",
+        key="id",
+        retry=retry,
+        dead_letters=dead,
+        max_dead_share=1,
+    )
+    query.run(job, lambda df: df.dropDuplicates(["id"]))
+    assert query.committed == 2
+    assert sorted(json.loads(line)["key"]["id"] for line in dead.open()) == list(range(15))
+
+
+def test_the_session_of_the_micro_batch_counts_and_not_the_active_one(
+    spark: SparkSession, server: Any, tmp_path: Path
+) -> None:
+    query = Query(spark, tmp_path)
+    query.add(0, 10)
+    found: list[Row] = []
+    job = tracked(lambda batch: collecting(found)(batch.df.transform(doubled)), name="ids", retry=QUICK)
+
+    def function(df: DataFrame, batch_id: int) -> None:
+        df.sparkSession.conf.set("spark.acker.servers", server.address)
+        job(df, batch_id)
+
+    query.run(function)
+    assert (query.committed, len(found)) == (1, 10)
+
+
+def test_micro_batches_without_rows_and_calls_outside_of_a_query_are_fine(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None]
+) -> None:
+    conf("spark.acker.servers", server.address)
+    found: list[Row] = []
+    job = tracked(lambda batch: collecting(found)(batch.df.transform(doubled)), name="ids")
+    assert job.summary() is None
+    job(spark.range(0), 0)
+    summary = job.summary()
+    assert summary is not None
+    assert (summary.records, found) == (0, [])
+    job(spark.range(5), 1)
+    assert len(found) == 5
+
+
+def test_a_micro_batch_that_nobody_writes_ends_the_query_and_is_not_committed(query: Query) -> None:
+    query.add(0, 10)
+    with pytest.raises(StreamingQueryException, match="no sink took this batch's rows"):
+        query.run(tracked(lambda batch: None, name="nothing"))
+    assert query.committed == 0
+
+
+def test_tracked_refuses_what_it_cannot_do_before_the_query_starts() -> None:
+    with pytest.raises(ValueError, match="a streaming query has its own"):
+        tracked(print, name="x", checkpoint="c")
+    with pytest.raises(ValueError, match="give the source a name"):
+        tracked(print, name="")
+    with pytest.raises(TypeError, match="there is no such option"):
+        tracked(print, name="x", parallel=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="give the function"):
+        tracked("print", name="x")  # type: ignore[arg-type]
+
+
+def collecting(found: list[Any]) -> Any:
+    @sink
+    def collect(rows: DataFrame) -> None:
+        found.extend(rows.collect())
+
+    return collect
