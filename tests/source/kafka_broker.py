@@ -1,8 +1,8 @@
 """Kafka for tests: librdkafka's mock cluster in a process of its own, which ends with this one.
 
-``python -m tests.source.kafka_broker BROKERS`` owns the cluster, prints its address, and serves until its standard input
-ends. The cluster makes a topic, of four partitions, when a producer asks for it; it has no compaction, no permissions
-and no retention by time, and can neither make nor delete topics when it is told to.
+``python -m tests.source.kafka_broker BROKERS`` owns the cluster, prints its address, and serves until its standard
+input ends. The cluster makes a topic, of four partitions, when a producer asks for it. It has no compaction, no
+permissions and no retention by time, and can neither make nor delete topics when it is told to.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def test_what_is_written_is_read_again_as_far_as_it_fits_and_the_prefix_is_alway
     assert read is not None
     assert (read.source, read.by, read.done.prefix) == ("orders", "host:1", done.prefix)
     assert read.done == done.first_holes(read.done.holes)
-    assert len(CommitMetadata("orders", "host:1", done.first_holes(read.done.holes + 1)).to_text(10**6)) > bytes_max or (
-        read.done == done
-    )
+    assert len(
+        CommitMetadata("orders", "host:1", done.first_holes(read.done.holes + 1)).to_text(10**6)
+    ) > bytes_max or (read.done == done)
 
 
 @given(RUNS, st.integers(0, 10**6))

@@ -184,7 +184,10 @@ class Broker:
         self._failed = ""
         self._is_behind = False
         self._trouble = ""
-        self._consumer = _consumer(connection, self._trouble_seen, on_commit=self._heard)
+        # So long the library itself waits for an answer, and for commits under way when it is closed.
+        answer_ms = int(1000 * min(60.0, max(2.0, connection.timeout_s)))
+        settings = {"on_commit": self._heard, "socket.timeout.ms": answer_ms, "session.timeout.ms": answer_ms}
+        self._consumer = _consumer(connection, self._trouble_seen, **settings)
 
     def partitions(self, topics: Topics, timeout_s: float | None = None) -> dict[str, int]:
         """The topics that there are, by name, with how many partitions each has. Raises for a named one that is not
@@ -419,7 +422,7 @@ class Writer:
             "error_cb": self._trouble_seen,
             **connection.settings,
         }
-        self._producer = _opened(lambda: library().Producer(settings, logger=log), connection)
+        self._producer = _opened(lambda: library().Producer(settings, logger=_Whisper()), connection)
 
     def check(self, topic: str) -> None:
         """Make sure that the topic is there, or is made by being asked for. Raises ``SourceError``."""
@@ -576,6 +579,13 @@ def _passing() -> tuple[int, ...]:
     )
 
 
+class _Whisper:
+    """Where the library logs: what matters of it comes as an error, and becomes a sentence."""
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        log.debug(text, *values)
+
+
 def _consumer(connection: Connection, trouble_seen: Any, **more: Any) -> Any:
     settings = {
         "allow.auto.create.topics": False,
@@ -588,7 +598,7 @@ def _consumer(connection: Connection, trouble_seen: Any, **more: Any) -> Any:
         "auto.offset.reset": "error",
         "error_cb": trouble_seen,
     }
-    return _opened(lambda: library().Consumer(settings, logger=log), connection)
+    return _opened(lambda: library().Consumer(settings, logger=_Whisper()), connection)
 
 
 def _opened(make: Any, connection: Connection) -> Any:

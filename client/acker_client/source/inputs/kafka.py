@@ -287,7 +287,8 @@ class KafkaInput:
         """Where partitions begin of which nothing is known: first_poll's answer."""
         if isinstance(self.options.first_poll, datetime):
             return self._connected.offsets(partitions, milliseconds(self.options.first_poll))
-        return high if self.options.first_poll.endswith("latest") else low
+        ends = high if self.options.first_poll.endswith("latest") else low
+        return {at: ends[at] for at in partitions}
 
     def _first(self, at: At, committed: Committed, commit: CommittedOffset | None, is_own: bool, first: int) -> int:
         """Where a partition goes on: behind what this source has done, else as first_poll has it."""
@@ -341,13 +342,16 @@ class KafkaInput:
 
 def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
     """How many records of each partition come next: the same of each, as far as it has them, and at most so many in
-    all."""
-    shares, left = [0] * len(backlogs), records_max
-    by_size = sorted(range(len(backlogs)), key=lambda index: backlogs[index])
-    for rank, index in enumerate(by_size):
-        fair = -(-left // (len(by_size) - rank))
-        shares[index] = min(backlogs[index], fair, left)
-        left -= shares[index]
+    all. What cannot be divided goes to the first."""
+    level, left, deeper = 0, records_max, sorted(backlog for backlog in backlogs if backlog > 0)
+    while deeper and left >= len(deeper):
+        step = min(deeper[0] - level, left // len(deeper))
+        level, left = level + step, left - step * len(deeper)
+        deeper = [backlog for backlog in deeper if backlog > level]
+    shares = [min(backlog, level) for backlog in backlogs]
+    for index, backlog in enumerate(backlogs):
+        more = min(left, 1, backlog - shares[index])
+        shares[index], left = shares[index] + more, left - more
     return shares
 
 

@@ -92,8 +92,10 @@ def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Pos
         for found in reader.read(part.at, int(stretch[0]), int(stretch[-1]) + 1):
             if isinstance(found, Gone):
                 _say_lost(part, positions, found)
-            else:
-                yield _of_chosen(positions, found)
+                continue
+            at, some = _of_chosen(positions, found)
+            if len(at):
+                yield at, some
 
 
 def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
