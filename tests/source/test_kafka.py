@@ -477,6 +477,49 @@ def test_no_permission_is_a_sentence(kafka: MockKafka, opened: list[KafkaInput])
         input_.start({})
 
 
+class Restarting(Broker):
+    """A broker that, when it was just started, does not know of its topics for a while."""
+
+    is_forgetful = False
+
+    def partitions(self, topics: Any, timeout_s: float | None = None) -> dict[str, int]:
+        if self.is_forgetful and topics.pattern:
+            return {}
+        if self.is_forgetful:
+            raise error_of(
+                library().KafkaError(library().KafkaError.UNKNOWN_TOPIC_OR_PART), "topic 'a'", self.connection, ""
+            )
+        return super().partitions(topics, timeout_s)
+
+
+def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stays_away_is_gone(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, prefix="forgotten")
+    inputs = {}
+    for how in ({"topics": topic}, {"pattern": "forgotten-.*"}):
+        options = Kafka(**how, bootstrap_servers=kafka.servers, name="orders", group=topic, timeout_s=10.0).kafka
+        inputs[next(iter(how))] = KafkaInput(options, broker=Restarting, clock=lambda: now[0])
+    opened.extend(inputs.values())
+    for each in inputs.values():
+        each.start({})
+        assert len(each.plan(2, 1).parts) == 1
+    for now_s, is_forgetful in ((3.0, True), (12.0, True), (12.5, False), (15.0, True)):
+        now[0] = now_s
+        monkeypatch.setattr(Restarting, "is_forgetful", is_forgetful)
+        for each in inputs.values():
+            plan = each.plan(1, 1)
+            assert (len(plan.parts), list(plan.revoked), plan.is_end) == (int(not is_forgetful), [], False)
+    now[0] = 25.0
+    with pytest.raises(SourceError, match="topic 'a' does not exist"):
+        inputs["topics"].plan(1, 1)
+    assert inputs["pattern"].plan(1, 1).revoked == [f"{topic}/{number}" for number in range(4)]
+    assert f"LOST: {topic}/0 was deleted; what was not done of it is gone" in caplog.text
+    again = KafkaInput(inputs["pattern"].options, broker=Restarting)
+    opened.append(again)
+    again.start({f"{topic}/0": Committed(Ranges.below(3))})
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -582,10 +625,11 @@ def replaced(options: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_a_checkpoint_in_kafkas_offsets_keeps_holes_too(kafka: MockKafka, tmp_path: Path) -> None:
     cluster, topic = Cluster(tmp_path), kafka.new_topic(20, 20)
     options = options_of(kafka, cluster, checkpoint="kafka", group=topic, retry=Retry(initial_s=1000, cap_s=1000))
-    for batch in Kafka(topic, **options).batches(NO_SPARK):
+    for batch in (batches := Kafka(topic, **options).batches(NO_SPARK)):
         failing(lambda row: row.value in (b"0.3", b"1.0"))(batch)
         batch.done()
         break
+    batches.close()
     assert {number: offset for number, (offset, _) in kafka.committed(topic, topic).items()} == {0: 3, 1: 0, 2: 0, 3: 0}
     seen: list[Any] = []
 

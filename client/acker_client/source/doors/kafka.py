@@ -14,7 +14,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from operator import methodcaller
 from typing import Any, NamedTuple
@@ -55,8 +55,8 @@ READERS_MAX = 4
 PAUSE_S = 0.05
 
 EARLIEST, LATEST = -2, -1
-# What a broker takes beside an offset, unless it is set otherwise (offset.metadata.max.bytes).
-METADATA_BYTES_MAX = 4096
+# What a broker takes beside an offset, unless it is set otherwise: less than its offset.metadata.max.bytes of 4096.
+METADATA_BYTES_MAX = 4095
 SettingValue = str | int | float | bool
 
 
@@ -183,6 +183,7 @@ class Broker:
         self._unconfirmed: dict[At, int] = {}
         self._failed = ""
         self._is_behind = False
+        self._limit_s = connection.timeout_s
         self._trouble = ""
         # So long the library itself waits for an answer, and for commits under way when it is closed.
         answer_ms = int(1000 * min(60.0, max(2.0, connection.timeout_s)))
@@ -276,6 +277,7 @@ class Broker:
         """The answer, for which a broker that has none yet (as there is no leader just now) is asked again."""
         limit_s = self.connection.timeout_s if timeout_s is None else min(timeout_s, self.connection.timeout_s)
         deadline_s = time.monotonic() + limit_s
+        self._limit_s = limit_s
         while True:
             try:
                 return ask(max(PAUSE_S, deadline_s - time.monotonic()))
@@ -290,7 +292,7 @@ class Broker:
             time.sleep(PAUSE_S)
 
     def _error(self, error: Any, what: str) -> SourceError:
-        return error_of(error, what, self.connection, self._trouble)
+        return error_of(error, what, replace(self.connection, timeout_s=self._limit_s), self._trouble)
 
     def _trouble_seen(self, error: Any) -> None:
         self._trouble = error.str()
@@ -528,7 +530,7 @@ def error_of(error: Any, what: str, connection: Connection, trouble: str) -> Sou
     why = f"{error.str()}; {trouble}" if trouble and trouble != error.str() else error.str()
     if code in _forbidden():
         return SourceError(f"Kafka: no permission for {what} ({why}): give this user the right to it, or see to config")
-    if code in (codes.UNKNOWN_TOPIC_OR_PART, codes._UNKNOWN_TOPIC, codes._UNKNOWN_PARTITION):
+    if code == codes.UNKNOWN_TOPIC_OR_PART:
         return SourceError(f"Kafka: {what} does not exist at {connection.servers} ({why}): create it, or name another")
     if code in _passing():
         return Unreachable(
@@ -562,6 +564,10 @@ def _passing() -> tuple[int, ...]:
         codes._MSG_TIMED_OUT,
         codes._ALL_BROKERS_DOWN,
         codes._RESOLVE,
+        codes._DESTROY,
+        # What the library says of a partition whose broker it has lost.
+        codes._UNKNOWN_TOPIC,
+        codes._UNKNOWN_PARTITION,
         codes._WAIT_COORD,
         codes.LEADER_NOT_AVAILABLE,
         codes.NOT_LEADER_FOR_PARTITION,

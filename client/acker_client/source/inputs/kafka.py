@@ -34,7 +34,7 @@ from acker_client.source.doors.kafka import (
     milliseconds,
     reader_of,
 )
-from acker_client.source.errors import CheckpointError, InputChanged
+from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.balance import sliced
 from acker_client.source.inputs.kafka_slices import KafkaPart, KafkaSlice, originals_of, origins_of
 
@@ -68,16 +68,19 @@ class KafkaOptions:
 class Log:
     """One partition as the driver sees it: ``next`` is to be planned, ``end`` is where the log ended when it was last
     asked for, and ``stop`` where this source ends, if it does. ``short_since_s``: since when the log has been shorter
-    than what was read of it."""
+    than what was read of it; ``missing_since_s``: since when its topic has not been listed."""
 
     next: int
     end: int
     stop: int | None = None
     done: Ranges = field(default_factory=Ranges)
     short_since_s: float | None = None
+    missing_since_s: float | None = None
 
     @property
     def backlog(self) -> int:
+        if self.missing_since_s is not None:
+            return 0
         return max(0, (self.end if self.stop is None else min(self.stop, self.end)) - self.next)
 
     @property
@@ -109,6 +112,7 @@ class KafkaInput:
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
         self._away = ""
+        self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
 
     # -- where it begins
@@ -147,10 +151,13 @@ class KafkaInput:
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
         self._commit_pending()
+        gone: list[At] = []
         try:
-            self._look()
-        except Unreachable as error:
-            self._say_away(str(error))
+            gone = self._look()
+        except InputChanged:
+            raise
+        except SourceError as error:
+            self._bear(error)
             return Plan()
         self._answered_s = self._clock()
         self._say_away("")
@@ -164,7 +171,7 @@ class KafkaInput:
             part for (at, each), share in zip(logs, shares, strict=True) for part in _parts(at, each, share, length_max)
         ]
         is_end = self.options.stops_at_end and not parts and self._is_over
-        return Plan(parts, is_end=is_end)
+        return Plan(parts, is_end=is_end, revoked=[at.name for at in gone])
 
     def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
         if chosen and self._clock() - self._answered_s > ANSWER_S:
@@ -225,19 +232,37 @@ class KafkaInput:
         found = self._connected.partitions(self.options.topics, timeout_s)
         return [At(topic, number) for topic, count in found.items() for number in range(count)]
 
-    def _look(self) -> None:
-        """Find new partitions when it is time to, and where the logs end now."""
-        now_s = self._clock()
+    def _look(self) -> list[At]:
+        """Find new partitions when it is time to, and where the logs end now; which partitions are gone."""
+        now_s, gone = self._clock(), list[At]()
         if not self._is_shared and (not self._has_begun or now_s >= self._refresh_due_s):
             found = self._find(PLAN_S if self._has_begun else None)
             self._refresh_due_s = now_s + self.options.refresh_s
             self._admit({at: Committed() for at in found if at not in self._logs})
+            gone = self._gone(set(found), now_s)
             if not found and not self._has_begun:
                 log.warning("no topic fits %s yet: waiting for one", self.options.topics)
-            self._has_begun = True
-        ends = self._connected.offsets(list(self._logs), LATEST, PLAN_S)
-        for at, end in ends.items():
+        self._has_begun = True
+        there = [at for at, each in self._logs.items() if each.missing_since_s is None]
+        for at, end in self._connected.offsets(there, LATEST, PLAN_S).items():
             self._note_end(at, self._logs[at], end, now_s)
+        return gone
+
+    def _gone(self, found: set[At], now_s: float) -> list[At]:
+        """Partitions of topics that fitted the pattern and have been missing for a while: a broker that has just been
+        started may not know of all at once."""
+        for at, each in self._logs.items():
+            since_s = now_s if each.missing_since_s is None else each.missing_since_s
+            each.missing_since_s = None if at in found else since_s
+        gone = [
+            at
+            for at, each in self._logs.items()
+            if each.missing_since_s is not None and now_s - each.missing_since_s >= self.options.connection.timeout_s
+        ]
+        for at in gone:
+            log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+            del self._logs[at]
+        return gone
 
     def _note_end(self, at: At, each: Log, end: int, now_s: float) -> None:
         if end >= each.next:
@@ -252,14 +277,11 @@ class KafkaInput:
         """Begin to plan partitions, each from where it was left."""
         if not committed:
             return
-        wanted = list(committed)
         there = set(self._find())
-        for at in wanted:
+        wanted = [at for at in committed if at in there]
+        for at in committed:
             if at not in there:
-                raise CheckpointError(
-                    f"{at.name} was read to offset {committed[at].done.prefix}, and does not exist any more: bring"
-                    " it back, or remove the checkpoint"
-                )
+                self._refuse_gone(at, committed[at].done.prefix)
         low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
         topics = {at.topic for at in wanted}
         commits = self._connected.committed(sorted(at for at in there if at.topic in topics))
@@ -278,6 +300,15 @@ class KafkaInput:
                 chosen_now[at] = Ranges.below(max(first, low[at]))
         self._logs = dict(sorted(self._logs.items()))
         self._commit_now(chosen_now)
+
+    def _refuse_gone(self, at: At, prefix: int) -> None:
+        """What was read before and is not there: of a pattern's topics some may go, of those that are named none."""
+        if self.options.topics.names:
+            raise CheckpointError(
+                f"{at.name} was read to offset {prefix}, and does not exist any more: bring it back, or remove the"
+                " checkpoint"
+            )
+        log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
     def _is_new(self, at: At, known: set[str]) -> bool:
         """Whether a partition turned up while its topic was being read: then none of its records may be left out."""
@@ -332,11 +363,24 @@ class KafkaInput:
         metadata = CommitMetadata(self.options.source, committer(), Ranges.below(done.prefix))
         return CommittedOffset(done.prefix, metadata.to_text(METADATA_BYTES_MAX))
 
+    def _bear(self, error: SourceError) -> None:
+        """Brokers that do not answer are waited for; whatever else they say may be said by one that was just started,
+        and is believed after a while."""
+        now_s = self._clock()
+        self._wrong_since_s = now_s if self._wrong_since_s is None else self._wrong_since_s
+        is_new = isinstance(error, Unreachable) or now_s - self._wrong_since_s < self.options.connection.timeout_s
+        if not (is_new and self._has_begun):
+            raise error
+        if isinstance(error, Unreachable):
+            self._wrong_since_s = None
+        self._say_away(str(error))
+
     def _say_away(self, why: str) -> None:
         if why and not self._away:
             log.warning("%s; waiting for it", why)
         if self._away and not why:
             log.info("Kafka answers again")
+            self._wrong_since_s = None
         self._away = why
 
 

@@ -27,11 +27,15 @@ from acker_client.source.errors import CheckpointError, SourceError
 
 log = logging.getLogger("acker_client.source.kafka")
 
+# What a broker says that takes less of it, and what is not too large for any.
+TOO_LARGE = "metadata string too large"
+METADATA_BYTES_MIN = 256
+
 
 class KafkaOffsets:
     """A ``SharedCheckpointStore`` in the offsets of ``group``, for the partitions of ``topics`` or ``pattern``.
 
-    ``metadata_bytes_max``: as the brokers have ``offset.metadata.max.bytes``. Nothing in Kafka keeps a second run of
+    ``metadata_bytes_max``: less than the brokers' ``offset.metadata.max.bytes``. Nothing in Kafka keeps a second run of
     the same source away from it: see to that yourself, or use a group of ZooKeeper's.
     """
 
@@ -90,14 +94,21 @@ class KafkaOffsets:
 
     def save(self, committed: Mapping[str, Committed]) -> None:
         changed = {name: each.done for name, each in committed.items() if self._saved.get(name) != each.done}
-        self._opened.commit({At.named(name): self._commit_of(done) for name, done in changed.items()})
-        why = self._opened.confirm(self.connection.timeout_s)
+        why = self._commit(changed)
+        while TOO_LARGE in why and self.metadata_bytes_max > METADATA_BYTES_MIN:
+            self.metadata_bytes_max //= 2
+            why = self._commit(changed)
         if why:
             raise CheckpointError(
                 f"what is done could not be committed to {self} ({why}): see to the brokers, and start again. Nothing"
                 " is lost: what was committed before stands, and what was done since is read again"
             )
         self._saved |= changed
+
+    def _commit(self, done: Mapping[str, Ranges]) -> str:
+        """Why it could not be committed ("": it is)."""
+        self._opened.commit({At.named(name): self._commit_of(each) for name, each in done.items()})
+        return self._opened.confirm(self.connection.timeout_s)
 
     def _load(self, partitions: Sequence[At]) -> dict[str, Committed]:
         try:
