@@ -504,13 +504,13 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     for each in inputs.values():
         each.start({})
         assert len(each.plan(2, 1).parts) == 1
-    for now_s, is_forgetful in ((3.0, True), (12.0, True), (12.5, False), (15.0, True)):
+    for now_s, is_forgetful in ((3.0, True), (12.0, True), (14.5, False), (17.0, True)):
         now[0] = now_s
         monkeypatch.setattr(Restarting, "is_forgetful", is_forgetful)
         for each in inputs.values():
             plan = each.plan(1, 1)
             assert (len(plan.parts), list(plan.revoked), plan.is_end) == (int(not is_forgetful), [], False)
-    now[0] = 25.0
+    now[0] = 27.0
     with pytest.raises(SourceError, match="topic 'a' does not exist"):
         inputs["topics"].plan(1, 1)
     assert inputs["pattern"].plan(1, 1).revoked == [f"{topic}/{number}" for number in range(4)]
