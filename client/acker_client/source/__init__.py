@@ -19,6 +19,7 @@ except ImportError as error:
 
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.frame import Frame, Tracked, tracked
+from acker_client.source.constructors.kafka import Kafka
 from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.constructors.put_back import PutBack
@@ -45,6 +46,8 @@ from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
+from acker_client.source.stores.kafka_letters import KafkaTopic
+from acker_client.source.stores.kafka_offsets import KafkaOffsets
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
 
 __all__ = [
@@ -67,6 +70,9 @@ __all__ = [
     "Input",
     "InputChanged",
     "Kinesis",
+    "Kafka",
+    "KafkaOffsets",
+    "KafkaTopic",
     "Listener",
     "Options",
     "Original",

@@ -20,7 +20,7 @@ from acker_client.core.watched import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
-from acker_client.source.core.input import Input, PausableInput, SharedInput
+from acker_client.source.core.input import Closing, Input, PausableInput, SharedInput
 from acker_client.source.core.listener import Emissions, Listener
 from acker_client.source.core.parts import Lookup, Parts
 from acker_client.source.core.retry import PIECES, ReplayGroup, Retry
@@ -139,6 +139,8 @@ class Run:
         self._input.start(committed)
 
     def _close_input(self) -> None:
+        if isinstance(self._input, Closing):
+            self._input.close()
         self._dead_lettering.close()
         self._checkpointing.close()
 
