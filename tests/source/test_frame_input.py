@@ -77,7 +77,7 @@ def test_a_row_is_named_by_its_key_and_is_what_it_was_in_the_frame() -> None:
     records = driven.drain()
     assert driven.origins(records[1:]).to_pylist() == [{"name": "0.1"}, {"name": "0.2"}]
     (original,) = driven.originals(records[2:])
-    assert (original.origin, original.value) == ({"key": {"name": "0.2"}}, {"name": "0.2", "raw": "/w=="})
+    assert (original.origin, original.value) == ({"key": {"name": "0.2"}}, {"name": "0.2", "raw": {"base64": "/w=="}})
 
 
 def test_a_checkpoint_of_another_frame_is_refused() -> None:
