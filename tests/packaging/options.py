@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ def _shown(value: Any) -> str:
         return "needed"
     if isinstance(value, Retry):
         return "`Retry()`"
+    if isinstance(value, StrEnum):
+        value = value.value
     return "none" if value is None else f"`{value!r}`"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class Log:
 
 
 class LogInput:
-    """The log as an input. ``kind``: of the checkpoint."""
+    """The log as an input, a ``SharedInput`` and a ``PausableInput``. ``kind``: of the checkpoint."""
 
     kind = "log"
 
@@ -70,6 +70,23 @@ class LogInput:
         self.log = log
         self._next: dict[str, int] = {}
         self._gone: set[str] = set()
+        self._assigned: set[str] | None = None
+        self._paused: set[str] = set()
+
+    def partitions(self) -> list[str]:
+        return sorted(self.log.records)
+
+    def assign(self, committed: Mapping[str, Committed]) -> None:
+        self._assigned = (self._assigned or set()) | set(committed)
+        self._next |= {partition: each.done.prefix for partition, each in committed.items()}
+
+    def revoke(self, partitions: Sequence[str]) -> None:
+        assert self._assigned is not None
+        assert self._assigned >= set(partitions)
+        self._assigned -= set(partitions)
+
+    def pause(self, partitions: Collection[str]) -> None:
+        self._paused = set(partitions)
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._next = {partition: each.done.prefix for partition, each in committed.items()}
@@ -82,10 +99,15 @@ class LogInput:
         for partition, records in self.log.records.items():
             start, end = self._next.get(partition, min(records, default=0)), self.log.end_of(partition)
             stop = min(end, start + records_max - sum(part.stop - part.start for part in parts))
-            if start < stop and partition not in self._gone:
+            if start < stop and self._may_plan(partition):
                 parts.append(LogPart(partition, start, stop))
                 self._next[partition] = stop
-        return Plan(parts, is_end=self.log.is_ended and not parts, revoked=revoked)
+        is_end = self.log.is_ended and not parts and not self._paused
+        return Plan(parts, is_end=is_end, revoked=revoked)
+
+    def _may_plan(self, partition: str) -> bool:
+        is_assigned = self._assigned is None or partition in self._assigned
+        return is_assigned and partition not in self._gone | self._paused
 
     def slices(self, chosen: Sequence[Chosen[LogPart]], tasks: int) -> list[LogSlice]:
         wanted = [(each.part.partition, int(position)) for each in chosen for position in each.positions]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import Batch, Emissions, Retry, SourceError
-from acker_client.source.run import run as run_module
+from acker_client.source.run import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of, save_all
 from tests.source.logs import Log as InMemory
 from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters
@@ -199,7 +199,7 @@ def test_a_partition_that_is_revoked_is_written_down_dropped_and_not_replayed(cl
 def test_reading_waits_before_more_holes_arise_than_a_checkpoint_holds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run_module, "HOLES_MAX", 4)
+    monkeypatch.setattr(checkpointing, "HOLES_MAX", 4)
     log, noted, checkpoint = InMemory(), Noted(), MemoryCheckpoint()
     log.append("a", 60)
     options: dict[str, Any] = {"listener": noted, "checkpoint": checkpoint, "batch_records": 6}
@@ -228,7 +228,7 @@ def test_holes_of_an_earlier_run_do_not_hold_up_the_reading_that_closes_them(
         batch.done()
         break
     assert checkpoint.saved["a"].done.holes == 19
-    monkeypatch.setattr(run_module, "HOLES_MAX", 4)
+    monkeypatch.setattr(checkpointing, "HOLES_MAX", 4)
     summary = source(cluster, log, checkpoint=checkpoint, batch_records=5).run(NO_SPARK, save_all)
     assert (summary.acked, checkpoint.saved["a"].done.to_runs()) == (20, [40])
 

@@ -175,6 +175,11 @@ class InFlight:
         self.counts.dead_lettered += len(records)
         self._finish(records)
 
+    def let_go(self, records: RecordNumbers) -> None:
+        """Count ``records``, ascending, as done though they were not acked: nobody wants them tried again."""
+        self.counts.dropped += len(records)
+        self._finish(records)
+
     def take_finished(self) -> RecordNumbers:
         """The records that have become done since the last call, ascending."""
         finished, self._finished = self._finished, []

@@ -18,7 +18,7 @@ are pickled and read in executors, and need neither gRPC nor Spark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -139,16 +139,29 @@ class Input(Protocol[P]):
 @runtime_checkable
 class SharedInput(Input[P], Protocol[P]):
     """An input whose partitions the sources of a group share out among them (see ``core.assignment``). In a group it is
-    started with nothing, and plans the partitions that it is given; without one it plans all that it finds."""
+    started with nothing, and plans the partitions that it is given; without one it plans all that it finds. ``assign``
+    is called right after ``start`` then, with nothing: that is how it knows. Of a partition that comes back nothing is
+    remembered, and while more may be assigned the end of what it has is not its end."""
 
     def partitions(self) -> Sequence[str]:
         """All that there are just now, in their own order, whoever owns them."""
         ...
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
-        """These are this source's from now on; each is planned from where it was committed."""
+        """These are this source's from now on; each is planned from where it was committed: one of which nothing was
+        saved comes with an empty ``Committed``."""
         ...
 
     def revoke(self, partitions: Sequence[str]) -> None:
         """These are not this source's any more: nothing of theirs is planned or kept."""
+        ...
+
+
+@runtime_checkable
+class PausableInput(Input[P], Protocol[P]):
+    """An input that can leave some partitions alone while it plans others."""
+
+    def pause(self, partitions: Collection[str]) -> None:
+        """Plan none of these, and all others again, until the next call. While one of these has more, it is not the
+        end."""
         ...

@@ -44,7 +44,7 @@ class Listener:
 
     An exception from here ends the run (nothing is lost by it). Every emission is seen by ``on_emit``, then by either
     ``on_ack``, ``on_fail`` or ``on_absent``; what failed then by either ``on_retry`` or ``on_dead_letter``, unless the
-    run ends before.
+    run ends before, or tries nothing again (see the option ``guarantee``).
     """
 
     def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:

@@ -9,7 +9,7 @@ so is done.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -19,6 +19,8 @@ import pyarrow as pa
 from acker_client.source.core.input import Chosen, Input, Original, P
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
+
+NOTHING = Ranges()
 
 
 class Parts(Generic[P]):
@@ -40,9 +42,33 @@ class Parts(Generic[P]):
         return self._planned
 
     @property
-    def holes(self) -> int:
-        """Stretches of open positions before done ones, over all partitions."""
-        return sum(ranges.holes for ranges in self.done.values())
+    def most_holes(self) -> int:
+        """Stretches of open positions before done ones, in the partition that has the most of them."""
+        return max((ranges.holes for ranges in self.done.values()), default=0)
+
+    @property
+    def reach(self) -> dict[str, int]:
+        """By partition, the position that is planned next."""
+        return dict(self._reach)
+
+    def full(self, opened: Callable[[int, int], int], limit: int, holes_max: int) -> set[str]:
+        """The partitions that have open records, and of these ``limit`` or more, or ``holes_max`` holes.
+        ``opened(start, stop)``: how many of these numbers are open."""
+        counts: dict[str, int] = {}
+        for first, part in zip(self._firsts, self._parts, strict=True):
+            counts[part.partition] = counts.get(part.partition, 0) + opened(first, first + part.stop - part.start)
+        return {
+            partition
+            for partition, count in counts.items()
+            if count and (count >= limit or self.done.get(partition, NOTHING).holes >= holes_max)
+        }
+
+    def assign(self, done: Mapping[str, Ranges]) -> None:
+        """Partitions are this run's from now on, and done so far; of one that it had before nothing counts."""
+        for partition, ranges in done.items():
+            self.revoke(partition)
+            self.done[partition] = ranges
+            self._reach[partition] = ranges.prefix
 
     def add(self, parts: Sequence[P]) -> RecordNumbers:
         """Number the positions of ``parts``, and return those numbers that are not done, ascending."""
@@ -60,12 +86,13 @@ class Parts(Generic[P]):
         for partition, ranges in found.items():
             self._widen(partition, Ranges.joined(ranges))
 
-    def numbers_of(self, partition: str) -> RecordNumbers:
-        """The numbers of a partition that are not forgotten, ascending."""
+    def numbers_of(self, partitions: Iterable[str]) -> RecordNumbers:
+        """The numbers of some partitions that are not forgotten, ascending."""
+        wanted = set(partitions)
         numbers = [
             np.arange(first, first + part.stop - part.start)
             for first, part in zip(self._firsts, self._parts, strict=True)
-            if part.partition == partition
+            if part.partition in wanted
         ]
         return np.concatenate([NO_RECORDS, *numbers])
 

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.input import Committed
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Who commits: a run of a ``source``, by its ``session`` at the servers, and the process that it is."""
+
+    source: str
+    session: int
+    host: str
+    pid: int
 
 
 @runtime_checkable
@@ -39,6 +50,15 @@ class SharedCheckpointStore(CheckpointStore, Protocol):
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
         """What was saved last of these, which this source has just been assigned; one of which nothing was is left
         out."""
+        ...
+
+
+@runtime_checkable
+class SignedCheckpointStore(CheckpointStore, Protocol):
+    """A checkpoint that also says who wrote it, for the people who look after it."""
+
+    def sign(self, by: Committer) -> None:
+        """Whoever commits from now on; called once, before the first ``save``."""
         ...
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Counts:
     """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
     ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
-    ``revoked``: open ones that went to another source; ``repeated``: outcomes of emissions that had one; ``foreign``:
+    ``revoked``: open ones that went to another source; ``dropped``: not acked, and not tried again as the source
+    guarantees less; ``repeated``: outcomes of emissions that had one; ``foreign``:
     of roots that are none of this source; ``differed``: emissions of which servers said different things; ``saved``:
     those that a second server saved from a replay; ``short_of_replicas``: batches of which tasks reported to fewer
     servers than were asked for."""
@@ -23,6 +24,7 @@ class Counts:
     dead_lettered: int = 0
     absent: int = 0
     revoked: int = 0
+    dropped: int = 0
     batches: int = 0
     repeated: int = 0
     foreign: int = 0
@@ -34,12 +36,14 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
-    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source.
+    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source; ``dropped``
+    ones were not acked, and are not tried again, as the source was asked to guarantee less.
 
     ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved;
     ``short_of_replicas``: batches of which tasks reported to fewer servers than were asked for.
 
-    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones.
+    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones, of which
+    the partition with the most has ``holes_of_fullest``.
     ``elapsed_s``: since the run began, or how long it took.
     """
 
@@ -62,9 +66,13 @@ class Summary:
     differed: int = 0
     saved: int = 0
     short_of_replicas: int = 0
+    dropped: int = 0
+    holes_of_fullest: int = 0
 
     @classmethod
-    def of(cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0) -> Summary:
+    def of(
+        cls, name: str, counts: Counts, *, elapsed_s: float, checkpoint: str, holes: int = 0, holes_of_fullest: int = 0
+    ) -> Summary:
         """Sum up ``counts`` after ``elapsed_s``."""
         done = counts.acked + counts.dead_lettered
         return cls(
@@ -76,7 +84,7 @@ class Summary:
             lost=counts.lost,
             replayed=counts.replayed,
             dead_lettered=counts.dead_lettered,
-            open=counts.records - done - counts.absent - counts.revoked,
+            open=counts.records - done - counts.absent - counts.revoked - counts.dropped,
             batches=counts.batches,
             elapsed_s=elapsed_s,
             records_per_s=done / elapsed_s if elapsed_s > 0 else 0.0,
@@ -87,6 +95,8 @@ class Summary:
             differed=counts.differed,
             saved=counts.saved,
             short_of_replicas=counts.short_of_replicas,
+            dropped=counts.dropped,
+            holes_of_fullest=holes_of_fullest,
         )
 
     @property
@@ -111,10 +121,12 @@ class Summary:
         rare = [
             ("absent", self.absent, "planned, and not there when they were read"),
             ("revoked", self.revoked, "open when their partition went to another source"),
+            ("dropped", self.dropped, "not acked, and not tried again: the source guarantees less"),
             ("differed", self.differed, "of which servers said different things, as one had missed something"),
             ("saved", self.saved, "acked by a second server where the first could not"),
             ("short", self.short_of_replicas, "batches that tasks reported to fewer servers than were asked for"),
             ("holes", self.holes, "stretches of open records before done ones"),
+            ("of one", self.holes_of_fullest, "of them in the partition that has the most"),
         ]
         numbers[4:4] = [row for row in rare if row[1]]
         lines = [f"source {self.name}"]

@@ -104,6 +104,12 @@ class Tracker:
         """EmissionRange records that are not done."""
         return int(np.count_nonzero(self._record_state.values == OPEN))
 
+    def open_between(self, start: int, stop: int) -> int:
+        """Records of ``start <= number < stop`` that were emitted and are not done."""
+        first = self._record_state.start
+        states = self._record_state.values[max(0, start - first) : max(0, stop - first)]
+        return int(np.count_nonzero(states == OPEN))
+
     @property
     def reach(self) -> int:
         """One more than the highest record ever emitted."""

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from acker_client.core.registration import check_seconds
+from acker_client.source.core.assignment import Assignment
+from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.listener import Listener
 from acker_client.source.core.retry import Retry
-from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
+from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 from acker_client.source.run.environment import Environment
 from acker_client.source.stores.checkpoint import CheckpointFile
 from acker_client.source.stores.dead_letters import DeadLetterFile
+
+# Of records that may be read and not done: more than any run has.
+UNLIMITED = 1 << 62
 
 
 class CommonOptions(TypedDict, total=False):
@@ -25,11 +30,18 @@ class CommonOptions(TypedDict, total=False):
     record ends the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
     something is wrong with the job rather than with the records; 1 never stops it.
 
+    ``guarantee``: "at_least_once"; "at_most_once": records are written down as done before they are emitted; or
+    "no_guarantee": once they have been, whatever becomes of them. Neither of these tries anything again.
+    ``commit_interval_s``: the checkpoint moves no more often than this (0: with each batch), when a partition is
+    revoked, and at the end. ``group``: the source's membership of a group that shares the partitions out among its
+    sources; then ``checkpoint`` has to be a ``SharedCheckpointStore``.
+
     ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done (default: ten
-    batches); ``partitions``: tasks that read a batch (default: what Spark runs at once). ``listener`` sees what happens
-    to records. ``deadline_s``: the last resort, after which a batch that no server answers for is LOST and replayed;
-    ``lease_s``: so long after a driver's death the server drops what it had pending. ``environment``: what stands in
-    for Spark, server and clock in tests.
+    batches); ``max_uncommitted_per_partition``: once a partition has so many of these it is left alone and others are
+    read; the other limit has no default then. Replays may always go. ``partitions``: tasks that read a batch (default:
+    what Spark runs at once). ``listener`` sees what happens to records. ``deadline_s``: the last resort, after which a
+    batch that no server answers for is LOST and replayed; ``lease_s``: so long after a driver's death the server drops
+    what it had pending. ``environment``: what stands in for Spark, server and clock in tests.
     """
 
     name: Required[str]
@@ -37,8 +49,12 @@ class CommonOptions(TypedDict, total=False):
     dead_letters: str | os.PathLike[str] | DeadLetterStore | None
     retry: Retry
     max_dead_share: float
+    guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] | Guarantee
+    commit_interval_s: float
+    group: Assignment | None
     batch_records: int
     max_uncommitted: int | None
+    max_uncommitted_per_partition: int | None
     partitions: int | None
     listener: Listener | None
     deadline_s: float
@@ -55,8 +71,12 @@ class Options:
     dead_letters: Path | DeadLetterStore | None = None
     retry: Retry = Retry()  # noqa: RUF009 (frozen)
     max_dead_share: float = 0.01
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    commit_interval_s: float = 0.0
+    group: Assignment | None = None
     batch_records: int = 500_000
     max_uncommitted: int | None = None
+    max_uncommitted_per_partition: int | None = None
     partitions: int | None = None
     listener: Listener = field(default_factory=Listener)
     deadline_s: float = 300.0
@@ -76,6 +96,8 @@ class Options:
                 options[store] = Path(options[store])
         if options.get("listener") is None:
             options.pop("listener", None)
+        if "guarantee" in options:
+            options["guarantee"] = _guarantee(options["guarantee"])
         return cls(**options)
 
     def __post_init__(self) -> None:
@@ -90,7 +112,7 @@ class Options:
         if not 0 <= self.max_dead_share <= 1:
             raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
         _check_count("batch_records", self.batch_records)
-        for option in ("max_uncommitted", "partitions"):
+        for option in ("max_uncommitted", "max_uncommitted_per_partition", "partitions"):
             if getattr(self, option) is not None:
                 _check_count(option, getattr(self, option))
         if self.open_max < self.batch_records:
@@ -101,19 +123,44 @@ class Options:
         if not 0 < self.deadline_s < float("inf"):
             raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")
         check_seconds("lease_s", self.lease_s)
+        if not 0 <= self.commit_interval_s < float("inf"):
+            raise ValueError(f"commit_interval_s={self.commit_interval_s}: give seconds; 0 commits with each batch")
         self._check_paths()
+        self._check_guarantee()
+        self._check_group()
 
     @property
     def open_max(self) -> int:
         """How many records may be read and not done: ten batches, unless said otherwise, so that reading goes on while
-        some wait for their replay."""
-        return 10 * self.batch_records if self.max_uncommitted is None else self.max_uncommitted
+        some wait for their replay; as many as there are room for where each partition has its own limit."""
+        if self.max_uncommitted is not None:
+            return self.max_uncommitted
+        return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED
 
     @property
     def own_files(self) -> tuple[Path, ...]:
         """The files that this source writes, and which are therefore no input of it."""
         checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
         return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
+
+    def _check_guarantee(self) -> None:
+        if not self.guarantee.retries and self.dead_letters is not None:
+            raise ValueError(
+                f"dead_letters with guarantee={self.guarantee.value!r}: nothing is tried again then, so nothing spends"
+                " its retries; leave dead_letters out, or take guarantee='at_least_once'"
+            )
+
+    def _check_group(self) -> None:
+        if self.group is None:
+            return
+        if not isinstance(self.group, Assignment):
+            raise ValueError(f"group={self.group!r}: give the membership of a group (an Assignment)")
+        if not isinstance(self.checkpoint, SharedCheckpointStore):
+            given = str(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
+            raise ValueError(
+                f"checkpoint={given!r} with a group: partitions go from one source to another, so their checkpoint has"
+                " to be where all can reach it; give a SharedCheckpointStore"
+            )
 
     def _check_paths(self) -> None:
         for option, store in (("checkpoint", CheckpointStore), ("dead_letters", DeadLetterStore)):
@@ -140,6 +187,14 @@ def checkpoint_store(options: Options) -> CheckpointStore | None:
 def dead_letter_store(options: Options) -> DeadLetterStore | None:
     """What the option ``dead_letters`` stands for."""
     return DeadLetterFile(options.dead_letters) if isinstance(options.dead_letters, Path) else options.dead_letters
+
+
+def _guarantee(given: object) -> Guarantee:
+    try:
+        return Guarantee(str(given))
+    except ValueError:
+        names = ", ".join(repr(each.value) for each in Guarantee)
+        raise ValueError(f"guarantee={given!r}: give one of {names}") from None
 
 
 def _beside(checkpoint: Path) -> tuple[Path, Path]:

@@ -8,6 +8,7 @@ What an outcome means for a record is `in_flight`'s to decide.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -17,19 +18,20 @@ from acker_client.core.gist import gist
 from acker_client.core.scope import BatchScope
 from acker_client.core.watched import WatchResult
 from acker_client.plain.client import AckerClient
+from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
-from acker_client.source.core.input import Committed, Input
+from acker_client.source.core.input import Input, PausableInput, SharedInput
 from acker_client.source.core.listener import Emissions
 from acker_client.source.core.parts import Lookup, Parts
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.retry import PIECES, ReplayGroup
+from acker_client.source.core.retry import PIECES, ReplayGroup, Retry
 from acker_client.source.core.summary import Summary
 from acker_client.source.core.tracker import NO_RECORDS, EmissionRange, RecordNumbers
 from acker_client.source.errors import Broken, SourceError
 from acker_client.source.run.batch import Batch
+from acker_client.source.run.checkpointing import Checkpointing
 from acker_client.source.run.dead_lettering import DeadLettering
 from acker_client.source.run.environment import Blame, Environment, FramePlan
-from acker_client.source.run.options import Options, checkpoint_store
+from acker_client.source.run.options import UNLIMITED, Options
 from acker_client.source.run.server_batches import ServerBatches
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Settlement
@@ -38,12 +40,12 @@ log = logging.getLogger("acker_client.source")
 
 # So many batches of more than one record may break in a row, with none getting through, before the run stops.
 BROKEN_MAX = 64
-# So many holes are written down at most; from then on nothing new is read until what is open is done.
-HOLES_MAX = 100_000
 # How long one look for outcomes waits at the most.
 LOOK_S = 1.0
 # No replay is due.
 NO_REPLAYS = ReplayGroup(0.0, -1, NO_RECORDS)
+# Of a source that tries nothing again.
+NEVER = Retry(max_retries=0, max_interruptions=0)
 
 
 class Run:
@@ -55,9 +57,10 @@ class Run:
         self._schema = schema
         self._spark = spark
         self._environment = environment
-        self._in_flight = InFlight(environment.draw_base(), options.retry, environment.draw)
-        self._checkpoint = checkpoint_store(options)
-        self._committed: dict[str, Committed] = {}
+        self._check_input()
+        retry = options.retry if options.guarantee.retries else NEVER
+        self._in_flight = InFlight(environment.draw_base(), retry, environment.draw)
+        self._checkpointing = Checkpointing(options, source)
         self._use(Parts({}))
         self._started_s = environment.clock()
         self._ended_s: float | None = None
@@ -66,7 +69,8 @@ class Run:
         self._number = 0
         self._broken_in_a_row = 0
         self._is_read = False
-        self._is_full_of_holes = False
+        # The partitions that a group has assigned.
+        self._owned: set[str] = set()
         self._is_leaving = False
         self._was_without_evidence = False
 
@@ -84,12 +88,15 @@ class Run:
             self._watching = self._environment.watch(self._client)
             undo.callback(self._watching.stop)
             self._tasks = self.options.partitions or self._environment.parallelism(self._spark)
+            self._checkpointing.sign(self._session)
+            self._join_group(undo)
             self._exits = undo.pop_all()
         log.info("source %r: session %d, %s", self.options.name, self._session, self._input.describe(self._parts.done))
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
+            # Before the group is left: who has the partitions next goes on from there.
             self._commit()
         finally:
             self._exits.close()
@@ -99,9 +106,14 @@ class Run:
     def summary(self) -> Summary:
         """What this run has done so far."""
         elapsed_s = (self._environment.clock() if self._ended_s is None else self._ended_s) - self._started_s
-        checkpoint, holes = self._input.describe(self._parts.done), self._parts.holes
+        holes = [done.holes for done in self._parts.done.values()]
         return Summary.of(
-            self.options.name, self._in_flight.counts, elapsed_s=elapsed_s, checkpoint=checkpoint, holes=holes
+            self.options.name,
+            self._in_flight.counts,
+            elapsed_s=elapsed_s,
+            checkpoint=self._input.describe(self._parts.done),
+            holes=sum(holes),
+            holes_of_fullest=max(holes, default=0),
         )
 
     def _use(self, parts: Parts[Any]) -> None:
@@ -110,17 +122,26 @@ class Run:
         self._dead_lettering = DeadLettering(self.options, self._lookup, self._in_flight)
 
     def _open_input(self) -> None:
-        if self._checkpoint is not None:
-            self._checkpoint.open(self.options.name, self._input.kind)
-            self._committed = self._checkpoint.load()
-        self._use(Parts({partition: each.done for partition, each in self._committed.items()}))
+        committed = self._checkpointing.open()
+        self._use(Parts({partition: each.done for partition, each in committed.items()}))
         self._dead_lettering.open()
-        self._input.start(self._committed)
+        self._input.start(committed)
 
     def _close_input(self) -> None:
         self._dead_lettering.close()
-        if self._checkpoint is not None:
-            self._checkpoint.close()
+        self._checkpointing.close()
+
+    def _check_input(self) -> None:
+        kind, limit = self._input.kind, self.options.max_uncommitted_per_partition
+        if self.options.group is not None and not isinstance(self._input, SharedInput):
+            raise SourceError(
+                f"group with an input of {kind}: its partitions cannot be shared out among sources; leave group out"
+            )
+        if limit is not None and not isinstance(self._input, PausableInput):
+            raise SourceError(
+                f"max_uncommitted_per_partition={limit} with an input of {kind}: it cannot leave one partition alone"
+                " and read others; give max_uncommitted"
+            )
 
     # -- what comes next
 
@@ -132,7 +153,10 @@ class Run:
         """
         while True:
             self._look(0.0)
+            self._take_handover()
             now = self._environment.clock()
+            if self._checkpointing.is_due(now):
+                self._commit()
             replays = self._in_flight.take(now, self.options.batch_records) or NO_REPLAYS
             new = NO_RECORDS if replays.depth else self._plan(self.options.batch_records - len(replays.records))
             if len(replays.records) or len(new):
@@ -145,31 +169,95 @@ class Run:
         """New records, as many as may be uncommitted; none: there is no room for them, or none is left."""
         room = min(records_max, self.options.open_max - self._in_flight.tracker.open_records)
         records = NO_RECORDS
-        while room > 0 and not len(records) and not self._is_read and not self._has_too_many_holes():
+        while room > 0 and not len(records) and not self._is_read and self._leave_full_alone():
             plan = self._input.plan(room, self._tasks)
-            for partition in plan.revoked:
-                self._revoke(partition)
+            if plan.revoked:
+                self._commit()
+                self._drop(plan.revoked)
             records = self._parts.add(plan.parts)
             self._is_read = plan.is_end
+            if not self.options.guarantee.retries:
+                records = self._count_as_done(plan.parts, records)
             if not plan.parts:
                 break
         if len(records):
             self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
         return records
 
-    def _has_too_many_holes(self) -> bool:
-        """Whether reading on has to wait, as what is done could not be written down. What was not emitted yet may
-        close holes of an earlier run, so it is not held up by those alone."""
-        return self._parts.holes >= HOLES_MAX and self._in_flight.tracker.open_records > 0
+    def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
+        """What was planned counts as done, whatever becomes of it; at most once, before it is emitted. Returns which
+        of ``records`` may be emitted: those that are still this source's."""
+        self._checkpointing.note(part.partition for part in parts)
+        if self.options.guarantee is Guarantee.AT_MOST_ONCE:
+            fenced = self._commit()
+            records = records[~np.isin(records, self._parts.numbers_of(fenced))]
+        return records
 
-    def _revoke(self, partition: str) -> None:
-        """Write down what is done of a partition, then drop the rest of it."""
-        self._commit()
-        records = self._in_flight.revoke(self._parts.numbers_of(partition))
-        roots = np.zeros(len(records), NO_IDS.dtype)
-        self.options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
-        self._parts.revoke(partition)
-        log.info("partition %s went to another source: %d open records are that one's now", partition, len(records))
+    def _leave_full_alone(self) -> bool:
+        """See to it that nothing new is planned of partitions that have too many open records, or more holes than can
+        be written down; whether anything may be planned at all.
+
+        What was not emitted yet may close holes of an earlier run, so it is not held up by those alone.
+        """
+        limit = self.options.max_uncommitted_per_partition
+        holes_max, full = self._checkpointing.holes_max, set[str]()
+        if limit is not None or self._parts.most_holes >= holes_max:
+            full = self._parts.full(self._in_flight.tracker.open_between, limit or UNLIMITED, holes_max)
+        if isinstance(self._input, PausableInput):
+            self._input.pause(full)
+            return True
+        return not full
+
+    # -- whose partitions are whose
+
+    def _join_group(self, undo: ExitStack) -> None:
+        group = self.options.group
+        if group is not None and isinstance(self._input, SharedInput):
+            self._input.assign({})
+            group.open(self.options.name, self._input.partitions)
+            undo.callback(group.close)
+
+    def _take_handover(self) -> None:
+        """Do as the group says, between two batches: what is revoked is written down, and then released."""
+        group = self.options.group
+        if group is None:
+            return
+        handover = group.poll()
+        if handover.lost:
+            self._fold()
+            self._drop(handover.lost)
+        if handover.revoked:
+            self._commit()
+            self._drop(handover.revoked)
+            group.release(handover.revoked)
+        if handover.assigned:
+            self._assign(handover.assigned)
+
+    def _assign(self, partitions: Sequence[str]) -> None:
+        """Begin with partitions where the checkpoint says, whatever this run knows of them from before."""
+        committed = self._checkpointing.assign(partitions)
+        self._parts.assign({partition: each.done for partition, each in committed.items()})
+        assert isinstance(self._input, SharedInput)
+        self._input.assign(committed)
+        self._owned.update(partitions)
+        self._is_read = False
+        log.info("assigned: %s", ", ".join(partitions))
+
+    def _drop(self, partitions: Sequence[str]) -> None:
+        """Partitions are another source's, with all that is open of them."""
+        if self.options.group is not None:
+            # What a commit has shown to be lost the group says again.
+            partitions = [partition for partition in partitions if partition in self._owned]
+            self._owned.difference_update(partitions)
+        for partition in partitions:
+            records = self._in_flight.revoke(self._parts.numbers_of([partition]))
+            roots = np.zeros(len(records), NO_IDS.dtype)
+            self.options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
+            self._parts.revoke(partition)
+            self._checkpointing.drop(partition)
+            log.info("partition %s went to another source: %d open records are that one's now", partition, len(records))
+        if partitions and self.options.group is not None and isinstance(self._input, SharedInput):
+            self._input.revoke(partitions)
 
     def _wait(self, now: float) -> None:
         due_s = self._in_flight.schedule.next_due_s
@@ -219,7 +307,7 @@ class Run:
         else:
             self._was_without_evidence = False
         self._finish(batch, self._server_batches.settle(batch.number, settlement, lambda: self._look(0.0, batch)))
-        self._commit()
+        self._commit_if_due()
         self._check_breaking(batch)
 
     def leave(self, batch: Batch) -> None:
@@ -267,7 +355,7 @@ class Run:
 
     def _isolate(self, batch: Batch, broken: Failures, now: float) -> None:
         """Replay the records of a batch that broke as a whole in smaller pieces; dead letters of what is spent."""
-        spent = self._in_flight.isolate(broken, batch.depth, now)
+        spent = self._in_flight.isolate(broken, batch.depth, now) if self.options.guarantee.retries else broken
         retried = broken.without(spent.records)
         if len(retried) and not self._is_leaving:
             self.options.listener.on_retry(self._emissions_of(retried))
@@ -343,7 +431,10 @@ class Run:
         self._write_dead(effects.spent)
 
     def _write_dead(self, spent: Failures) -> None:
-        if len(spent) and not self._is_leaving:
+        if len(spent) and not self.options.guarantee.retries:
+            self._in_flight.let_go(spent.records)
+            log.warning("%d records were not acked, and are not tried again: %s", len(spent), gist(spent.reason(0)))
+        elif len(spent) and not self._is_leaving:
             self._dead_lettering.write(spent, self._environment.wall())
             self.options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
@@ -352,38 +443,28 @@ class Run:
 
     # -- what is done
 
-    def _commit(self) -> None:
-        """Forget what is done, and move the checkpoint there."""
+    def _commit_if_due(self) -> None:
+        """Move the checkpoint to what is done, unless it is too early for that."""
+        self._fold()
+        if self._checkpointing.is_due(self._environment.clock()):
+            self._commit()
+
+    def _commit(self) -> Sequence[str]:
+        """Move the checkpoint to what is done. Returns the partitions that turned out to be another source's, and were
+        dropped."""
+        self._fold()
+        fenced = self._checkpointing.save(self._parts, self._environment.clock())
+        self._drop(fenced)
+        return fenced
+
+    def _fold(self) -> None:
+        """Forget what is done."""
         self._parts.finish(self._in_flight.take_finished())
         done_below = self._in_flight.compact()
         self._parts.forget(done_below)
         self._dead_lettering.forget(done_below)
-        changed = self._parts.take_changed()
-        for partition in changed:
-            self._input.advance(partition, self._parts.done[partition])
-        self._check_holes()
-        if self._checkpoint is None or not changed:
-            return
-        for partition, done in self._to_write(changed).items():
-            self._committed[partition] = Committed(done, self._input.mark(partition, done))
-        self._checkpoint.save(self._committed)
-
-    def _check_holes(self) -> None:
-        holes = self._parts.holes
-        if holes < HOLES_MAX // 2 or self._is_full_of_holes:
-            self._is_full_of_holes = holes >= HOLES_MAX // 2
-            return
-        self._is_full_of_holes = True
-        log.warning(
-            "%d stretches of open records lie before done ones, and a checkpoint holds %d: reading waits from there on",
-            holes,
-            HOLES_MAX,
-        )
-
-    def _to_write(self, changed: set[str]) -> dict[str, Ranges]:
-        """What is done of partitions, cut to what a checkpoint may hold: a restart reads the rest again."""
-        done = self._parts.done
-        if self._parts.holes <= HOLES_MAX:
-            return {partition: done[partition] for partition in sorted(changed)}
-        with_holes = sum(ranges.holes > 0 for ranges in done.values())
-        return {partition: ranges.first_holes(HOLES_MAX // with_holes) for partition, ranges in done.items()}
+        changed = {partition: self._parts.done[partition] for partition in self._parts.take_changed()}
+        for partition, done in changed.items():
+            self._input.advance(partition, done)
+        self._checkpointing.note(changed)
+        self._checkpointing.warn_of_holes(changed)
