@@ -37,6 +37,10 @@ class Group:
         self._lost.setdefault(self.owners[partition] or "", set()).add(partition)
         self.owners[partition] = None
 
+    def forget(self, member: str) -> None:
+        """A member that comes back under its name knows nothing of what it had."""
+        self._lost.pop(member, None)
+
     def handover_to(self, member: str) -> Handover:
         lost = sorted(self._lost.pop(member, set()))
         revoked = [name for name, owner in self.owners.items() if owner == member and self.wanted.get(name) != member]

@@ -14,6 +14,7 @@ import pytest
 
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
+from acker_client.source.core.stores import Committer
 from acker_client.source.errors import CheckpointError
 from acker_client.source.stores import checkpoint as checkpoint_module
 from acker_client.source.stores.checkpoint import CheckpointFile, digest_of
@@ -120,6 +121,25 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(
     with pytest.raises(CheckpointError, match=says) as refused:
         checkpoint.load()
     assert str(checkpoint.path) in str(refused.value)
+
+
+def test_a_checkpoint_says_who_wrote_it_and_when_and_one_of_another_source_is_refused_with_that(tmp_path: Path) -> None:
+    checkpoint = CheckpointFile(tmp_path / "x.ckpt", wall=lambda: 1_800_000_000.4)
+    checkpoint.open("orders", "files")
+    checkpoint.sign(Committer("orders", 7, "host-1", 4711))
+    checkpoint.save(at(1))
+    assert checkpoint.load() == at(1)
+    by = {"source": "orders", "session": 7, "host": "host-1", "pid": 4711, "time": "2027-01-15T08:00:00+00:00"}
+    assert json.loads(checkpoint.path.read_text())["by"] == by
+    checkpoint.close()
+    other = CheckpointFile(checkpoint.path)
+    other.open("clicks", "files")
+    says = (
+        r"of source 'orders', not of 'clicks' \(last written at 2027-.*\+00:00 by process 4711 on host-1\): give every"
+    )
+    with pytest.raises(CheckpointError, match=says):
+        other.load()
+    other.close()
 
 
 def test_two_sources_cannot_hold_one_checkpoint(checkpoint: CheckpointFile) -> None:

@@ -433,7 +433,8 @@ class Run:
     def _write_dead(self, spent: Failures) -> None:
         if len(spent) and not self.options.guarantee.retries:
             self._in_flight.let_go(spent.records)
-            log.warning("%d records were not acked, and are not tried again: %s", len(spent), gist(spent.reason(0)))
+            records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
+            log.warning("%s not acked, and not tried again: %s", records, gist(spent.reason(0)))
         elif len(spent) and not self._is_leaving:
             self._dead_lettering.write(spent, self._environment.wall())
             self.options.listener.on_dead_letter(self._emissions_of(spent), spent)

@@ -1,8 +1,8 @@
 """Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
 
 Decides the format (version, source, kind of input; of each partition the run lengths of what is done and the input's
-mark; a digest over them) and which file is refused. Never decides what is done. One process at a time holds a
-checkpoint, by a lock on a file beside it.
+mark; a digest over them; who wrote it, for people) and which file is refused. Never decides what is done. One process
+at a time holds a checkpoint, by a lock on a file beside it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
+from acker_client.source.core.stores import Committer
 from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import CheckpointError
 
@@ -32,12 +36,14 @@ _HELD = (errno.EAGAIN, errno.EACCES)
 
 
 class CheckpointFile:
-    """The checkpoint file of one source: a ``CheckpointStore``."""
+    """The checkpoint file of one source: a ``SignedCheckpointStore``. ``wall``: Unix seconds."""
 
-    __slots__ = ("_lock", "kind", "path", "source")
+    __slots__ = ("_by", "_lock", "_wall", "kind", "path", "source")
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
         self.path = path
+        self._wall = wall
+        self._by: Committer | None = None
         self.source = ""
         self.kind = ""
         self._lock: IO[bytes] | None = None
@@ -68,6 +74,9 @@ class CheckpointFile:
                 f"checkpoint {self.path} is in use by another running source: stop that one, or give this one its own"
             ) from None
         self._lock = lock
+
+    def sign(self, by: Committer) -> None:
+        self._by = by
 
     def close(self) -> None:
         if self._lock is not None:
@@ -108,6 +117,7 @@ class CheckpointFile:
             "version": VERSION,
             "source": self.source,
             "input": self.kind,
+            **self._signature(),
             "partitions": partitions,
             "digest": digest_of(partitions),
         }
@@ -124,6 +134,11 @@ class CheckpointFile:
                 f"checkpoint {self.path} cannot be written ({error.strerror}): {to_write(error)}. Nothing is lost: the"
                 " one before it stands, and the next start reads again what was done since"
             ) from None
+
+    def _signature(self) -> dict[str, Any]:
+        if self._by is None:
+            return {}
+        return {"by": {**asdict(self._by), "time": datetime.fromtimestamp(self._wall(), UTC).isoformat("T", "seconds")}}
 
     def _parse(self, content: bytes) -> dict[str, Any]:
         try:
@@ -151,9 +166,17 @@ class CheckpointFile:
         for what, expected in (("source", self.source), ("input", self.kind)):
             if saved.get(what) != expected:
                 raise CheckpointError(
-                    f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source a"
-                    " checkpoint of its own"
+                    f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}{_written(saved)}:"
+                    " give every source a checkpoint of its own"
                 )
+
+
+def _written(saved: dict[str, Any]) -> str:
+    """Who wrote it last and when, where it says so."""
+    by = saved.get("by")
+    if not isinstance(by, dict):
+        return ""
+    return f" (last written at {by.get('time')} by process {by.get('pid')} on {by.get('host')})"
 
 
 def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
