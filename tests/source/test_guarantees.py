@@ -102,7 +102,7 @@ def test_with_an_interval_a_crash_costs_at_most_what_was_done_since_the_last_com
     options["retry"] = Retry(initial_s=1000, cap_s=1000)
     crashing(source(cluster, log, **options)._new_run(NO_SPARK), batches, "emitted", seen)
     checkpoint.close()
-    # Batches end at 0, 2, 4 ... s: the checkpoint is written at 0 s, before the fourth at 6 s, before the seventh at 12.
+    # Batches end at 0, 2, 4 ... s: it is written at 0 s, before the fourth at 6 s, before the seventh at 12.
     written = {0: 0, 1: 1, 2: 1, 3: 3, 4: 3, 5: 3, 6: 6, 7: 6}[batches] * BATCH
     restarted(cluster, log, seen, **options)
     again = values(range(written, (batches + 1) * BATCH)) | ({"a3"} if batches else set())

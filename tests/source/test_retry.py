@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -182,3 +183,32 @@ def test_attempts_of_records_that_are_done_are_forgotten() -> None:
 def test_a_policy_that_makes_no_sense_is_refused_by_name(options: dict[str, float], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         Retry(**options)  # type: ignore[arg-type]
+
+
+def test_after_the_sixtieth_failure_the_wait_is_still_up_to_the_cap() -> None:
+    retry = Retry(max_retries=100, initial_s=0.002, cap_s=10)
+    assert [retry.delay_s(attempt, lambda: 1.0) for attempt in (14, 44, 57, 60, 64, 100)] == [10.0] * 6
+    schedule = Schedule(retry, draw=lambda: 0.5)
+    now = 0.0
+    for _ in range(60):
+        assert not len(schedule.fail(columns([7]), now))
+        assert schedule.next_due_s is not None
+        waited_s, now = schedule.next_due_s - now, schedule.next_due_s
+        assert schedule.take(now, 1) is not None
+    assert waited_s == pytest.approx(5.0)
+
+
+def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_over_the_whole_wait() -> None:
+    draw = random.Random(1).random
+    schedule = Schedule(Retry(initial_s=8, cap_s=60), draw)
+    for record in range(1000):
+        schedule.fail(columns([record]), now=100.0)
+    due = np.zeros(1000)
+    for _ in range(1000):
+        at_s = schedule.next_due_s
+        assert at_s is not None
+        group = schedule.take(at_s, 1)
+        assert group is not None
+        due[group.records] = at_s
+    assert np.histogram(due, bins=8, range=(100.0, 108.0))[0].min() > 90
+    assert len(np.unique(due)) > 990
