@@ -19,13 +19,15 @@ except ImportError as error:
 
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.parquet import Parquet
+from acker_client.source.core.assignment import Assignment
 from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan
 from acker_client.source.core.listener import Emissions, Listener
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Retry
-from acker_client.source.core.stores import CheckpointStore, DeadLetterStore
+from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 from acker_client.source.core.summary import Summary
 from acker_client.source.errors import Broken, CheckpointError, InputChanged, SourceError, TooManyDeadLetters
 from acker_client.source.run.batch import Batch
@@ -33,6 +35,7 @@ from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
 
 __all__ = [
+    "Assignment",
     "Batch",
     "Broken",
     "CheckpointStore",
@@ -44,6 +47,7 @@ __all__ = [
     "CheckpointError",
     "Failures",
     "Files",
+    "Guarantee",
     "Input",
     "InputChanged",
     "Listener",
@@ -54,6 +58,7 @@ __all__ = [
     "Ranges",
     "Retry",
     "Emissions",
+    "SharedCheckpointStore",
     "Source",
     "SourceError",
     "Summary",
