@@ -86,12 +86,28 @@ def _mix_block(values: Column, mixed: Column, shifted: Column) -> None:
 def unmix64_column(values: Column) -> Column:
     """Invert :func:`mix64_column`."""
     check_column("values", values)
-    mixed: Column = values ^ (values >> np.uint64(31)) ^ (values >> np.uint64(62))
-    mixed *= np.uint64(_INVERSE_2)
-    mixed ^= (mixed >> np.uint64(27)) ^ (mixed >> np.uint64(54))
-    mixed *= np.uint64(_INVERSE_1)
-    mixed ^= (mixed >> np.uint64(30)) ^ (mixed >> np.uint64(60))
-    return mixed
+    unmixed: Column = np.empty(len(values), np.uint64)
+    shifted = np.empty(min(len(values), _BLOCK), np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        _unmix_block(values[start : start + _BLOCK], unmixed[start : start + _BLOCK], shifted)
+    return unmixed
+
+
+def _unmix_block(values: Column, unmixed: Column, shifted: Column) -> None:
+    shifted = shifted[: len(values)]
+    _unshift(values, 31, unmixed, shifted)
+    np.multiply(unmixed, np.uint64(_INVERSE_2), out=unmixed)
+    _unshift(unmixed, 27, unmixed, shifted)
+    np.multiply(unmixed, np.uint64(_INVERSE_1), out=unmixed)
+    _unshift(unmixed, 30, unmixed, shifted)
+
+
+def _unshift(values: Column, bits: int, unshifted: Column, shifted: Column) -> None:
+    """Invert ``x ^ (x >> bits)``, for ``bits`` of 22 to 32: ``y ^ (y >> bits) ^ (y >> 2 * bits)``, by steps."""
+    np.right_shift(values, np.uint64(bits), out=shifted)
+    np.bitwise_xor(values, shifted, out=unshifted)
+    np.right_shift(shifted, np.uint64(bits), out=shifted)
+    np.bitwise_xor(unshifted, shifted, out=unshifted)
 
 
 def hash64(name: str) -> int:
@@ -112,7 +128,9 @@ def root_ids(base: int, numbers: Column) -> Column:
 
 def numbers_of(base: int, roots: Column) -> Column:
     """Emission numbers of ``roots: uint64[n]``; a foreign root gives some number far out of any window."""
-    return unmix64_column(roots) - np.uint64(base)
+    numbers = unmix64_column(roots)
+    numbers -= np.uint64(base)
+    return numbers
 
 
 def edge0(root: int) -> int:

@@ -60,7 +60,7 @@ class Driven:
 
     def finish(self, records: Numbers) -> None:
         self._open -= set(np.asarray(records).tolist())
-        self.parts.finish(np.sort(np.asarray(records, np.int64)))
+        self.parts.finish(Ranges.of(np.sort(np.asarray(records, np.int64))))
         self.parts.forget(min(self._open, default=self.parts.planned))
 
     def finish_below(self, record: int) -> None:

@@ -57,7 +57,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         numbers = sorted(data.draw(st.sets(st.sampled_from(sorted(self.open)), min_size=1)))
-        self.parts.finish(np.array(numbers, np.int64))
+        self.parts.finish(Ranges.of(np.array(numbers, np.int64)))
         for number in numbers:
             partition, position = self.open.pop(number)
             self.done[partition].add(position)
@@ -104,7 +104,7 @@ TestPartsBesideTheirTwin.settings = settings(max_examples=60, stateful_step_coun
 def test_one_open_record_holds_up_its_own_partition_only() -> None:
     parts: Parts[Stretch] = Parts({})
     parts.add([Stretch("a", 0, 100), Stretch("b", 0, 100)])
-    parts.finish(np.array([k for k in range(200) if k != 7]))
+    parts.finish(Ranges.of(np.array([k for k in range(200) if k != 7])))
     assert (parts.done["a"].to_runs(), parts.done["b"].to_runs()) == ([7, 1, 92], [100])
     assert (parts.most_holes, parts.take_changed(), parts.take_changed()) == (1, {"a", "b"}, set())
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Draw, ReplayGroup, Retry, Schedule
 from acker_client.source.core.summary import Counts
 from acker_client.source.core.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
@@ -101,13 +102,12 @@ def excusing(outcomes: Outcomes, because: str) -> Outcomes:
 class InFlight:
     """Everything in flight of one source session."""
 
-    __slots__ = ("_finished", "counts", "schedule", "tracker")
+    __slots__ = ("counts", "schedule", "tracker")
 
     def __init__(self, base: int, retry: Retry, draw: Draw) -> None:
         self.tracker = Tracker(base)
         self.schedule = Schedule(retry, draw)
         self.counts = Counts()
-        self._finished: list[RecordNumbers] = []
 
     @property
     def is_over(self) -> bool:
@@ -148,7 +148,7 @@ class InFlight:
         those that were open."""
         dropped = self.tracker.open_among(records)
         self.schedule.drop(dropped)
-        self.tracker.finish(dropped)
+        self.tracker.drop(dropped)
         self.counts.revoked += len(dropped)
         return dropped
 
@@ -180,10 +180,9 @@ class InFlight:
         self.counts.dropped += len(records)
         self._finish(records)
 
-    def take_finished(self) -> RecordNumbers:
-        """The records that have become done since the last call, ascending."""
-        finished, self._finished = self._finished, []
-        return np.sort(np.concatenate([NO_RECORDS, *finished]))
+    def take_finished(self) -> Ranges:
+        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        return self.tracker.take_finished()
 
     def compact(self) -> int:
         """Forget what is done; returns the record below which all are."""
@@ -194,10 +193,13 @@ class InFlight:
     def _take_effects(
         self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
     ) -> Effects:
-        acked = applied.verdicts == Verdict.ACKED
+        is_acked = applied.verdicts == Verdict.ACKED
         self._count(applied.verdicts)
-        self._finish(applied.records[acked])
-        fell = np.flatnonzero(~acked)
+        acked, acked_roots = applied.records, applied.roots
+        if not is_acked.all():
+            acked, acked_roots = acked[is_acked], acked_roots[is_acked]
+        self._finish(acked)
+        fell = np.flatnonzero(~is_acked)
         fell = fell[np.argsort(applied.records[fell], kind="stable")]
         failures = Failures(
             applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons
@@ -206,20 +208,16 @@ class InFlight:
         spent = self.schedule.fail(failures.records[~lost], now)
         if not is_broken:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
-        return Effects(
-            applied.records[acked], applied.roots[acked], failures, failures.of(spent), failures.only(lost & is_broken)
-        )
+        return Effects(acked, acked_roots, failures, failures.of(spent), failures.only(lost & is_broken))
 
     def _finish(self, records: RecordNumbers) -> None:
         self.tracker.finish(records)
-        self._finished.append(records)
 
     def _count(self, verdicts: Kinds) -> None:
-        tally = np.bincount(verdicts, minlength=Verdict.LOST + 1)
-        self.counts.acked += int(tally[Verdict.ACKED])
-        self.counts.failed += int(tally[Verdict.FAILED])
-        self.counts.timed_out += int(tally[Verdict.TIMED_OUT])
-        self.counts.lost += int(tally[Verdict.LOST])
+        self.counts.acked += int(np.count_nonzero(verdicts == Verdict.ACKED))
+        self.counts.failed += int(np.count_nonzero(verdicts == Verdict.FAILED))
+        self.counts.timed_out += int(np.count_nonzero(verdicts == Verdict.TIMED_OUT))
+        self.counts.lost += int(np.count_nonzero(verdicts == Verdict.LOST))
 
 
 def _no_reasons(count: int) -> ReasonIds:

@@ -78,11 +78,13 @@ class Parts(Generic[P]):
         """The positions of ``records: int64[k]``, ascending. ``LookupError`` for one that is forgotten or unknown."""
         return [self._choose(index, records[where]) for index, where in self._by_part(records)]
 
-    def finish(self, records: RecordNumbers) -> None:
-        """``records``, ascending, are done."""
+    def finish(self, records: Ranges) -> None:
+        """The numbers in ``records`` are done."""
         found: dict[str, list[Ranges]] = {}
-        for each in self.chosen(records):
-            found.setdefault(each.part.partition, []).append(Ranges.of(each.positions))
+        for index in self._touched(records):
+            part, first = self._parts[index], self._firsts[index]
+            done = records.within(first, first + part.stop - part.start)
+            found.setdefault(part.partition, []).append(done.moved(part.start - first))
         for partition, ranges in found.items():
             self._widen(partition, Ranges.joined(ranges))
 
@@ -137,6 +139,20 @@ class Parts(Generic[P]):
     def _choose(self, index: int, records: RecordNumbers) -> Chosen[P]:
         part, first = self._parts[index], self._firsts[index]
         return Chosen(part) if len(records) == part.stop - part.start else Chosen(part, records - first)
+
+    def _touched(self, records: Ranges) -> list[int]:
+        """The parts that have any of ``records``. ``LookupError`` where there is none for some of it."""
+        if not len(records.starts):
+            return []
+        if not (self._parts and self._firsts[0] <= records.starts[0] and records.reach <= self._planned):
+            raise LookupError("these records are not planned yet, or done and forgotten")
+        firsts = np.array(self._firsts, np.int64)
+        begun = np.searchsorted(firsts, records.starts, side="right") - 1
+        ended = np.searchsorted(firsts, records.stops, side="left")
+        # Up where a range begins, down where it has ended: what is not zero has some of it.
+        ups, downs = np.bincount(begun, minlength=len(firsts) + 1), np.bincount(ended, minlength=len(firsts) + 1)
+        touched: list[int] = np.flatnonzero(np.cumsum(ups - downs)[: len(firsts)]).tolist()
+        return touched
 
     def _by_part(self, records: RecordNumbers) -> Iterator[tuple[int, slice]]:
         """(index of a part, which of ``records`` are of it), in order."""

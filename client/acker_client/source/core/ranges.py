@@ -38,6 +38,18 @@ class Ranges:
         return cls(positions[np.append(0, breaks)], positions[np.append(breaks, len(positions)) - 1] + 1)
 
     @classmethod
+    def where(cls, flags: npt.NDArray[np.bool_], start: int) -> Ranges:
+        """Positions ``start + k`` for which ``flags[k]``."""
+        if not len(flags):
+            return cls()
+        bounds = np.flatnonzero(flags[1:] != flags[:-1]) + (start + 1)
+        if flags[0]:
+            bounds = np.append(start, bounds)
+        if flags[-1]:
+            bounds = np.append(bounds, start + len(flags))
+        return cls(bounds[0::2], bounds[1::2])
+
+    @classmethod
     def between(cls, start: int, stop: int) -> Ranges:
         """Positions ``start <= position < stop``."""
         return cls(np.array([start], np.int64), np.array([stop], np.int64)) if start < stop else cls()
@@ -57,6 +69,17 @@ class Ranges:
     def union(self, other: Ranges) -> Ranges:
         """What is in either."""
         return Ranges.joined((self, other))
+
+    def within(self, start: int, stop: int) -> Ranges:
+        """What lies in ``start <= position < stop``."""
+        first = int(np.searchsorted(self.stops, start, side="right"))
+        last = int(np.searchsorted(self.starts, stop, side="left"))
+        starts, stops = self.starts[first:last], self.stops[first:last]
+        return Ranges(np.maximum(starts, start), np.minimum(stops, stop))
+
+    def moved(self, by: int) -> Ranges:
+        """All of it, ``by`` positions further up."""
+        return Ranges(self.starts + by, self.stops + by)
 
     def contains(self, positions: Positions) -> npt.NDArray[np.bool_]:
         """Whether each of ``positions: int64[k]`` is done: bool[k]."""

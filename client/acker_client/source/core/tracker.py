@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.source.core.window import Window
+from acker_client.source.core.ranges import Ranges
+from acker_client.source.core.window import Window, blocks
 from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
 from acker_protocol.messages import Kinds
 
@@ -30,6 +31,8 @@ ABSENT = 5
 GAP = 0
 OPEN = 1
 DONE = 2
+# Done since somebody asked last.
+FINISHED = 3
 
 NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
 
@@ -62,6 +65,15 @@ class EmissionRange:
         return self.stop - self.start
 
 
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What became of a block of outcomes: ``records`` of those that counted, ``where`` these stand in the block."""
+
+    records: RecordNumbers
+    where: RecordNumbers
+    foreign: int
+
+
 class Tracker:
     """The in-flight window of one source session, whose ``base`` is random and below ``ids.BASE_MAX``."""
 
@@ -90,9 +102,7 @@ class Tracker:
 
     def pending_between(self, start: int, stop: int) -> int:
         """Emissions of ``start <= number < stop`` without an outcome."""
-        first = self._emission_state.start
-        states = self._emission_state.values[max(0, start - first) : max(0, stop - first)]
-        return int(np.count_nonzero(states == PENDING))
+        return self._emission_state.count(PENDING, start, stop)
 
     @property
     def done_below(self) -> int:
@@ -102,13 +112,11 @@ class Tracker:
     @property
     def open_records(self) -> int:
         """EmissionRange records that are not done."""
-        return int(np.count_nonzero(self._record_state.values == OPEN))
+        return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
 
     def open_between(self, start: int, stop: int) -> int:
         """Records of ``start <= number < stop`` that were emitted and are not done."""
-        first = self._record_state.start
-        states = self._record_state.values[max(0, start - first) : max(0, stop - first)]
-        return int(np.count_nonzero(states == OPEN))
+        return self._record_state.count(OPEN, start, stop)
 
     @property
     def reach(self) -> int:
@@ -128,21 +136,32 @@ class Tracker:
         self._pending += len(records)
         if len(records):
             self._record_state.extend(int(records[-1]) + 1)
-            self._record_state.values[self._record_state.index(records)] = OPEN
+            self._record_state.put(records, OPEN)
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted."""
+        applied = [self._apply(roots[at], verdicts[at]) for at in blocks(len(roots))]
+        records = np.concatenate([NO_RECORDS, *(block.records for block in applied)])
+        foreign = sum(block.foreign for block in applied)
+        if len(records) == len(roots):
+            return Counted(records, roots, verdicts, np.arange(len(roots)))
+        where = np.concatenate([block.where + at.start for block, at in zip(applied, blocks(len(roots)), strict=True)])
+        return Counted(records, roots[where], verdicts[where], where, len(roots) - len(where) - foreign, foreign)
+
+    def _apply(self, roots: Column, verdicts: Kinds) -> _Applied:
+        """Apply one block of outcomes."""
         numbers = numbers_of(self.base, roots)
         foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
         numbers -= np.uint64(self._emission_state.start)
-        index = numbers.view(np.int64)
-        where = np.flatnonzero(numbers < np.uint64(len(self._emission_state)))
-        where = where[self._emission_state.values[index[where]] == PENDING]
-        where = self._settle(index[where], verdicts[where], where)
-        applied = self._emission_record.values[index[where]]
-        repeated = len(roots) - len(where) - foreign
-        return Counted(applied, roots[where], verdicts[where], where, repeated, foreign)
+        index, where = numbers.view(np.int64), np.arange(len(numbers))
+        # Nearly always every outcome is the first of an emission of ours.
+        index, where = _only(numbers < np.uint64(len(self._emission_state)), index, where)
+        index, where = _only(self._emission_state.values[index] == PENDING, index, where)
+        index, where = _firsts(index, where)
+        self._emission_state.values[index] = verdicts[where]
+        self._pending -= len(index)
+        return _Applied(self._emission_record.values[index], where, foreign)
 
     def end(self, start: int, stop: int, ending: int) -> Counted:
         """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
@@ -150,7 +169,8 @@ class Tracker:
         first = start - self._emission_state.start
         where = first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
         verdicts = np.full(len(where), ending, np.uint8)
-        self._settle(where, verdicts, where)
+        self._emission_state.values[where] = verdicts
+        self._pending -= len(where)
         numbers = (where + self._emission_state.start).astype(np.uint64)
         return Counted(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
 
@@ -162,41 +182,43 @@ class Tracker:
         return opened
 
     def finish(self, records: RecordNumbers) -> None:
-        """Count ``records`` as done: acked, absent, safely in the dead letters, or no longer this source's."""
-        self._record_state.values[self._record_state.index(records)] = DONE
+        """Count ``records`` as done: acked, absent, or safely in the dead letters."""
+        self._record_state.put(records, FINISHED)
+
+    def drop(self, records: RecordNumbers) -> None:
+        """``records`` are no longer this source's: they hold nothing up, and are not done."""
+        self._record_state.put(records, DONE)
+
+    def take_finished(self) -> Ranges:
+        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        states, ranges = self._record_state.values, []
+        for at in blocks(len(states)):
+            finished = states[at] == FINISHED
+            if finished.any():
+                states[at][finished] = DONE
+                ranges.append(Ranges.where(finished, self._record_state.start + at.start))
+        return Ranges.joined(ranges)
 
     def compact(self) -> None:
         """Forget the prefix of records that are done, and the prefix of emissions that have their outcome."""
-        done = _prefix(self._record_state.values != OPEN)
-        self._record_state.forget(self._record_state.start + done)
-        ended = self._emission_state.start + _prefix(self._emission_state.values != PENDING)
+        self._record_state.forget(self._record_state.first(OPEN))
+        ended = self._emission_state.first(PENDING)
         self._emission_state.forget(ended)
         self._emission_record.forget(ended)
 
-    def _settle(self, index: RecordNumbers, verdicts: Kinds, where: RecordNumbers) -> RecordNumbers:
-        """Write outcomes to pending emissions at ``index``; of repetitions among them the first. Returns what is left
-        of ``where``."""
-        states = self._emission_state.values
-        before = _pending_between(states, index)
-        states[index] = verdicts
-        counted = before - _pending_between(states, index)
-        if counted != len(index):
-            _, firsts = np.unique(index, return_index=True)
-            firsts.sort()
-            states[index[firsts]] = verdicts[firsts]
-            where = where[firsts]
-        self._pending -= counted
-        return where
+
+def _only(
+    chosen: npt.NDArray[np.bool_], index: RecordNumbers, where: RecordNumbers
+) -> tuple[RecordNumbers, RecordNumbers]:
+    """Those of two columns where ``chosen: bool[n]``; the columns themselves where all are."""
+    return (index, where) if chosen.all() else (index[chosen], where[chosen])
 
 
-def _pending_between(states: Kinds, index: RecordNumbers) -> int:
-    """Pending emissions from the first to the last of ``index``: counting bytes is quicker than sorting the index."""
-    if not len(index):
-        return 0
-    return int(np.count_nonzero(states[int(index.min()) : int(index.max()) + 1] == PENDING))
-
-
-def _prefix(flags: npt.NDArray[np.bool_]) -> int:
-    """How many of ``flags`` are true before the first that is not."""
-    first = int(np.argmin(flags)) if len(flags) else 0
-    return first if len(flags) and not flags[first] else len(flags)
+def _firsts(index: RecordNumbers, where: RecordNumbers) -> tuple[RecordNumbers, RecordNumbers]:
+    """Those of two columns where ``index`` is there for the first time."""
+    ascending = np.sort(index)
+    if not (ascending[1:] == ascending[:-1]).any():
+        return index, where
+    firsts = np.unique(index, return_index=True)[1]
+    firsts.sort()
+    return index[firsts], where[firsts]

@@ -1,11 +1,13 @@
 """Window: an array over the numbers ``start`` to ``stop`` that grows at its end and is forgotten at its beginning.
 
 Decides how room is kept (twice what is needed at the most, moved when half of it is forgotten, so that appending and
-forgetting cost a constant per number). Knows nothing of what the numbers mean.
+forgetting cost a constant per number). Passes over many numbers go block by block: what is small stays in the cache,
+and asks the system for no memory, which costs more than the pass itself. Knows nothing of what the numbers mean.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 Array = np.ndarray[tuple[int], np.dtype[Scalar]]
 
 ROOM_MIN = 1024
+BLOCK = 1 << 16
 
 
 class Window(Generic[Scalar]):
@@ -67,8 +70,42 @@ class Window(Generic[Scalar]):
         """Indices into ``values`` of ``numbers``, which must all lie in the window."""
         return numbers - self.start
 
+    def take(self, numbers: npt.NDArray[np.int64]) -> Array[Scalar]:
+        """The values of ``numbers: int64[k]``, which must all lie in the window."""
+        taken: Array[Scalar] = np.empty(len(numbers), self._room.dtype)
+        values = self.values
+        for at in blocks(len(numbers)):
+            taken[at] = values[numbers[at] - self.start]
+        return taken
+
+    def put(self, numbers: npt.NDArray[np.int64], value: int) -> None:
+        """Give ``numbers: int64[k]``, which must all lie in the window, the same ``value``."""
+        values = self.values
+        for at in blocks(len(numbers)):
+            values[numbers[at] - self.start] = value
+
+    def count(self, value: int, start: int, stop: int) -> int:
+        """How many of ``start <= number < stop`` have ``value``."""
+        values = self.values[max(0, start - self.start) : max(0, stop - self.start)]
+        return sum(int(np.count_nonzero(values[at] == value)) for at in blocks(len(values)))
+
+    def first(self, value: int) -> int:
+        """The first number that has ``value``; ``stop`` where none has."""
+        values = self.values
+        for at in blocks(len(values)):
+            found = values[at] == value
+            if found.any():
+                return int(self.start + at.start + np.argmax(found))
+        return self.stop
+
     def _move(self, needed: int) -> None:
         kept = self.values
         room: Array[Scalar] = np.empty(max(ROOM_MIN, needed + needed // 2), self._room.dtype)
         room[: len(kept)] = kept
         self._room, self._first = room, 0
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """``count`` elements, block by block."""
+    for start in range(0, count, BLOCK):
+        yield slice(start, min(count, start + BLOCK))
