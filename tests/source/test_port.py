@@ -72,6 +72,23 @@ def test_a_record_that_is_compacted_away_between_two_tries_is_absent(cluster: Cl
     assert (summary.acked, summary.absent, summary.failed, noted.absent) == (9, 1, 1, ["a5"])
 
 
+def test_what_ends_while_its_batch_is_being_made_counts(cluster: Cluster) -> None:
+    log, noted = InMemory(), Noted()
+    log.append("a", 5)
+    environment = cluster.environment()
+
+    def hurried(spark: Any, plan: Any) -> Any:
+        made: Any = environment.frame(spark, plan)
+        made.fail({row.root: "at once" for row in made.rows() if row.value == "a3"})
+        made.ack(row for row in made.rows() if row.value != "a3")
+        return made
+
+    options: dict[str, Any] = {"environment": replace(environment, frame=hurried), "listener": noted}
+    summary = source(cluster, log, retry=Retry(max_retries=0), **options).run(NO_SPARK, lambda batch: None)
+    assert (sorted(noted.acked), noted.failed) == ([0, 1, 2, 4], [(3, "at once")])
+    assert (summary.acked, summary.dead_lettered, summary.open) == (4, 1, 0)
+
+
 def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) -> None:
     log = InMemory()
     log.append("a", 10)
