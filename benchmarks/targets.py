@@ -150,7 +150,15 @@ TARGETS: tuple[Target, ...] = (
         at_most=True,
     ),
     Target("client", "updates folded, slotted and serialised", at("client", "updates_per_s"), 15e6, "updates/s"),
-    Target("tracker", "outcomes into the window of 10 M", at("tracker", "outcomes_per_s"), 10e6, "outcomes/s"),
+    Target("tracker", "outcomes into the window of 10 M", at("tracker", "outcomes_per_s"), 20e6, "outcomes/s"),
+    Target(
+        "tracker",
+        "outcomes of 10 M into a checkpoint",
+        at("tracker", "outcomes_to_checkpoint_per_s"),
+        20e6,
+        "outcomes/s",
+    ),
+    Target("tracker", "10 M in flight, at the peak", at("tracker", "peak_mb"), 400, "MB", at_most=True),
     *(
         Target("placement", what, find, bound, unit, at_most=True)
         for what, find, bound, unit in (

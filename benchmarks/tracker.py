@@ -1,8 +1,11 @@
-"""Tracker: what a source's driver does, in memory: outcomes a second into the in-flight window, lines a second out of
-files.
+"""Tracker: what a source's driver does, in memory: outcomes a second into the in-flight window and from there into a
+checkpoint, what records in flight take, lines a second out of files.
 
-Outcomes come in stretches of a million, as a watch brings them, in the order of a ledger's sweep (random) and with
-one in a hundred not acked. Lines are counted, cut into slices and made into Arrow columns, without Spark. Medians.
+Outcomes come in stretches of a million, as a watch brings them, in the order of a ledger's sweep (random) and with one
+in a hundred not acked, so that the checkpoint has as many holes. Their way is a run's: which record each is, replays
+scheduled, what is done folded into the ranges of twelve partitions, as run lengths. Emissions are of batches of half a
+million. Memory is what the process has more of with all in flight, and at its peak while outcomes come. Lines are
+counted, cut into slices and made into Arrow columns, without Spark. Medians.
 Run it: ``python benchmarks/tracker.py``.
 """
 
@@ -10,55 +13,116 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from acker_client.source.core.in_flight import InFlight
 from acker_client.source.core.input import Chosen
+from acker_client.source.core.parts import Parts
 from acker_client.source.core.retry import Retry
+from acker_client.source.core.tracker import compiled
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.lines import TextParser
+from acker_protocol.ids import root_ids
 from acker_protocol.messages import Outcomes, Verdict
 
 ROUNDS = 3
 STRETCH = 1_000_000
+BATCH = 500_000
+PARTITIONS = 12
 LINES = 2_000_000
+MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A part of a partition."""
+
+    partition: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What one round took: seconds until all outcomes were applied, and until the checkpoint's run lengths were there;
+    MB with all in flight, and more at the peak."""
+
+    apply_s: float
+    commit_s: float
+    in_flight_mb: float
+    peak_mb: float
+    holes: int
 
 
 def measure_all(outcomes: int = 10_000_000, rounds: int = ROUNDS) -> dict[str, float]:
     """``outcomes`` into one window; seconds and rates, medians of ``rounds``."""
-    apply_s = statistics.median(_apply(outcomes) for _ in range(rounds))
+    compiled()
+    applied = [_apply(outcomes) for _ in range(rounds)]
+    apply_s = statistics.median(each.apply_s for each in applied)
+    commit_s = statistics.median(each.commit_s for each in applied)
     plan_s, read_s = (statistics.median(column) for column in zip(*(_read() for _ in range(rounds)), strict=True))
     return {
         "outcomes": outcomes,
         "apply_s": round(apply_s, 3),
+        "commit_s": round(commit_s, 3),
         "outcomes_per_s": round(outcomes / apply_s),
+        "outcomes_to_checkpoint_per_s": round(outcomes / (apply_s + commit_s)),
+        "holes": applied[0].holes,
+        # The first round finds a process that has nothing to spare.
+        "in_flight_mb": round(applied[0].in_flight_mb),
+        "peak_mb": round(applied[0].peak_mb),
         "lines": LINES,
         "lines_planned_per_s": round(LINES / plan_s),
         "lines_read_per_s": round(LINES / read_s),
     }
 
 
-def _apply(count: int) -> float:
-    """Seconds to apply ``count`` outcomes, to schedule the replays of what failed, and to find what is done."""
-    in_flight = InFlight(1 << 40, Retry(), draw=lambda: 0.5)
-    emitted = in_flight.emit(np.arange(count), replays=0)
+def _apply(count: int) -> Applied:
+    """Apply ``count`` outcomes, schedule what failed, and put what is done as a checkpoint does."""
     order = np.random.default_rng(1).permutation(count)
-    roots = emitted.roots[order]
-    verdicts = np.where(order % 100 == 99, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)
-    reasons = (order % 100 == 99).astype(np.uint32)
+    before_mb = _resident_mb()
+    in_flight, parts = InFlight(1 << 40, Retry(), draw=lambda: 0.5), Parts[Planned]({})
+    for number, first in enumerate(range(0, count, BATCH)):
+        start = number // PARTITIONS * BATCH
+        part = Planned(f"topic:{number % PARTITIONS}", start, start + min(BATCH, count - first))
+        in_flight.emit(parts.add([part]), replays=0)
+    in_flight_mb = _resident_mb() - before_mb
+    apply_s = 0.0
+    peak_mb = in_flight_mb
+    for at in range(0, count, STRETCH):
+        outcomes = _outcomes(order[at : at + STRETCH], in_flight.tracker.base)
+        begin_s = time.perf_counter()
+        in_flight.apply(outcomes, now=0.0)
+        apply_s += time.perf_counter() - begin_s
+        peak_mb = max(peak_mb, _resident_mb() - before_mb)
     begin_s = time.perf_counter()
-    for start in range(0, count, STRETCH):
-        part = slice(start, start + STRETCH)
-        in_flight.apply(Outcomes(roots[part], verdicts[part], reasons[part], ("unfinished",)), now=0.0)
-    in_flight.compact()
-    seconds = time.perf_counter() - begin_s
+    parts.finish(in_flight.take_finished())
+    parts.forget(in_flight.compact())
+    runs = [parts.done[partition].to_runs() for partition in parts.take_changed()]
+    commit_s = time.perf_counter() - begin_s
     assert in_flight.counts.acked + in_flight.schedule.waiting == count
-    return seconds
+    assert sum(sum(done[0::2]) for done in runs) == in_flight.counts.acked
+    return Applied(apply_s, commit_s, in_flight_mb, peak_mb, sum(done.holes for done in parts.done.values()))
+
+
+def _outcomes(numbers: np.ndarray[tuple[int], np.dtype[np.int64]], base: int) -> Outcomes:
+    """The outcomes of emissions, one in a hundred of them not acked."""
+    is_bad = numbers % 100 == 99
+    verdicts = np.where(is_bad, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)
+    return Outcomes(root_ids(base, numbers.astype(np.uint64)), verdicts, is_bad.astype(np.uint32), ("unfinished",))
+
+
+def _resident_mb() -> float:
+    """What the process has in memory just now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / MB
 
 
 def _read() -> tuple[float, float]:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from acker_client.source.core import tracker as tracker_module
 from acker_client.source.core.tracker import Tracker
 from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Verdict
@@ -118,6 +119,16 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
         assert self.tracker.emitted == len(self.twin.emissions)
         assert self.tracker.pending == len(self.twin.emissions) - len(self.twin.outcome)
         assert self.tracker.open_records == len(set(self.twin.emissions) - self.twin.done)
+
+
+class TrackerInNumpyBesideItsTwin(TrackerBesideItsTwin):
+    """Where numba is not installed."""
+
+    @rule(data=st.data(), foreign=st.lists(st.integers(0, 2**64 - 1), max_size=2))
+    def apply(self, data: st.DataObject, foreign: list[int]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tracker_module, "compiled", lambda: None)
+            super().apply(data, foreign)
 
 
 TestTrackerBesideItsTwin = TrackerBesideItsTwin.TestCase

@@ -17,6 +17,7 @@ from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Draw, ReplayGroup, Retry, Schedule
 from acker_client.source.core.summary import Counts
 from acker_client.source.core.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
+from acker_client.source.core.window import blocks
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
 
@@ -71,14 +72,23 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a stretch of outcomes came to: ``acked`` records (with ``acked_roots``) are done; of the ``failures`` ones,
-    ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which broke as a whole."""
+    """What a stretch of outcomes came to: of those that were ``applied``, ``acked`` records (with ``acked_roots``) are
+    done; of the ``failures`` ones, ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which
+    broke as a whole."""
 
-    acked: RecordNumbers
-    acked_roots: Column
+    applied: Counted
+    is_acked: npt.NDArray[np.bool_]
     failures: Failures
     spent: Failures
     broken: Failures
+
+    @property
+    def acked(self) -> RecordNumbers:
+        return self.applied.records[self.is_acked]
+
+    @property
+    def acked_roots(self) -> Column:
+        return self.applied.roots[self.is_acked]
 
     @property
     def retried(self) -> Failures:
@@ -195,10 +205,8 @@ class InFlight:
     ) -> Effects:
         is_acked = applied.verdicts == Verdict.ACKED
         self._count(applied.verdicts)
-        acked, acked_roots = applied.records, applied.roots
-        if not is_acked.all():
-            acked, acked_roots = acked[is_acked], acked_roots[is_acked]
-        self._finish(acked)
+        for at in blocks(len(is_acked)):
+            self._finish(applied.records[at][is_acked[at]])
         fell = np.flatnonzero(~is_acked)
         fell = fell[np.argsort(applied.records[fell], kind="stable")]
         failures = Failures(
@@ -208,7 +216,7 @@ class InFlight:
         spent = self.schedule.fail(failures.records[~lost], now)
         if not is_broken:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
-        return Effects(acked, acked_roots, failures, failures.of(spent), failures.only(lost & is_broken))
+        return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))
 
     def _finish(self, records: RecordNumbers) -> None:
         self.tracker.finish(records)

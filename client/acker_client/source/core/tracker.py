@@ -11,7 +11,9 @@ never emitted (an offset that a log compacted away) holds nothing up.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +69,7 @@ class EmissionRange:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What became of a block of outcomes: ``records`` of those that counted, ``where`` these stand in the block."""
+    """What became of outcomes: the ``records`` of those that counted, and ``where`` these stand."""
 
     records: RecordNumbers
     where: RecordNumbers
@@ -141,16 +143,39 @@ class Tracker:
 
     def apply(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted."""
-        applied = [self._apply(roots[at], verdicts[at]) for at in blocks(len(roots))]
-        records = np.concatenate([NO_RECORDS, *(block.records for block in applied)])
-        foreign = sum(block.foreign for block in applied)
-        if len(records) == len(roots):
-            return Counted(records, roots, verdicts, np.arange(len(roots)))
-        where = np.concatenate([block.where + at.start for block, at in zip(applied, blocks(len(roots)), strict=True)])
-        return Counted(records, roots[where], verdicts[where], where, len(roots) - len(where) - foreign, foreign)
+        kernel = compiled()
+        applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        self._pending -= len(applied.records)
+        repeated = len(roots) - len(applied.records) - applied.foreign
+        if len(applied.records) < len(roots):
+            roots, verdicts = roots[applied.where], verdicts[applied.where]
+        return Counted(applied.records, roots, verdicts, applied.where, repeated, applied.foreign)
+
+    def _apply_compiled(self, kernel: Any, roots: Column, verdicts: Kinds) -> _Applied:
+        records, where = np.empty(len(roots), np.int64), np.empty(len(roots), np.int64)
+        states = self._emission_state
+        counted, foreign = kernel(
+            np.ascontiguousarray(roots),
+            np.ascontiguousarray(verdicts),
+            self.base,
+            self.emitted,
+            states.start,
+            states.values,
+            self._emission_record.values,
+            records,
+            where,
+        )
+        return _Applied(records[:counted], where[:counted], foreign)
 
     def _apply(self, roots: Column, verdicts: Kinds) -> _Applied:
-        """Apply one block of outcomes."""
+        applied = [self._apply_block(roots[at], verdicts[at]) for at in blocks(len(roots))]
+        starts = (at.start for at in blocks(len(roots)))
+        where = [block.where + start for block, start in zip(applied, starts, strict=True)]
+        records = [block.records for block in applied]
+        foreign = sum(block.foreign for block in applied)
+        return _Applied(np.concatenate([NO_RECORDS, *records]), np.concatenate([NO_RECORDS, *where]), foreign)
+
+    def _apply_block(self, roots: Column, verdicts: Kinds) -> _Applied:
         numbers = numbers_of(self.base, roots)
         foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
         numbers -= np.uint64(self._emission_state.start)
@@ -160,7 +185,6 @@ class Tracker:
         index, where = _only(self._emission_state.values[index] == PENDING, index, where)
         index, where = _firsts(index, where)
         self._emission_state.values[index] = verdicts[where]
-        self._pending -= len(index)
         return _Applied(self._emission_record.values[index], where, foreign)
 
     def end(self, start: int, stop: int, ending: int) -> Counted:
@@ -205,6 +229,17 @@ class Tracker:
         ended = self._emission_state.first(PENDING)
         self._emission_state.forget(ended)
         self._emission_record.forget(ended)
+
+
+@functools.cache
+def compiled() -> Any:
+    """The loop that does it in one pass, where numba is installed; None: numpy does it. Importing it takes a while, so
+    it is put off until there is something to do."""
+    try:
+        from acker_client.source.core import kernels
+    except ImportError:
+        return None
+    return kernels.apply
 
 
 def _only(

@@ -21,7 +21,7 @@ from acker_client.plain.client import AckerClient
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
 from acker_client.source.core.input import Input, PausableInput, SharedInput
-from acker_client.source.core.listener import Emissions
+from acker_client.source.core.listener import Emissions, Listener
 from acker_client.source.core.parts import Lookup, Parts
 from acker_client.source.core.retry import PIECES, ReplayGroup, Retry
 from acker_client.source.core.summary import Summary
@@ -62,6 +62,7 @@ class Run:
         self._in_flight = InFlight(environment.draw_base(), retry, environment.draw)
         self._checkpointing = Checkpointing(options, source)
         self._use(Parts({}))
+        self._hears_acks = getattr(options.listener.on_ack, "__func__", None) is not Listener.on_ack
         self._started_s = environment.clock()
         self._ended_s: float | None = None
         # Batches of which all has been heard.
@@ -418,7 +419,8 @@ class Run:
 
     def _act_on(self, batch: Batch | None, effects: Effects) -> None:
         listener = self.options.listener
-        if len(effects.acked):
+        # Nearly everything is acked: a copy of it is made only for somebody who asked for it.
+        if self._hears_acks and effects.is_acked.any():
             listener.on_ack(Emissions(effects.acked, effects.acked_roots, self._lookup))
         if not len(effects.failures):
             return

@@ -1,0 +1,53 @@
+"""Kernels: the tracker's inner loop, compiled by numba where it is installed (the extra `spark` brings it).
+
+The tracker says the same in numpy, and decides; this is one pass over outcomes instead of a dozen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
+
+_I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2, -1, 1 << 64))
+_U27, _U30, _U31, _U54, _U60, _U62 = (np.uint64(n) for n in (27, 30, 31, 54, 60, 62))
+_PENDING = np.uint8(0)
+
+_U64S_IN = types.Array(types.uint64, 1, "C", readonly=True)
+_U8S_IN = types.Array(types.uint8, 1, "C", readonly=True)
+_I64S_IN = types.Array(types.int64, 1, "C", readonly=True)
+_U8S = types.Array(types.uint8, 1, "C")
+_I64S = types.Array(types.int64, 1, "C")
+
+
+@njit(
+    types.UniTuple(types.int64, 2)(  # type: ignore[no-untyped-call]
+        _U64S_IN, _U8S_IN, types.uint64, types.uint64, types.uint64, _U8S, _I64S_IN, _I64S, _I64S
+    ),
+    nogil=True,
+    cache=True,
+)
+def apply(roots, verdicts, base, emitted, start, states, record_of, records, where):  # type: ignore[no-untyped-def]
+    """Apply outcomes to the emissions from ``start`` on; returns how many counted, and how many roots are foreign.
+
+    ``roots: uint64[n]``, ``verdicts: uint8[n]``; ``states: uint8[m]`` (written) and ``record_of: int64[m]`` of the
+    emissions; ``records``, ``where``: int64[n], written: of those that counted the record, and the place in ``roots``.
+    """
+    counted, foreign, size = 0, 0, np.uint64(len(states))
+    for i in range(len(roots)):
+        value = roots[i]
+        value = (value ^ (value >> _U31) ^ (value >> _U62)) * _I2
+        value = (value ^ (value >> _U27) ^ (value >> _U54)) * _I1
+        number = (value ^ (value >> _U30) ^ (value >> _U60)) - base
+        if number >= emitted:
+            foreign += 1
+            continue
+        index = number - start
+        if index >= size or states[index] != _PENDING:
+            continue
+        states[index] = verdicts[i]
+        records[counted] = record_of[index]
+        where[counted] = i
+        counted += 1
+    return counted, foreign
