@@ -134,3 +134,15 @@ def test_what_is_forgotten_or_was_never_planned_cannot_be_asked_for() -> None:
         with pytest.raises(LookupError):
             parts.chosen(np.array([record]))
     assert len(parts.chosen(np.array([5]))) == 1
+
+
+def test_a_partition_that_was_revoked_is_planned_again_only_when_it_was_assigned_since() -> None:
+    parts: Parts[Stretch] = Parts({})
+    parts.add([Stretch("a", 0, 10)])
+    parts.finish(Ranges.of(np.array([0, 1, 5])))
+    parts.revoke("a")
+    with pytest.raises(ValueError, match="was revoked, and has not been assigned since"):
+        parts.add([Stretch("a", 10, 20)])
+    parts.assign({"a": Ranges.from_runs([2, 3, 1])})
+    assert parts.add([Stretch("a", 2, 8)]).tolist() == [10, 11, 12, 14, 15]
+    assert parts.numbers_of(["a"]).tolist() == list(range(16))
