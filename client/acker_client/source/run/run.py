@@ -107,7 +107,8 @@ class Run:
     def summary(self) -> Summary:
         """What this run has done so far."""
         elapsed_s = (self._environment.clock() if self._ended_s is None else self._ended_s) - self._started_s
-        holes = [done.holes for done in self._parts.done.values()]
+        # Another thread may ask, while partitions come and go.
+        holes = [done.holes for done in list(self._parts.done.values())]
         return Summary.of(
             self.options.name,
             self._in_flight.counts,
