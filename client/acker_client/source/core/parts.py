@@ -26,7 +26,7 @@ NOTHING = Ranges()
 class Parts(Generic[P]):
     """The parts of one run that are not done yet, and what is done. ``done``: by partition, from a checkpoint on."""
 
-    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "_revoked", "done")
+    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "done")
 
     def __init__(self, done: Mapping[str, Ranges]) -> None:
         self.done = dict(done)
@@ -35,7 +35,6 @@ class Parts(Generic[P]):
         self._firsts: list[int] = []
         self._planned = 0
         self._changed: set[str] = set()
-        self._revoked: set[str] = set()
 
     @property
     def planned(self) -> int:
@@ -68,7 +67,6 @@ class Parts(Generic[P]):
         """Partitions are this run's from now on, and done so far; of one that it had before nothing counts."""
         for partition, ranges in done.items():
             self.revoke(partition)
-            self._revoked.discard(partition)
             self.done[partition] = ranges
             self._reach[partition] = ranges.prefix
 
@@ -105,7 +103,6 @@ class Parts(Generic[P]):
         self.done.pop(partition, None)
         self._reach.pop(partition, None)
         self._changed.discard(partition)
-        self._revoked.add(partition)
 
     def forget(self, done_below: int) -> None:
         """Forget the parts whose numbers are all below ``done_below``."""
@@ -120,8 +117,6 @@ class Parts(Generic[P]):
         return changed
 
     def _add(self, part: P) -> RecordNumbers:
-        if part.partition in self._revoked:
-            raise ValueError(f"{part!r}: its partition was revoked, and has not been assigned since")
         before = self._reach.get(part.partition, 0)
         if part.start < before or part.stop <= part.start:
             raise ValueError(f"{part!r} is empty, or begins below {before}, up to where its partition is planned")

@@ -226,7 +226,8 @@ class Run:
             return
         handover = group.poll()
         if handover.lost:
-            self._fold()
+            # Not even the input hears any more of what is done of these.
+            self._parts.finish(self._in_flight.take_finished())
             self._drop(handover.lost)
         if handover.revoked:
             self._commit()
@@ -237,6 +238,7 @@ class Run:
 
     def _assign(self, partitions: Sequence[str]) -> None:
         """Begin with partitions where the checkpoint says, whatever this run knows of them from before."""
+        self._drop(partitions)
         committed = self._checkpointing.assign(partitions)
         self._parts.assign({partition: each.done for partition, each in committed.items()})
         assert isinstance(self._input, SharedInput)
