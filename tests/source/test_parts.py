@@ -134,3 +134,17 @@ def test_what_is_forgotten_or_was_never_planned_cannot_be_asked_for() -> None:
         with pytest.raises(LookupError):
             parts.chosen(np.array([record]))
     assert len(parts.chosen(np.array([5]))) == 1
+
+
+def test_a_partition_that_was_revoked_begins_where_it_is_assigned_or_as_a_new_one() -> None:
+    parts: Parts[Stretch] = Parts({})
+    for partition in "ab":
+        parts.add([Stretch(partition, 0, 10)])
+    parts.finish(Ranges.of(np.array([0, 1, 5, 10, 11, 15])))
+    parts.revoke("a")
+    parts.revoke("b")
+    parts.assign({"a": Ranges.from_runs([2, 3, 1])})
+    assert parts.add([Stretch("a", 2, 8)]).tolist() == [20, 21, 22, 24, 25]
+    assert parts.add([Stretch("b", 4, 8)]).tolist() == [26, 27, 28, 29]
+    assert parts.numbers_of(["a"]).tolist() == [*range(10), *range(20, 26)]
+    assert {name: done.to_runs() for name, done in parts.done.items()} == {"a": [2, 3, 1], "b": [4]}

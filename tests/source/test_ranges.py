@@ -41,6 +41,18 @@ def test_ranges_say_what_a_set_of_positions_says(parts: list[set[int]]) -> None:
     assert len(ranges.starts) <= holes_of(twin) + 1
 
 
+@given(st.lists(st.booleans(), max_size=20), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+@settings(max_examples=200, deadline=None)
+def test_ranges_of_flags_are_those_of_their_positions_and_can_be_cut_and_moved(
+    flags: list[bool], first: int, start: int, more: int
+) -> None:
+    ranges = Ranges.where(np.array(flags, np.bool_), first)
+    twin = {first + k for k, flag in enumerate(flags) if flag}
+    assert ranges == of(twin)
+    assert ranges.within(start, start + more) == of({at for at in twin if start <= at < start + more})
+    assert ranges.moved(7) == of({at + 7 for at in twin})
+
+
 @given(sets)
 @settings(max_examples=200, deadline=None)
 def test_ranges_come_back_from_what_is_written_down(parts: list[set[int]]) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from acker_client.source.core import tracker as tracker_module
+from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.tracker import Tracker
 from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Verdict
@@ -133,6 +134,34 @@ class TrackerInNumpyBesideItsTwin(TrackerBesideItsTwin):
 
 TestTrackerBesideItsTwin = TrackerBesideItsTwin.TestCase
 TestTrackerBesideItsTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestTrackerInNumpyBesideItsTwin = TrackerInNumpyBesideItsTwin.TestCase
+TestTrackerInNumpyBesideItsTwin.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_outcomes_of_several_blocks_count_once_whichever_way_they_are_applied(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tracker_module.compiled() is not None
+    if not is_compiled:
+        monkeypatch.setattr(tracker_module, "compiled", lambda: None)
+    tracker, count = Tracker(7), 200_000
+    emitted = tracker.emit(np.arange(count))
+    order = np.random.default_rng(1).permutation(np.concatenate([np.arange(count), np.arange(0, count, 7)]))
+    roots = np.concatenate([emitted.roots[order], np.array([1, 2, 3], np.uint64)])
+    verdicts = np.where(np.arange(len(roots)) % 3 == 0, FAILED, ACKED).astype(np.uint8)
+    got = tracker.apply(roots, verdicts)
+    _, firsts = np.unique(order, return_index=True)
+    firsts.sort()
+    assert got.indices.tolist() == firsts.tolist()
+    assert got.records.tolist() == order[firsts].tolist()
+    assert got.verdicts.tolist() == verdicts[firsts].tolist()
+    assert (got.repeated, got.foreign, tracker.pending) == (len(order) - count, 3, 0)
+    tracker.finish(got.records[got.verdicts == ACKED])
+    tracker.drop(got.records[got.records == got.records[0]])
+    done = np.sort(got.records[(got.verdicts == ACKED) & (got.records != got.records[0])])
+    assert tracker.take_finished() == Ranges.of(done)
+    assert tracker.take_finished() == Ranges()
 
 
 @given(st.permutations(range(40)))

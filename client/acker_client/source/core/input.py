@@ -67,7 +67,8 @@ class Chosen(Generic[P]):
 class Plan(Generic[P]):
     """What comes next: ``parts``, those of one partition in ascending order. No parts: nothing just now, ask again;
     ``is_end``: there is nothing now and never will be. ``revoked``: partitions that this source may read no more; what
-    is not done of them is dropped, and left to whoever has them now."""
+    is not done of them is dropped, and left to whoever has them now. One that is planned again,
+    and was not assigned, is a new one of that name: what lies below its first part does not exist."""
 
     parts: Sequence[P] = ()
     is_end: bool = False

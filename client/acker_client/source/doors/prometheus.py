@@ -29,10 +29,7 @@ COUNTERS = {
     "dead_lettered": ("acker_source_dead_lettered", "Records that spent their retries, and are in the dead letters."),
     "absent": ("acker_source_absent", "Records that were planned, and did not exist when they were read."),
     "revoked": ("acker_source_revoked", "Open records whose partition went to another source."),
-    "dropped": (
-        "acker_source_dropped",
-        "Records that were not acked, and are not tried again: the source guarantees less.",
-    ),
+    "dropped": ("acker_source_dropped", "Records that were not acked, and are not tried again."),
     "batches": ("acker_source_batches", "Batches handed out."),
     "short_of_replicas": (
         "acker_source_batches_short_of_replicas",
@@ -43,10 +40,10 @@ COUNTERS = {
 }
 GAUGES = {
     "open": ("acker_source_open_records", "Records that have no answer yet."),
-    "holes": ("acker_source_checkpoint_holes", "Stretches of open records before done ones."),
+    "holes": ("acker_source_checkpoint_holes", "Stretches of open records before done ones; a checkpoint is bounded."),
     "holes_of_fullest": (
-        "acker_source_partition_holes",
-        "Those of the partition that has the most; a checkpoint is bounded, and that partition waits at its bound.",
+        "acker_source_checkpoint_holes_of_fullest",
+        "Those of the partition that has the most; from 100,000 on nothing new of it is read.",
     ),
 }
 

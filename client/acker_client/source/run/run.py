@@ -117,7 +117,8 @@ class Run:
     def summary(self) -> Summary:
         """What this run has done so far."""
         elapsed_s = (self._environment.clock() if self._ended_s is None else self._ended_s) - self._started_s
-        holes = [done.holes for done in self._parts.done.values()]
+        # Another thread may ask, while partitions come and go.
+        holes = [done.holes for done in list(self._parts.done.values())]
         return Summary.of(
             self.options.name,
             self._in_flight.counts,
@@ -239,7 +240,8 @@ class Run:
             return
         handover = group.poll()
         if handover.lost:
-            self._fold()
+            # Not even the input hears any more of what is done of these.
+            self._parts.finish(self._in_flight.take_finished())
             self._drop(handover.lost)
         if handover.revoked:
             self._commit()
@@ -250,6 +252,7 @@ class Run:
 
     def _assign(self, partitions: Sequence[str]) -> None:
         """Begin with partitions where the checkpoint says, whatever this run knows of them from before."""
+        self._drop(partitions)
         committed = self._checkpointing.assign(partitions)
         self._parts.assign({partition: each.done for partition, each in committed.items()})
         assert isinstance(self._input, SharedInput)
