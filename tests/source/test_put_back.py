@@ -132,6 +132,23 @@ def test_letters_that_are_written_and_taken_out_at_the_same_time_are_all_there_o
     assert values_in(again) == [b"%d" % number for number in range(0, 200, 2)]
 
 
+def test_two_that_put_letters_back_at_once_move_each_letter_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, lock = written(tmp_path / "dead.jsonl", letter(b"1"), letter(b"2")), fcntl.flock
+    waited: list[bool] = []
+
+    def wait(file: Any, how: int) -> None:
+        if not waited:  # while this one waits, another has the file
+            waited.append(True)
+            assert put_back(dead, tmp_path / "first.jsonl", is_even) == Moved(1, 1)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", wait)
+    assert put_back(dead, tmp_path / "second.jsonl", everything) == Moved(1, 0)
+    assert [values_in(tmp_path / f"{name}.jsonl") for name in ("first", "second", "dead")] == [[b"2"], [b"1"], []]
+
+
 def test_what_cannot_be_tried_again_stays_where_it_is(tmp_path: Path) -> None:
     dead = written(tmp_path / "dead.jsonl", letter(None), letter(b"a" * (2 << 20)), letter(b"x"))
     moved = put_back(dead, tmp_path / "again.jsonl", everything)
