@@ -248,6 +248,20 @@ def test_a_file_that_a_longer_copy_of_itself_replaced_is_read_on(tmp_path: Path)
     assert tail.read(first) == ["one"]
 
 
+def test_a_copy_that_was_seen_under_another_name_before_it_replaced_a_file_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\n")
+    tail = Tail(f"{tmp_path}/*")
+    assert tail.new() == ["one"]
+    (tmp_path / "a.txt.new").write_text("one\ntwo\n")
+    assert tail.new() == ["one", "two"]  # to whoever looks it is a file of its own
+    (tmp_path / "a.txt.new").rename(path)
+    assert [tail.new(), tail.new(), tail.new()] == [[], [], []]
+    with path.open("a") as file:
+        file.write("three\n")
+    assert [tail.new(), tail.new()] == [["three"], []]
+
+
 def test_a_gz_that_is_being_written_is_waited_for_and_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -57,13 +57,17 @@ class Listing:
             seen.by_inode.setdefault(inode, []).append(found.path)
         return seen
 
-    def where(self, path: str, shown: str, inode: int, fits: Callable[[str], bool]) -> Found | None:
-        """Where the file with ``inode`` is that was at ``path``, or else an equal one that has taken its place."""
+    def where(
+        self, path: str, shown: str, inode: int, fits: Callable[[str], bool], others: Container[int | None] = ()
+    ) -> Found | None:
+        """Where the file with ``inode`` is that was at ``path``, or else an equal one that has taken its place, and is
+        none of the ``others`` that are known."""
         here = self.by_path.get(path)
         paths = self.by_inode.get(inode, [])
         if path in paths:
             return here  # if it does not fit, it was truncated, and is refused for it
-        for candidate in (*paths, renamed(path, inode), here and path):
+        replacement = here and (self.inodes[path] not in others) and path
+        for candidate in (*paths, renamed(path, inode), replacement):
             if candidate and fits(candidate):
                 return self.by_path.get(candidate) or _beside(candidate, shown)
         return None
@@ -217,9 +221,10 @@ class FileInput:
         """See what is new, has been renamed, or is gone."""
         seen = self._find()
         taken: set[int] = set()
+        others = {file.inode for file in self._live.values()}
         for file in list(self._live.values()):
             assert file.inode is not None
-            now = seen.where(file.found.path, file.found.shown, file.inode, file.fits)
+            now = seen.where(file.found.path, file.found.shown, file.inode, file.fits, others)
             self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
             if now is None:
                 self._miss(file)

@@ -130,7 +130,7 @@ def _content(file: FileIO) -> bytes:
 
 def _replace(path: Path, file: FileIO, content: bytes) -> None:
     """Replace a file whole and durably, with the rights that it has."""
-    draft = path.with_name(path.name + ".new")
+    draft = path.with_name(f".{path.name}.new")  # hidden: no pattern of a source that follows matches it
     try:
         with open(draft, "wb") as new:
             os.fchmod(new.fileno(), os.fstat(file.fileno()).st_mode & 0o7777)
