@@ -18,6 +18,7 @@ import pytest
 from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Kinesis, Retry, SourceError
 from acker_client.source.core.input import Committed
+from acker_client.source.core.parts import Parts
 from acker_client.source.doors.kinesis import KinesisDoor, Unanswered
 from acker_client.source.inputs.kinesis import StreamReading
 from acker_protocol.messages import Outcomes, Verdict
@@ -224,8 +225,7 @@ def assign(following: Following, saved: dict[str, Committed], *shards: str) -> N
     """As a run does: the parts are told what is done, then the input."""
     shared: Any = following.input
     given = {shard: saved.get(shard, Committed()) for shard in shards}
-    following.parts.done |= {shard: each.done for shard, each in given.items()}
-    following.parts._reach |= {shard: each.done.prefix for shard, each in given.items()}
+    following.parts = Parts({shard: each.done for shard, each in given.items()})
     shared.assign(given)
 
 
@@ -260,7 +260,6 @@ def test_a_shard_that_comes_back_is_read_from_where_its_checkpoint_is_by_then(tw
     assign(second, saved, SHARD_0)
     second.finish(second.drain()[:3])
     saved |= second.committed()
-    first.parts.revoke(SHARD_0)
     assign(first, saved, SHARD_0)
     assert first.data(first.drain()) == ["d"]
 
