@@ -213,9 +213,9 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 # -- in a group
 
 
-def member(twin: TwinKinesis, saved: dict[str, Committed]) -> Following:
+def member(twin: TwinKinesis, saved: dict[str, Committed], *, is_to_end: bool = False) -> Following:
     """A source of a group, which has nothing yet."""
-    following = Following(twin, reading=StreamReading(refresh_s=5.0), saved=lambda: saved)
+    following = Following(twin, reading=StreamReading(is_to_end=is_to_end, refresh_s=5.0), saved=lambda: saved)
     shared: Any = following.input
     shared.assign({})
     return following
@@ -247,6 +247,15 @@ def test_a_member_of_a_group_plans_the_shards_it_is_given_and_no_others(twin: Tw
     second = member(twin, saved)
     assign(second, saved, SHARD_0, SHARD_1)
     assert second.data(second.drain()) == ["b", "x"]
+
+
+def test_in_a_group_a_source_follows_also_where_it_was_to_stop_at_the_end(twin: TwinKinesis) -> None:
+    saved: dict[str, Committed] = {}
+    first = member(twin, saved, is_to_end=True)
+    assign(first, saved, SHARD_0)
+    assert (first.data(first.drain()), first.is_over) == ([], False)
+    twin.put(0, "a")
+    assert (first.data(first.drain()), first.is_over) == (["a"], False)
 
 
 def test_a_shard_that_comes_back_is_read_from_where_its_checkpoint_is_by_then(twin: TwinKinesis) -> None:

@@ -316,7 +316,7 @@ class KinesisInput:
             shard.end()
             self._has_new_shards = True
             log.info("shard %s was read to its end", shard.name)
-        elif is_newest and self._reading.is_to_end:
+        elif is_newest and self._reading.is_to_end and self._given is None:
             shard.is_caught_up = True
 
     def _ends(self, name: str, answer: ReadAnswer, asked: int) -> bool:
