@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from acker_client.source import Kinesis
 from acker_service.config import OPTIONS, flag
 from tests.packaging import metrics_table, options, programs
 
@@ -129,3 +131,18 @@ def test_no_two_classes_have_one_name() -> None:
         for name in re.findall(r"^class ([A-Z]\w*)", text, re.MULTILINE):
             names.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}
+
+
+def test_the_readme_names_every_option_of_kinesis_with_its_default() -> None:
+    table = (ROOT / "README.md").read_text().partition("| option of `Kinesis` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.+?`) \| (.+?) \|", table, re.MULTILINE)
+    shown = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    options = [
+        option
+        for option in inspect.signature(Kinesis).parameters.values()
+        if option.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    assert list(shown) == [option.name for option in options]
+    for option in options:
+        if option.default is not inspect.Parameter.empty and option.default is not None:
+            assert shown[option.name] == f"`{option.default!r}`"

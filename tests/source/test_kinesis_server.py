@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from acker_client.source import SourceError
+from acker_client.source import CheckpointError, SourceError
 from acker_client.source.doors.kinesis import (
     LATEST,
     TRIM_HORIZON,
@@ -145,6 +145,48 @@ def test_each_error_of_a_read_is_what_it_means_and_each_call_is_tried_once(
     with pytest.raises(kind):
         door.read(iterator, 10)
     assert door.read(iterator, 10).rows.num_rows == 0
+
+
+def test_trouble_on_the_wire_is_waited_out_and_no_record_is_lost_or_read_twice(server: KinesisServer) -> None:
+    server.create("troubled", 2)
+    everything = [str(k) for k in range(600)]
+    server.put("troubled", everything)
+    for operation in ("DescribeStreamSummary", "ListShards", "GetShardIterator"):
+        server.fail(operation, "LimitExceededException", "503")
+    codes = ("ProvisionedThroughputExceededException", "ExpiredIteratorException", "500", "InternalFailure")
+    server.fail("GetRecords", *codes, *codes)
+    assert sorted(Polled(server, "troubled").work_off()) == sorted(everything)
+
+
+@pytest.mark.parametrize("code", ["AccessDeniedException", "ExpiredTokenException"])
+def test_a_permission_that_ends_in_the_middle_ends_the_run_and_the_next_start_goes_on(
+    server: KinesisServer, code: str
+) -> None:
+    stream = f"ending-{code}"
+    server.create(stream, 1)
+    server.put(stream, "abcd")
+    reader = Polled(server, stream)
+    first = reader.read(2)
+    reader.finish(first[:1])
+    server.fail("GetRecords", code)
+    with pytest.raises(SourceError, match=rf"stream '{stream}': .*{code}"):
+        reader.read()
+    assert Polled(server, stream, reader.committed()).work_off() == ["b", "c", "d"]
+
+
+def test_a_stream_that_is_deleted_under_its_reader_ends_the_run_and_made_anew_its_checkpoint_is_refused(
+    server: KinesisServer,
+) -> None:
+    server.create("deleted", 1)
+    server.put("deleted", "abcd")
+    reader = Polled(server, "deleted")
+    reader.finish(reader.read(2))
+    server.client.delete_stream(StreamName="deleted")
+    with pytest.raises(SourceError, match="there is no stream 'deleted'"):
+        reader.read()
+    server.create("deleted", 1)
+    with pytest.raises(CheckpointError, match="was deleted and created anew since the checkpoint was written"):
+        Polled(server, "deleted", reader.committed())
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ START_S = 20.0
 SILENCE_S = 300.0
 WAITS = Backoff(first_s=0.5, cap_s=10.0)
 
+# So often in a row a shard may be throttled without a word.
+THROTTLED_USUALLY = 8
+
 TO_DO = "see to the network, endpoint_url= and region=, and start again; nothing is lost"
 
 
@@ -65,5 +68,8 @@ class Asking:
         shard.due_s = self._clock() + READ_INTERVAL_S + WAITS.wait_s(shard.failures, self._random)
         shard.failures += 1
         if shard.failures.bit_count() == 1:  # the first, and ever fewer of those that follow it
-            log.warning("shard %s: tried again later, %d failures in a row (%s)", shard.name, shard.failures, error)
+            # Reading what is old is as fast as AWS allows, so now and then it says no.
+            is_usual = isinstance(error, Throttled) and shard.failures < THROTTLED_USUALLY
+            level = logging.DEBUG if is_usual else logging.WARNING
+            log.log(level, "shard %s: tried again later, %d failures in a row (%s)", shard.name, shard.failures, error)
         self.note(error)
