@@ -71,16 +71,13 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
 
 
 @pytest.mark.spark
-def test_the_program_of_a_stream_runs_as_it_stands_and_its_second_run_goes_on_where_the_first_ended(
-    tmp_path: Path, start_server: Callable[..., Any]
-) -> None:
+def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     import pyarrow.parquet
 
-    stream = program("tracked(", tmp_path, start_server().address)
     (tmp_path / "notes").mkdir()
     for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
         (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
-        run(stream)
+    run(stream)
     rows = pyarrow.parquet.read_table(tmp_path / "skus").to_pylist()
     assert sorted((row["id"], row["sku"]) for row in rows) == [(0, "pear"), (0, "plum")]
     (letter,) = map(json.loads, (tmp_path / "notes.dead").open())
