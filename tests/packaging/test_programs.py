@@ -77,7 +77,7 @@ def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server:
     (tmp_path / "notes").mkdir()
     for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
         (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
-    run(stream)
+    run(program("tracked(", tmp_path, start_server().address))
     rows = pyarrow.parquet.read_table(tmp_path / "skus").to_pylist()
     assert sorted((row["id"], row["sku"]) for row in rows) == [(0, "pear"), (0, "plum")]
     (letter,) = map(json.loads, (tmp_path / "notes.dead").open())
