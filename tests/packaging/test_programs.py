@@ -49,6 +49,33 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
 
 
+@pytest.mark.spark
+def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    import pyarrow.parquet
+
+    from tests.source.kafka_broker import MockKafka
+
+    with MockKafka() as kafka:
+        kafka.create("orders")
+        kafka.write("orders", 1, [line.encode() for line in ORDERS.splitlines() if line])
+        path = program('Kafka("orders"', tmp_path, start_server().address)
+        path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
+        environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["python", path], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        assert kafka.committed("orders", "orders")[1][0] == 2
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["offset"], row["sku"], row["qty"]) for row in rows) == [
+        (0, "apple", 2),
+        (0, "pear", 1),
+        (1, "plum", 7),
+    ]
+
+
 def test_the_program_without_spark_runs_as_it_stands(
     tmp_path: Path, start_server: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,10 @@ class Frame:
         return [row for piece in self.plan.slices[slices] for row in self._read(piece)]
 
     def _read(self, piece: Any) -> Iterator[Row]:
+        # A slice that gives nothing is covered all the same.
+        none = np.empty(0, np.uint64)
+        covered = np.array([[piece.start, piece.stop]], np.uint64)
+        self._report(fold(none, none), InitScope(self.plan.scope.session, self.plan.scope.number, covered))
         for records in piece.read():
             roots = mix64_column(records.numbers + np.uint64(self.plan.scope.first))
             edges = edge0_column(roots)

@@ -18,6 +18,7 @@ except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
 from acker_client.source.constructors.files import Files
+from acker_client.source.constructors.kafka import Kafka
 from acker_client.source.constructors.parquet import Parquet
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.in_flight import Failures
@@ -31,6 +32,8 @@ from acker_client.source.errors import Broken, CheckpointError, InputChanged, So
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
+from acker_client.source.stores.kafka_letters import KafkaTopic
+from acker_client.source.stores.kafka_offsets import KafkaOffsets
 
 __all__ = [
     "Batch",
@@ -46,6 +49,9 @@ __all__ = [
     "Files",
     "Input",
     "InputChanged",
+    "Kafka",
+    "KafkaOffsets",
+    "KafkaTopic",
     "Listener",
     "Options",
     "Original",

@@ -137,6 +137,15 @@ class Input(Protocol[P]):
 
 
 @runtime_checkable
+class Closing(Protocol):
+    """An input that holds something open."""
+
+    def close(self) -> None:
+        """The run is over, also where it could not begin: all that is done has been written down. Let go of it."""
+        ...
+
+
+@runtime_checkable
 class SharedInput(Input[P], Protocol[P]):
     """An input whose partitions the sources of a group share out among them (see ``core.assignment``). In a group it is
     started with nothing, and plans the partitions that it is given; without one it plans all that it finds."""

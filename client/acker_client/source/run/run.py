@@ -18,7 +18,7 @@ from acker_client.core.scope import BatchScope
 from acker_client.core.watched import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
-from acker_client.source.core.input import Committed, Input
+from acker_client.source.core.input import Closing, Committed, Input
 from acker_client.source.core.listener import Emissions
 from acker_client.source.core.parts import Lookup, Parts
 from acker_client.source.core.ranges import Ranges
@@ -118,6 +118,8 @@ class Run:
         self._input.start(self._committed)
 
     def _close_input(self) -> None:
+        if isinstance(self._input, Closing):
+            self._input.close()
         self._dead_lettering.close()
         if self._checkpoint is not None:
             self._checkpoint.close()

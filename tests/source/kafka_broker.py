@@ -1,0 +1,92 @@
+"""Kafka for tests: librdkafka's mock cluster in a process of its own, which ends with this one.
+
+``python -m tests.source.kafka_broker BROKERS`` owns the cluster, prints its address, and serves until its standard
+input ends. The cluster makes a topic, of four partitions, when a producer asks for it. It has no compaction, no
+permissions and no retention by time, and can neither make nor delete topics when it is told to.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+PARTITIONS = 4
+ROOT = Path(__file__).parents[2]
+
+
+class MockKafka:
+    """A mock cluster. ``servers``: its address; ``process``: where it lives, to be stopped and continued."""
+
+    def __init__(self, brokers: int = 2) -> None:
+        command = [sys.executable, "-m", "tests.source.kafka_broker", str(brokers)]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        self.servers = self.process.stdout.readline().strip()
+        self._producer = Producer({"bootstrap.servers": self.servers, "linger.ms": 1, "log_level": 0})
+        self._topics = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+        self.process.wait(timeout=10)
+
+    def new_topic(self, *counts: int, prefix: str = "topic") -> str:
+        """A topic of its own for a test, with so many records in each partition: ``0.0``, ``0.1`` and so on."""
+        self._topics += 1
+        topic = f"{prefix}-{self._topics}"
+        self.create(topic)
+        for partition, count in enumerate(counts):
+            self.write(topic, partition, [f"{partition}.{k}".encode() for k in range(count)])
+        return topic
+
+    def create(self, topic: str) -> None:
+        while self._producer.list_topics(topic, timeout=10).topics[topic].error is not None:
+            """It is made by being asked for."""
+
+    def write(self, topic: str, partition: int, values: Sequence[bytes | None], **more: Any) -> None:
+        for value in values:
+            self.send(topic, partition, value, **more)
+        assert self._producer.flush(30) == 0
+
+    def send(self, topic: str, partition: int, value: bytes | None, **more: Any) -> None:
+        while True:
+            try:
+                return self._producer.produce(topic, value, partition=partition, **more)
+            except BufferError:
+                self._producer.poll(0.1)
+
+    def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
+        """What the group has committed: partition -> (offset, metadata)."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group})
+        asked = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+        answered = consumer.committed(asked, timeout=10)
+        consumer.close()
+        return {each.partition: (each.offset, each.metadata or "") for each in answered if each.offset >= 0}
+
+    def commit(self, group: str, topic: str, offsets: Iterable[tuple[int, int]], metadata: str = "") -> None:
+        """Commit as another program does."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group})
+        made = [TopicPartition(topic, partition, offset, metadata) for partition, offset in offsets]
+        consumer.commit(offsets=made, asynchronous=False)
+        consumer.close()
+
+
+def main(brokers: int) -> None:
+    owner = Producer({"test.mock.num.brokers": brokers, "log_level": 0})
+    print(",".join(f"{each.host}:{each.port}" for each in owner.list_topics(timeout=10).brokers.values()), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

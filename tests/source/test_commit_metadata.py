@@ -1,0 +1,60 @@
+"""What stands beside a committed offset: written, cut, read again, and told from what others write."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acker_client.source import Ranges
+from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
+
+RUNS = st.tuples(
+    st.integers(0, 10**12), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_size=40)
+).map(lambda drawn: [drawn[0], *(run for pair in drawn[1] for run in pair)])
+
+
+@given(RUNS, st.integers(150, 600))
+def test_what_is_written_is_read_again_as_far_as_it_fits_and_the_prefix_is_always_right(
+    runs: list[int], bytes_max: int
+) -> None:
+    done = Ranges.from_runs(runs)
+    text = CommitMetadata("orders", "host:1", done).to_text(bytes_max)
+    assert len(text.encode()) <= bytes_max
+    read = CommitMetadata.from_text(text, done.prefix)
+    assert read is not None
+    assert (read.source, read.by, read.done.prefix) == ("orders", "host:1", done.prefix)
+    assert read.done == done.first_holes(read.done.holes)
+    assert len(
+        CommitMetadata("orders", "host:1", done.first_holes(read.done.holes + 1)).to_text(10**6)
+    ) > bytes_max or (read.done == done)
+
+
+@given(RUNS, st.integers(0, 10**6))
+def test_what_was_damaged_or_stands_beside_another_offset_is_anothers(runs: list[int], where: int) -> None:
+    done = Ranges.from_runs(runs)
+    text = CommitMetadata("orders", "host:1", done).to_text(4096)
+    assert CommitMetadata.from_text(text, done.prefix + 1) is None
+    at = where % len(text)
+    damaged = text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :]
+    read = CommitMetadata.from_text(damaged, done.prefix)
+    assert read is None or (read.source == "orders" and read.done == done)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "null", "[]", "{", '{"acker": "1", "source": 2, "by": 3}', '"acker"'])
+def test_what_others_write_is_anothers(text: str) -> None:
+    assert CommitMetadata.from_text(text, 5) is None
+
+
+def test_what_a_newer_version_wrote_is_not_guessed_at() -> None:
+    with pytest.raises(NewerVersion, match="version 2, and this acker reads versions up to 1"):
+        CommitMetadata.from_text(json.dumps({"acker": 2, "source": "orders", "by": "x", "more": 1}), 5)
+
+
+def test_thousands_of_holes_fit_into_what_a_broker_takes() -> None:
+    done = Ranges.from_runs([10**9, *([20, 100] * 2_000)])
+    read = CommitMetadata.from_text(CommitMetadata("orders", "host:1", done).to_text(4096), 10**9)
+    assert read is not None
+    assert read.done.holes > 1_400

@@ -1,0 +1,784 @@
+"""Kafka as an input, on librdkafka's mock cluster: beside a list of what there is, and run by run."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from acker_client.source import (
+    CheckpointError,
+    Committed,
+    DeadLetter,
+    DeadLetterStore,
+    InputChanged,
+    Kafka,
+    KafkaOffsets,
+    KafkaTopic,
+    Ranges,
+    Retry,
+    SourceError,
+)
+from acker_client.source.core.commit_metadata import CommitMetadata
+from acker_client.source.core.input import SharedInput
+from acker_client.source.core.stores import SharedCheckpointStore
+from acker_client.source.doors.kafka import Broker, Topics, error_of, library
+from acker_client.source.inputs.kafka import KafkaInput, shared_out
+from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
+from acker_client.source.run.environment import arrow_schema
+from tests.source.driven import Driven, read_elsewhere
+from tests.source.executors import NO_SPARK, Cluster, failing, save_all
+from tests.source.kafka_broker import MockKafka
+from tests.source.logs import MemoryCheckpoint
+
+EACH = 30
+
+
+def kafka_input(kafka: MockKafka, topics: Any = None, **options: Any) -> KafkaInput:
+    given = {"name": "orders", "stop": "end", "timeout_s": 10.0, **options}
+    made = Kafka(topics, bootstrap_servers=kafka.servers, **given).input()[0]
+    assert isinstance(made, KafkaInput)
+    return made
+
+
+@pytest.fixture
+def opened() -> Iterator[list[KafkaInput]]:
+    """Inputs that are closed at the end."""
+    inputs: list[KafkaInput] = []
+    yield inputs
+    for each in inputs:
+        each.close()
+
+
+def rows_of(slices: Any) -> list[dict[str, Any]]:
+    """All rows, in order, with their numbers under ``number``."""
+    rows = []
+    for piece in slices:
+        for read in piece.read():
+            assert read.columns.validate(full=True) is None
+            assert read.columns.schema == SCHEMA
+            assert piece.start <= int(read.numbers[0]) <= int(read.numbers[-1]) < piece.stop
+            for number, row in zip(read.numbers.tolist(), read.columns.to_pylist(), strict=True):
+                rows.append({"number": number, **row})
+    assert [row["number"] for row in rows] == sorted({row["number"] for row in rows})
+    return rows
+
+
+def places(rows: Any) -> list[tuple[int, int]]:
+    return [(row["partition"], row["offset"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def written(kafka: MockKafka) -> str:
+    """A topic with records in three of its four partitions."""
+    return kafka.new_topic(EACH, EACH - 10, 0, 1)
+
+
+EVERYTHING = {(partition, k) for partition, count in enumerate((EACH, EACH - 10, 0, 1)) for k in range(count)}
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.data())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(
+    kafka: MockKafka, written: str, records_max: int, tasks: int, data: st.DataObject
+) -> None:
+    committed: Mapping[str, Committed] = {}
+    left, group = set(EVERYTHING), f"any-{uuid.uuid4()}"
+    for _ in range(data.draw(st.integers(1, 3))):
+        input_ = kafka_input(kafka, written, group=group)
+        driven = Driven(input_, committed)
+        records = driven.drain(records_max)
+        rows = rows_of(driven.slices(records, tasks))
+        assert set(places(rows)) == left
+        assert len(rows) == len(left) == len(records)
+        assert all(row["value"] == b"%d.%d" % (row["partition"], row["offset"]) for row in rows)
+        origins = driven.origins(records).to_pylist()
+        assert [(row["topic"], row["partition"], row["offset"]) for row in rows] == [tuple(o.values()) for o in origins]
+        finished = data.draw(st.sets(st.sampled_from(range(len(records))))) if left else set()
+        driven.finish([records[k] for k in sorted(finished)])
+        left -= {places(rows)[k] for k in finished}
+        again = [records[k] for k in range(len(records)) if k not in finished]
+        if again:
+            some = sorted(data.draw(st.sets(st.sampled_from(again))))
+            assert len(rows_of(driven.slices(some, tasks))) == len(some)
+            values = [b"%d.%d" % (o["partition"], o["offset"]) for o in driven.origins(some).to_pylist()]
+            assert driven.values(some) == values
+        committed = driven.committed()
+        input_.close()
+
+
+def test_key_value_headers_and_timestamp_come_as_columns_that_spark_takes(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic()
+    kafka.write(topic, 1, [b"\xff\x00"], key=b"k", headers=[("a", b"1"), ("a", b"\xff"), ("n", None)], timestamp=12_345)
+    kafka.write(topic, 1, [None, b""], key=None, timestamp=1_700_000_000_001)
+    driven = Driven(kafka_input(kafka, topic))
+    opened.append(driven.input)  # type: ignore[arg-type]
+    one, two, three = rows_of(driven.slices(driven.drain()))
+    headers = [{"key": "a", "value": b"1"}, {"key": "a", "value": b"\xff"}, {"key": "n", "value": None}]
+    when = datetime(1970, 1, 1, 0, 0, 12, 345_000, UTC)
+    assert one == {
+        "number": 0,
+        "key": b"k",
+        "value": b"\xff\x00",
+        "topic": topic,
+        "partition": 1,
+        "offset": 0,
+        "timestamp": when,
+        "headers": headers,
+    }
+    assert (two["key"], two["value"], two["headers"]) == (None, None, None)
+    assert (three["value"], three["timestamp"]) == (b"", datetime(2023, 11, 14, 22, 13, 20, 1_000, UTC))
+    assert arrow_schema(COLUMNS) == SCHEMA
+
+
+def test_records_without_a_value_are_records_or_on_demand_absent(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+    topic = kafka.new_topic()
+    kafka.write(topic, 0, [b"one", None, b"three", None])
+    for null_values, offsets in (("emit", [0, 1, 2, 3]), ("skip", [0, 2])):
+        driven = Driven(kafka_input(kafka, topic, group=null_values, null_values=null_values))
+        opened.append(driven.input)  # type: ignore[arg-type]
+        rows = rows_of(driven.slices(driven.drain()))
+        assert [row["offset"] for row in rows] == [row["number"] for row in rows] == offsets
+
+
+def test_far_apart_records_are_read_again_without_what_is_between(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+    topic = kafka.new_topic(9_000)
+    driven = Driven(kafka_input(kafka, topic))
+    opened.append(driven.input)  # type: ignore[arg-type]
+    records = driven.drain(100_000)
+    wanted = [0, 1, 17, 4_500, 4_600, 8_999]
+    assert [row["offset"] for row in rows_of(driven.slices(records[wanted], 1))] == wanted
+    assert driven.values(records[wanted]) == [b"0.%d" % k for k in wanted]
+
+
+def test_what_the_driver_plans_is_shared_out_fairly_and_in_parts_for_all_tasks(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic(1_000, 10, 0, 500)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    input_.start({})
+    parts = input_.plan(600, 4).parts
+    assert {n: sum(p.stop - p.start for p in parts if p.number == n) for n in (0, 1, 3)} == {0: 295, 1: 10, 3: 295}
+    assert max(part.stop - part.start for part in parts) == 150
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))
+def test_shares_are_as_even_as_backlogs_allow_and_nothing_is_left_while_there_is_room(
+    backlogs: list[int], records_max: int
+) -> None:
+    shares = shared_out(backlogs, records_max)
+    assert sum(shares) == min(records_max, sum(backlogs))
+    assert all(0 <= share <= backlog for share, backlog in zip(shares, backlogs, strict=True))
+    cut = [share for share, backlog in zip(shares, backlogs, strict=True) if share < backlog]
+    assert not cut or max(shares) - min(cut) <= 1
+
+
+def test_with_more_partitions_than_room_each_has_its_turn(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+    input_ = kafka_input(kafka, kafka.new_topic(5, 5, 5, 5))
+    opened.append(input_)
+    input_.start({})
+    planned = [part.number for _ in range(4) for part in input_.plan(1, 1).parts]
+    assert sorted(planned) == [0, 1, 2, 3]
+
+
+# -- where a partition begins
+
+MINE, ANOTHER = "orders", "billing"
+
+
+@pytest.mark.parametrize(
+    ("first_poll", "committed_by", "begins"),
+    [
+        ("earliest", None, 0),
+        ("latest", None, 9),
+        ("uncommitted_earliest", None, 0),
+        ("uncommitted_latest", None, 9),
+        (datetime.fromtimestamp(5_000, UTC), None, 9),
+        ("earliest", ANOTHER, 0),
+        ("latest", ANOTHER, 9),
+        ("uncommitted_earliest", ANOTHER, 4),
+        ("uncommitted_latest", ANOTHER, 4),
+        (datetime.fromtimestamp(5_000, UTC), ANOTHER, 9),
+        ("earliest", "no json", 0),
+        ("uncommitted_latest", "no json", 4),
+        ("earliest", MINE, 4),
+        ("latest", MINE, 4),
+        ("uncommitted_earliest", MINE, 4),
+        ("uncommitted_latest", MINE, 4),
+        (datetime.fromtimestamp(5_000, UTC), MINE, 4),
+    ],
+)
+def test_a_partition_begins_where_first_poll_has_it_and_a_commit_counts_by_who_made_it(
+    kafka: MockKafka, opened: list[KafkaInput], first_poll: Any, committed_by: str | None, begins: int
+) -> None:
+    topic = kafka.new_topic()
+    for k in range(9):
+        kafka.send(topic, 0, b"x", timestamp=1_000_000 + k)
+    kafka.write(topic, 0, [])
+    if committed_by is not None:
+        metadata = CommitMetadata(committed_by, "host:1", Ranges.below(4)).to_text(4096)
+        kafka.commit(topic, topic, [(0, 4)], committed_by if committed_by == "no json" else metadata)
+    input_ = kafka_input(kafka, topic, group=topic, first_poll=first_poll, stop=None)
+    opened.append(input_)
+    input_.start({})
+    planned = [(part.number, part.start) for part in input_.plan(100, 1).parts]
+    assert planned == ([(0, begins)] if begins < 9 else [])
+    # It is written down at once, so that a crash before the first batch is done loses nothing of "latest".
+    assert kafka.committed(topic, topic)[0][0] == begins
+    kafka.write(topic, 0, [b"new"])
+    again = kafka_input(kafka, topic, group=topic, first_poll=first_poll)
+    opened.append(again)
+    again.start({})
+    assert next(part.start for part in again.plan(100, 1).parts if part.number == 0) == begins
+
+
+def test_a_topic_that_turns_up_while_it_runs_is_read_from_its_beginning_also_under_latest(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    now = [0.0]
+    options = Kafka(
+        pattern="found-a-.*", bootstrap_servers=kafka.servers, name="orders", first_poll="latest", refresh_s=2.0
+    ).kafka
+    input_ = KafkaInput(options, clock=lambda: now[0])
+    opened.append(input_)
+    input_.start({})
+    plan = input_.plan(100, 2)
+    assert (plan.parts, plan.is_end) == ([], False)
+    topic = kafka.new_topic(3, prefix="found-a")
+    kafka.new_topic(3, prefix="another")
+    assert input_.plan(100, 2).parts == []
+    now[0] = 2.0
+    assert {(part.topic, part.start, part.stop) for part in input_.plan(100, 1).parts} == {(topic, 0, 3)}
+
+
+def test_a_pattern_that_fits_no_topic_waits_for_one_or_is_at_its_end(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    for stop, is_end in ((None, False), ("end", True)):
+        input_ = kafka_input(kafka, pattern="no such topic", stop=stop)
+        opened.append(input_)
+        input_.start({})
+        assert input_.plan(100, 2).is_end is is_end
+    assert "no topic fits /no such topic/ yet: waiting for one" in caplog.text
+
+
+def test_the_end_is_where_it_was_at_the_start_and_following_has_none(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic(5)
+    ending, following = kafka_input(kafka, topic), kafka_input(kafka, topic, group="follows", stop=None)
+    opened.extend((ending, following))
+    for each in (ending, following):
+        each.start({})
+        assert [(part.start, part.stop) for part in each.plan(3, 1).parts] == [(0, 3)]
+    kafka.write(topic, 0, [b"late"])
+    assert [(part.start, part.stop) for part in ending.plan(100, 1).parts] == [(3, 5)]
+    assert ending.plan(100, 1).is_end
+    assert [(part.start, part.stop) for part in following.plan(100, 1).parts] == [(3, 6)]
+    nothing_now = following.plan(100, 1)
+    assert (nothing_now.parts, nothing_now.is_end) == ([], False)
+
+
+# -- what is committed
+
+
+def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committed_it(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(10)
+    input_ = kafka_input(kafka, topic, group="lag")
+    driven = Driven(input_)
+    records = driven.drain()
+    driven.finish(records[[0, 1, 2, 3, 7]])
+    driven.committed()
+    assert driven.description == f"4 partitions of {topic}, 6 offsets behind the end"
+    input_.close()
+    offset, metadata = kafka.committed("lag", topic)[0]
+    written = json.loads(metadata)
+    assert (offset, written["source"]) == (4, "orders")
+    assert ":" in written["by"]
+
+
+def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forward(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.new_topic(10)
+    for source, starts in ((MINE, 7), (ANOTHER, 3)):
+        group = f"{topic}-{source}"
+        kafka.commit(group, topic, [(0, 7)], CommitMetadata(source, "host:1", Ranges.below(7)).to_text(4096))
+        input_ = kafka_input(kafka, topic, group=group)
+        opened.append(input_)
+        input_.start({f"{topic}/0": Committed(Ranges.below(3))})
+        assert [part.start for part in input_.plan(100, 1).parts] == [starts]
+    assert "the checkpoint is at offset 3, and this source has committed 7 to Kafka: going on there" in caplog.text
+
+
+def test_what_is_done_of_a_partition_is_never_planned_though_it_was_not_read_here(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic(10)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    input_.start({})
+    input_.plan(2, 1)
+    input_.advance(f"{topic}/0", Ranges.below(8))
+    assert [part.start for part in input_.plan(100, 1).parts] == [8]
+
+
+# -- a log that is not what it was
+
+
+def test_what_retention_took_before_the_start_is_gone_and_counted_loudly(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, low = truncated(kafka)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    driven = Driven(input_, {f"{topic}/0": Committed(Ranges.from_runs([3, 2, 5]))})
+    records = driven.plan(10, 1)
+    assert driven.origins(records).column("offset").to_pylist()[0] == low
+    assert f"LOST: up to {low - 8} records of {topic}/0, between offsets 3 and {low}, were deleted" in caplog.text
+
+
+def test_what_retention_takes_from_under_a_planned_range_is_absent_and_counted_never_a_hang(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.new_topic(50)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    driven = Driven(input_)
+    records = driven.drain()
+    assert len(records) == 50
+    chosen = driven.slices(records, 1)
+    truncate(kafka, topic)
+    assert rows_of(chosen) == []
+    assert f"LOST: up to 25 records of {topic}/0, offsets 0 to 24, were deleted" in caplog.text
+    assert f"LOST: up to 25 records of {topic}/0, offsets 25 to 49, were deleted" in caplog.text
+    assert driven.values(records[[4]]) == [None]
+
+
+def test_what_retention_takes_while_it_runs_and_is_not_planned_yet_is_skipped_and_counted(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(100)
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group=topic).kafka
+    input_ = KafkaInput(options, clock=lambda: now[0])
+    opened.append(input_)
+    input_.start({})
+    assert [(part.start, part.stop) for part in input_.plan(10, 1).parts] == [(0, 10)]
+    truncate(kafka, topic)
+    input_.plan(1, 1)
+    now[0] = 2.0
+    (part,) = input_.plan(1, 1).parts
+    assert part.start > 100
+    assert f"LOST: up to {part.start - 11} records of {topic}/0, between offsets 11 and {part.start}" in caplog.text
+
+
+def test_no_pattern_fits_kafkas_own_topics() -> None:
+    everything = Topics.of(None, ".*")
+    assert [name for name in ("orders", "__consumer_offsets") if everything.fits(name)] == ["orders"]
+
+
+def truncated(kafka: MockKafka) -> tuple[str, int]:
+    """A topic whose partition 0 has lost its beginning, and where it begins."""
+    topic = kafka.new_topic(100)
+    truncate(kafka, topic)
+    consumer = library().Consumer({"bootstrap.servers": kafka.servers, "group.id": "low"})
+    low, _ = consumer.get_watermark_offsets(library().TopicPartition(topic, 0), timeout=10)
+    consumer.close()
+    assert low > 100
+    return topic, low
+
+
+def truncate(kafka: MockKafka, topic: str) -> None:
+    """Write more than the mock cluster keeps of a partition, 5 MB."""
+    for _ in range(12):
+        kafka.write(topic, 0, [b"x" * 700_000])
+
+
+@pytest.mark.parametrize("by", ["checkpoint", "commit"])
+def test_a_topic_that_was_made_anew_is_refused_with_what_to_do(
+    kafka: MockKafka, opened: list[KafkaInput], by: str
+) -> None:
+    topic = kafka.new_topic(5)
+    committed = {}
+    if by == "commit":
+        kafka.commit(topic, topic, [(0, 1_000)], CommitMetadata(MINE, "h:1", Ranges.below(1_000)).to_text(4096))
+    else:
+        committed = {f"{topic}/0": Committed(Ranges.below(1_000))}
+    input_ = kafka_input(kafka, topic, group=topic)
+    opened.append(input_)
+    with pytest.raises(InputChanged, match=rf"{topic}/0 was read up to offset 1000, and ends at 5 now: the topic was"):
+        Driven(input_, committed).drain()
+
+
+def test_a_partition_of_the_checkpoint_that_is_gone_is_refused(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+    topic = kafka.new_topic(5)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    with pytest.raises(CheckpointError, match=rf"{topic}/9 was read to offset 3, and does not exist any more"):
+        input_.start({f"{topic}/9": Committed(Ranges.below(3))})
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint is of another input: 'a.txt' is no partition of a topic"
+    ):
+        input_.start({"a.txt": Committed(Ranges.below(3))})
+
+
+# -- what is wrong
+
+
+def test_a_broker_that_is_not_there_and_a_topic_that_is_not_there_are_a_sentence_each(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    away = Kafka("orders", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.5).input()[0]
+    opened.append(away)  # type: ignore[arg-type]
+    with pytest.raises(SourceError, match=r"no broker at 127\.0\.0\.1:1 has answered .* in 0\.5 s .*see to bootstrap"):
+        away.start({})
+    missing = kafka_input(kafka, "no-such-topic")
+    opened.append(missing)
+    with pytest.raises(SourceError, match=r"topic 'no-such-topic' does not exist at .*: create it, or name another"):
+        missing.start({})
+
+
+def test_brokers_that_go_away_are_nothing_just_now_until_they_are_back(
+    opened: list[KafkaInput], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import signal
+
+    monkeypatch.setattr("acker_client.source.inputs.kafka.PLAN_S", 0.3)
+    caplog.set_level(logging.INFO)
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5)
+        input_ = kafka_input(kafka, topic, stop=None)
+        opened.append(input_)
+        driven = Driven(input_)
+        records = driven.plan(3)
+        kafka.process.send_signal(signal.SIGSTOP)
+        plan = input_.plan(100, 1)
+        assert (plan.parts, plan.is_end) == ((), False)
+        kafka.process.send_signal(signal.SIGCONT)
+        assert len(rows_of(driven.slices(records))) == 3
+        assert len(driven.plan(100)) == 2
+    assert caplog.text.count("waiting for it") == 1
+    assert "Kafka answers again" in caplog.text
+
+
+def test_a_slice_whose_broker_is_away_ends_with_a_sentence_and_not_never(opened: list[KafkaInput]) -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5)
+        input_ = kafka_input(kafka, topic, timeout_s=0.5)
+        driven = Driven(input_)
+        slices = driven.slices(driven.drain(), 1)
+        input_.close()
+    with pytest.raises(SourceError, match=rf"Kafka gave nothing of {topic}/0 from offset 0, where records up to 3"):
+        rows_of(slices)
+
+
+class Refused(Broker):
+    """A broker that refuses, as the mock cluster cannot: errors of the library's own kind, made here."""
+
+    def partitions(self, topics: Any, timeout_s: float | None = None) -> dict[str, int]:
+        raise error_of(
+            library().KafkaError(library().KafkaError.TOPIC_AUTHORIZATION_FAILED), "topic 'a'", self.connection, ""
+        )
+
+
+def test_no_permission_is_a_sentence(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+    input_ = KafkaInput(Kafka("a", bootstrap_servers=kafka.servers, name="orders").kafka, broker=Refused)
+    opened.append(input_)
+    with pytest.raises(SourceError, match=r"no permission for topic 'a' .*: give this user the right to it"):
+        input_.start({})
+
+
+class Restarting(Broker):
+    """A broker that, when it was just started, does not know of its topics for a while."""
+
+    is_forgetful = False
+
+    def partitions(self, topics: Any, timeout_s: float | None = None) -> dict[str, int]:
+        if self.is_forgetful and topics.pattern:
+            return {}
+        if self.is_forgetful:
+            raise error_of(
+                library().KafkaError(library().KafkaError.UNKNOWN_TOPIC_OR_PART), "topic 'a'", self.connection, ""
+            )
+        return super().partitions(topics, timeout_s)
+
+
+def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stays_away_is_gone(
+    kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(5, prefix="forgotten")
+    inputs: dict[str, KafkaInput] = {}
+    ways: list[dict[str, Any]] = [{"topics": topic}, {"pattern": "forgotten-.*"}]
+    for how in ways:
+        options = Kafka(**how, bootstrap_servers=kafka.servers, name="orders", group=topic, timeout_s=10.0).kafka
+        inputs[next(iter(how))] = KafkaInput(options, broker=Restarting, clock=lambda: now[0])
+    opened.extend(inputs.values())
+    for each in inputs.values():
+        each.start({})
+        assert len(each.plan(2, 1).parts) == 1
+    for now_s, is_forgetful in ((3.0, True), (12.0, True), (14.5, False), (17.0, True)):
+        now[0] = now_s
+        monkeypatch.setattr(Restarting, "is_forgetful", is_forgetful)
+        for each in inputs.values():
+            plan = each.plan(1, 1)
+            assert (len(plan.parts), list(plan.revoked), plan.is_end) == (int(not is_forgetful), [], False)
+    now[0] = 27.0
+    with pytest.raises(SourceError, match="topic 'a' does not exist"):
+        inputs["topics"].plan(1, 1)
+    assert inputs["pattern"].plan(1, 1).revoked == [f"{topic}/{number}" for number in range(4)]
+    assert f"LOST: {topic}/0 was deleted; what was not done of it is gone" in caplog.text
+    again = KafkaInput(inputs["pattern"].options, broker=Restarting)
+    opened.append(again)
+    again.start({f"{topic}/0": Committed(Ranges.below(3))})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "give topics, like Kafka\\('orders', ...\\), or a pattern"),
+        ({"topics": "a", "pattern": "b"}, "give topics, .* or a pattern"),
+        ({"pattern": "("}, "pattern='\\(' is no regular expression"),
+        ({"topics": []}, "topics=\\[\\]: name a topic"),
+        ({"pattern": "a.*", "dead_letters": KafkaTopic("a.dead", bootstrap_servers="x")}, "'a.dead' is read by this"),
+        ({"topics": "a", "first_poll": "newest"}, "first_poll='newest': give one of 'earliest', 'latest'"),
+        ({"topics": "a", "first_poll": datetime(2026, 1, 1)}, "has no zone"),
+        ({"topics": "a", "null_values": "drop"}, "null_values='drop': give one of 'emit', 'skip'"),
+        ({"topics": "a", "stop": "now"}, "stop='now': give one of None, 'end'"),
+        ({"topics": "a", "group": ""}, "group='': give the name"),
+        ({"topics": "a", "timeout_s": 0}, "timeout_s=0: give seconds"),
+        ({"topics": "a", "refresh_s": -1}, "refresh_s=-1: give seconds"),
+        ({"topics": "a", "bootstrap_servers": ""}, "bootstrap_servers: name a broker"),
+        ({"topics": "a", "config": {"enable.auto.commit": True}}, "config: enable.auto.commit is the source's own: an"),
+        ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group"),
+        ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
+        ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Kafka(**{"bootstrap_servers": "localhost:1", "name": "orders", **options})
+
+
+def test_the_readme_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text.partition("| option of `Kafka` |")[2].partition("\n\n")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    parameters = inspect.signature(Kafka).parameters.values()
+    own = {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    said = {inspect.Parameter.empty: "needed", None: "none"}
+    expected = {name: said.get(default, f"`{default!r}`") for name, default in own.items()}
+    # What is None for the sake of another, or another's value.
+    assert listed == expected | {"topics": "needed", "group": "the source's name"}
+
+
+def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_sentence(tmp_path: Path) -> None:
+    def started(**config: Any) -> None:
+        source = Kafka("a", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.2, config=config)
+        source.input()[0].start({})
+
+    with pytest.raises(SourceError, match=r'No such configuration property: "sasl.passwort": see to config'):
+        started(**{"sasl.passwort": "x"})
+    with pytest.raises(SourceError, match=r"ssl\.ca\.location.* failed: .*: see to config"):
+        started(**{"security.protocol": "ssl", "ssl.ca.location": str(tmp_path / "no.pem")})
+    secret = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.password": "hunter2"}
+    source = Kafka("a", bootstrap_servers="x:1", name="orders", config=secret)
+    assert source.kafka.connection.settings["sasl.password"] == "hunter2"
+    assert "hunter2" not in repr(source.kafka)
+
+
+# -- in executors
+
+
+def test_slices_of_kafka_are_pickled_and_read_without_spark_and_without_grpc(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    driven = Driven(kafka_input(kafka, kafka.new_topic(3)))
+    opened.append(driven.input)  # type: ignore[arg-type]
+    assert read_elsewhere(driven.slices(driven.drain(), 1)) == "[2, 1] False False"
+
+
+# -- partitions that are shared out
+
+
+def test_in_a_group_the_partitions_that_are_given_are_planned_and_no_others(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic(5, 5, 5, 5)
+    input_ = kafka_input(kafka, topic, stop=None)
+    opened.append(input_)
+    assert isinstance(input_, SharedInput)
+    input_.start({})
+    assert input_.partitions() == [f"{topic}/{number}" for number in range(4)]
+    assert input_.plan(100, 1).parts == []
+    input_.assign({f"{topic}/2": Committed(Ranges.below(4)), f"{topic}/0": Committed()})
+    assert {(part.number, part.start, part.stop) for part in input_.plan(3, 1).parts} == {(0, 0, 2), (2, 4, 5)}
+    input_.revoke([f"{topic}/0"])
+    input_.advance(f"{topic}/0", Ranges.below(1))
+    assert input_.plan(100, 1).parts == []
+    input_.assign({f"{topic}/0": Committed(Ranges.below(3))})
+    assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(0, 3, 5)]
+
+
+# -- a whole run
+
+
+def options_of(kafka: MockKafka, cluster: Cluster, **more: Any) -> dict[str, Any]:
+    given = {"bootstrap_servers": kafka.servers, "name": "orders", "stop": "end", "environment": cluster.environment()}
+    return given | {"retry": Retry(max_retries=1, initial_s=0.0), "max_dead_share": 1.0, **more}
+
+
+def test_a_poison_record_ends_in_the_dead_letters_with_topic_partition_and_offset_and_a_restart_finds_nothing_to_do(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    cluster, checkpoint, topic = Cluster(tmp_path), MemoryCheckpoint(), kafka.new_topic(20, 10)
+    options = options_of(kafka, cluster, checkpoint=checkpoint, dead_letters=tmp_path / "dead.jsonl")
+    summary = Kafka(topic, batch_records=7, **options).run(NO_SPARK, failing(lambda row: row.value == b"0.13"))
+    assert (summary.acked, summary.dead_lettered) == (29, 1)
+    assert summary.checkpoint == f"4 partitions of {topic}, 0 offsets behind the end"
+    (letter,) = [json.loads(line) for line in (tmp_path / "dead.jsonl").open()]
+    assert (letter["topic"], letter["partition"], letter["offset"], letter["value"]) == (topic, 0, 13, "0.13")
+    assert {number: offset for number, (offset, _) in kafka.committed("orders", topic).items()}[0] == 20
+    assert Kafka(topic, **options).run(NO_SPARK, save_all).records == 0
+    # Without a checkpoint, too, it goes on from what it has committed.
+    assert Kafka(topic, **replaced(options, checkpoint=None)).run(NO_SPARK, save_all).records == 0
+
+
+def replaced(options: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**options, **more}
+
+
+def test_a_checkpoint_in_kafkas_offsets_keeps_holes_too(kafka: MockKafka, tmp_path: Path) -> None:
+    cluster, topic = Cluster(tmp_path), kafka.new_topic(20, 20)
+    options = options_of(kafka, cluster, checkpoint="kafka", group=topic, retry=Retry(initial_s=1000, cap_s=1000))
+    for batch in (batches := Kafka(topic, **options).batches(NO_SPARK)):
+        failing(lambda row: row.value in (b"0.3", b"1.0"))(batch)
+        batch.done()
+        break
+    batches.close()
+    assert {number: offset for number, (offset, _) in kafka.committed(topic, topic).items()} == {0: 3, 1: 0, 2: 0, 3: 0}
+    seen: list[Any] = []
+
+    def process(batch: Any) -> None:
+        seen.extend(row.value for row in batch.df.rows())
+        save_all(batch)
+
+    summary = Kafka(topic, **options).run(NO_SPARK, process)
+    assert (sorted(seen), summary.records) == ([b"0.3", b"1.0"], 2)
+    assert Kafka(topic, **options).run(NO_SPARK, save_all).records == 0
+
+
+def test_holes_that_do_not_fit_beside_an_offset_are_cut_and_the_prefix_is_right(
+    kafka: MockKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = kafka.new_topic(5)
+    runs = [3, *([1, 1] * 500)]
+    stores = [
+        KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic, metadata_bytes_max=400) for _ in range(2)
+    ]
+    assert isinstance(stores[0], SharedCheckpointStore)
+    for store in stores:
+        store.open("orders", "kafka")
+    assert stores[0].load() == {}
+    stores[0].save({f"{topic}/0": Committed(Ranges.from_runs(runs)), f"{topic}/1": Committed(Ranges.below(2))})
+    loaded = stores[1].load()
+    done = loaded[f"{topic}/0"].done
+    assert done.prefix == 3
+    assert 50 < done.holes < 500
+    assert done == Ranges.from_runs(runs).first_holes(done.holes)
+    assert stores[1].load_partitions([f"{topic}/1", f"{topic}/2"]) == {f"{topic}/1": Committed(Ranges.below(2))}
+    assert "500 holes do not fit into the 400 bytes beside an offset" in caplog.text
+    for store in stores:
+        store.close()
+
+
+def test_what_another_committed_is_no_checkpoint_and_one_of_a_newer_version_is_refused(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(9)
+    store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic)
+    store.open("orders", "kafka")
+    kafka.commit(topic, topic, [(0, 4)], CommitMetadata("billing", "h:1", Ranges.below(4)).to_text(4096))
+    kafka.commit(topic, topic, [(1, 4)], "not ours")
+    assert store.load() == {}
+    kafka.commit(topic, topic, [(2, 4)], json.dumps({"acker": 2, "source": "orders", "by": "h:1"}))
+    with pytest.raises(
+        CheckpointError, match=rf"committed of {topic}/2 has version 2, and this acker reads .* up to 1"
+    ):
+        store.load()
+    store.close()
+    with pytest.raises(CheckpointError, match="hold what is done of Kafka's records, not of 'files'"):
+        store.open("orders", "files")
+
+
+def test_a_checkpoint_that_cannot_be_committed_says_so_and_nothing_is_lost() -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(3)
+        store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic, timeout_s=0.5)
+        store.open("orders", "kafka")
+        assert store.load() == {}
+    with pytest.raises(CheckpointError, match=r"what is done could not be committed to the offsets of group .*Nothing"):
+        store.save({f"{topic}/0": Committed(Ranges.below(2))})
+    store.close()
+
+
+# -- dead letters in a topic
+
+
+def letter(value: bytes | None, offset: int = 3) -> DeadLetter:
+    origin = {"topic": "orders", "partition": 0, "offset": offset}
+    return DeadLetter("orders", "ValueError: bad", 3, 0, 1.0, 2.0, origin, value)
+
+
+def read_letters(kafka: MockKafka, topic: str) -> list[tuple[str, dict[str, Any]]]:
+    driven = Driven(kafka_input(kafka, topic, group=f"read-{topic}"))
+    rows = rows_of(driven.slices(driven.drain(), 1))
+    return [(row["key"].decode(), json.loads(row["value"])) for row in rows]
+
+
+def test_dead_letters_are_in_the_topic_when_write_returns_and_one_that_is_too_long_is_cut(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(prefix="dead")
+    store = KafkaTopic(topic, bootstrap_servers=kafka.servers, timeout_s=10)
+    assert isinstance(store, DeadLetterStore)
+    store.open()
+    store.write([letter(b"bad", 3), letter(b"\xff", 4), letter(None, 5), letter(b"\\" * 2_000_000, 6)])
+    written = dict(read_letters(kafka, topic))
+    assert sorted(written) == [f"orders:0:{offset}" for offset in (3, 4, 5, 6)]
+    one = written["orders:0:3"]
+    assert (one["value"], one["reason"], one["offset"]) == ("bad", "ValueError: bad", 3)
+    assert (written["orders:0:4"]["value_base64"], written["orders:0:5"]["value"]) == ("/w==", None)
+    cut = written["orders:0:6"]
+    assert (cut["bytes"], set(cut["value"])) == (2_000_000, {"\\"})
+    assert 100_000 < len(cut["value"]) < 500_000
+    store.close()
+
+
+def test_a_run_whose_letters_go_to_a_topic_ends_when_they_are_there(kafka: MockKafka, tmp_path: Path) -> None:
+    cluster, topic, dead = Cluster(tmp_path), kafka.new_topic(20), kafka.new_topic(prefix="dead")
+    letters = KafkaTopic(dead, bootstrap_servers=kafka.servers)
+    summary = Kafka(topic, **options_of(kafka, cluster, group=topic, dead_letters=letters)).run(
+        NO_SPARK, failing(lambda row: row.value == b"0.7")
+    )
+    assert (summary.acked, summary.dead_lettered) == (19, 1)
+    assert [key for key, _ in read_letters(kafka, dead)] == [f"{topic}:0:7"]
+
+
+def test_letters_that_no_broker_takes_are_an_error_and_none_of_them_comes_later() -> None:
+    with MockKafka() as kafka:
+        store = KafkaTopic(kafka.new_topic(), bootstrap_servers=kafka.servers, timeout_s=1)
+        store.open()
+    with pytest.raises(SourceError, match=r"dead letters cannot be written to topic .*Nothing is lost: their records"):
+        store.write([letter(b"bad")])
+    store.close()
+    with pytest.raises(SourceError, match=r"no broker at 127\.0\.0\.1:1 has answered for topic 'dead'"):
+        KafkaTopic("dead", bootstrap_servers="127.0.0.1:1", timeout_s=0.3).open()
