@@ -3,6 +3,7 @@
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
 #   make test         all tests (ARGS="tests/service -k settle")
 #   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
+#   make test-kafka   the tests that need a real Apache Kafka, which it fetches by Maven and starts
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
@@ -16,7 +17,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-matrix pipelines simulate check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long test-kafka test-matrix pipelines simulate check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -61,6 +62,10 @@ test: $(READY)
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
 	@test -n "$(ARGS)" || .ci/matrix run "$$(.ci/matrix today)"
+
+test-kafka: $(READY)
+	@command -v mvn > /dev/null || { echo >&2 "make test-kafka fetches Apache Kafka by Maven: install maven"; exit 1; }
+	@$(WITH_SPARK) $(BIN)/python -m pytest -m kafka --timeout 900 $(ARGS)
 
 # Those whose Python is here, unless named; which is not here is said.
 test-matrix: $(READY)

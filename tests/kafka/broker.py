@@ -1,0 +1,178 @@
+"""A real Apache Kafka for tests: one node (KRaft), from Maven Central, in a process of its own.
+
+Two listeners: one that lets everybody in, as a super user, and one with SASL PLAIN for ``reader`` with the password
+``secret``, who may do what no ACL forbids. It compacts and deletes at once, as far as topics are set up for it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
+from confluent_kafka import admin as library
+
+# What it holds has no types that are worth having.
+admin: Any = library
+
+PROJECT = Path(__file__).parent
+BUILD = PROJECT.parents[1] / ".build" / "kafka"
+START_S = 60.0
+
+SETTINGS = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{plain},SASL://127.0.0.1:{sasl}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT
+controller.listener.names=CONTROLLER
+inter.broker.listener.name=PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
+user_reader="secret";
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+allow.everyone.if.no.acl.found=true
+log.dirs={folder}/data
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=0
+auto.create.topics.enable=false
+log.cleaner.backoff.ms=100
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+
+def build() -> None:
+    """Fetch Kafka where it is not here yet. Fails the tests where that cannot be."""
+    if shutil.which("mvn") is None or shutil.which("java") is None:
+        pytest.fail("make test-kafka runs a real Apache Kafka from Maven Central: install maven and a JDK")
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "package"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"Maven could not fetch Apache Kafka:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+class RealKafka:
+    """A broker. ``servers``: for everybody; ``sasl_servers``: for ``reader``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ports = free_ports(3)
+        self.servers, self.sasl_servers = (f"127.0.0.1:{port}" for port in ports[:2])
+        self._settings = folder / "server.properties"
+        named = dict(zip(("plain", "sasl", "controller"), ports, strict=True))
+        self._settings.write_text(SETTINGS.format(folder=folder, **named))
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._settings)).wait()
+        self.start()
+        self.admin = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
+
+    def start(self) -> None:
+        """Start it, or start it again with what it had; returns when it answers."""
+        self.process = self._java("kafka.Kafka", str(self._settings))
+        answering = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        eventually(lambda: _answers(answering))
+
+    def kill(self) -> None:
+        """As a crash does."""
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def new_topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
+        topic = f"topic-{uuid.uuid4().hex[:8]}"
+        self.create(topic, partitions, config)
+        return topic
+
+    def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        self.admin.create_topics([admin.NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(30)
+        eventually(lambda: len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) == partitions)
+
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(30)
+        eventually(lambda: topic not in self.admin.list_topics(timeout=10).topics)
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([admin.NewPartitions(topic, partitions)])[topic].result(30)
+        eventually(lambda: len(self._producer.list_topics(topic, timeout=10).topics[topic].partitions) == partitions)
+
+    def delete_below(self, topic: str, partition: int, offset: int) -> None:
+        for deleted in self.admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+            deleted.result(30)
+
+    def write(self, topic: str, partition: int, values: Sequence[bytes | None], **more: Any) -> None:
+        for value in values:
+            while True:
+                try:
+                    self._producer.produce(topic, value, partition=partition, **more)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+        assert self._producer.flush(60) == 0
+
+    def end_of(self, topic: str) -> int:
+        """Of its partition 0, as one sees it who does not read what transactions have not committed."""
+        at = TopicPartition(topic, 0)
+        asked = self.admin.list_offsets({at: admin.OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
+        return int(asked[at].result(30).offset)
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """What the tools that people watch lag with see."""
+        (asked,) = self.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
+        return {(each.topic, each.partition): each.offset for each in asked.result(30).topic_partitions}
+
+    def close(self) -> None:
+        self.resume()
+        self.kill()
+
+    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        classpath = (BUILD / "classpath").read_text().strip()
+        command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", classpath, *arguments]
+        with open(self.folder / "log", "ab") as log:
+            return subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=dict(os.environ))
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
+    """Look until it holds."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline_s, f"it did not happen within {within_s:g} s"
+        time.sleep(0.1)
+
+
+def _answers(answering: Any) -> bool:
+    try:
+        return bool(answering.list_topics(timeout=1).brokers)
+    except Exception:  # noqa: BLE001  # until it is up, every call fails in a way of its own
+        return False
