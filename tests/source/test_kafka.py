@@ -31,8 +31,9 @@ from acker_client.source import (
 )
 from acker_client.source.core.commit_metadata import CommitMetadata
 from acker_client.source.core.input import SharedInput
+from acker_client.source.core.kafka_names import Topics
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, Topics, error_of, library
+from acker_client.source.doors.kafka import Broker, error_of, library
 from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema

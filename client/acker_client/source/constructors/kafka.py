@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any, Literal, Unpack
 
 from acker_client.source.core.input import Input
-from acker_client.source.doors.kafka import KafkaConnection, Topics, library, milliseconds
+from acker_client.source.core.kafka_names import KafkaConnection, Topics, milliseconds
+from acker_client.source.doors.kafka import library
 from acker_client.source.inputs.kafka import FIRST_POLLS, KafkaInput, KafkaOptions
 from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.source.run.options import CommonOptions, Options

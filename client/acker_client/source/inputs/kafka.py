@@ -18,20 +18,17 @@ import pyarrow as pa
 
 from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
 from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics, milliseconds
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.doors.kafka import (
     EARLIEST,
     LATEST,
     METADATA_BYTES_MAX,
-    At,
     Broker,
     CommittedOffset,
-    KafkaConnection,
-    Topics,
     Unreachable,
     committer,
     ends_before,
-    milliseconds,
     reader_of,
 )
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError

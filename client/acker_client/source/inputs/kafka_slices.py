@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.core.input import Chosen, Original
+from acker_client.source.core.kafka_names import At, KafkaConnection
 from acker_client.source.core.ranges import Positions
-from acker_client.source.doors.kafka import At, Fetched, Gone, KafkaConnection, Reader, reader_of
+from acker_client.source.doors.kafka import Fetched, Gone, Reader, reader_of
 from acker_client.source.errors import SourceError
 from acker_client.source.inputs.lines import ReadRows
 from acker_client.source.inputs.values import jsonable

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from acker_client.source.core.dead_letter import DeadLetter
-from acker_client.source.doors.kafka import KafkaConnection, Writer, library
+from acker_client.source.core.kafka_names import KafkaConnection
+from acker_client.source.doors.kafka import Writer, library
 from acker_client.source.errors import SourceError
 
 # What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.

@@ -13,16 +13,9 @@ from typing import Any, Self
 
 from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
 from acker_client.source.core.input import Committed
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.ranges import Ranges
-from acker_client.source.doors.kafka import (
-    METADATA_BYTES_MAX,
-    At,
-    Broker,
-    CommittedOffset,
-    KafkaConnection,
-    Topics,
-    committer,
-)
+from acker_client.source.doors.kafka import METADATA_BYTES_MAX, Broker, CommittedOffset, committer
 from acker_client.source.errors import CheckpointError, SourceError
 
 log = logging.getLogger("acker_client.source.kafka")
