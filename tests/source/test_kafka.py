@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import logging
 import re
@@ -31,9 +32,9 @@ from acker_client.source import (
 )
 from acker_client.source.core.commit_metadata import CommitMetadata
 from acker_client.source.core.input import SharedInput
-from acker_client.source.core.kafka_names import Topics
+from acker_client.source.core.kafka_names import At, Topics
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, error_of, library
+from acker_client.source.doors.kafka import Broker, Fetched, error_of, library, reader_of
 from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema
@@ -609,6 +610,17 @@ def test_slices_of_kafka_are_pickled_and_read_without_spark_and_without_grpc(
     driven = Driven(kafka_input(kafka, kafka.new_topic(3)))
     opened.append(driven.input)  # type: ignore[arg-type]
     assert read_elsewhere(driven.slices(driven.drain(), 1)) == "[2, 1] False False"
+
+
+def test_two_ranges_that_are_read_in_turn_by_one_reader_do_not_get_each_others_records(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(2_000, 2_000)
+    reader = reader_of(kafka_input(kafka, topic).options.connection)
+    first, second = (reader.read(At(topic, number), 0, 2_000) for number in (0, 1))
+    values: dict[int, list[Any]] = {0: [], 1: []}
+    for pair in itertools.zip_longest(first, second):
+        for number, found in enumerate(pair):
+            values[number] += found.values if isinstance(found, Fetched) else []
+    assert values == {number: [b"%d.%d" % (number, k) for k in range(2_000)] for number in (0, 1)}
 
 
 # -- partitions that are shared out

@@ -224,16 +224,20 @@ class Reader:
     def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
         self._trouble = ""
+        self._reading: object = None
         self._consumer = _consumer(connection, self._trouble_seen, **READING)
 
     def read(self, at: At, start: int, stop: int) -> Iterator[Fetched | Gone]:
         """What there is of offsets ``start`` up to ``stop``, ascending; what is not there is left out. Raises
         ``InputChanged`` when the log ends before ``start``, ``Unreachable`` when nothing comes for too long."""
         position, take = start, MESSAGES_FIRST
-        waiting_since_s = time.monotonic()
-        self._assign(at, position)
+        waiting_since_s, mine = time.monotonic(), object()
         try:
             while position < stop:
+                if self._reading is not mine:
+                    # At the beginning, and where another range was read between two steps of this one.
+                    self._reading = mine
+                    self._assign(at, position)
                 messages = self._consumer.consume(min(stop - position, take), LOOK_S)
                 before = position
                 for found in self._sorted_out(at, messages, position, stop):
@@ -247,7 +251,9 @@ class Reader:
                 elif time.monotonic() - waiting_since_s > self.connection.timeout_s:
                     raise self._stuck(at, position, stop)
         finally:
-            self._consumer.unassign()
+            if self._reading is mine:
+                self._reading = None
+                self._consumer.unassign()
 
     def close(self) -> None:
         self._consumer.close()
