@@ -32,9 +32,9 @@ from acker_client.source import (
 )
 from acker_client.source.core.commit_metadata import CommitMetadata
 from acker_client.source.core.input import SharedInput
-from acker_client.source.core.kafka_names import At, Topics
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, Fetched, error_of, library, reader_of
+from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, error_of, library, reader_of
 from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema
@@ -310,6 +310,21 @@ def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committ
     written = json.loads(metadata)
     assert (offset, written["source"]) == (4, "orders")
     assert ":" in written["by"]
+
+
+def test_commits_that_do_not_get_through_are_logged_once_and_the_next_makes_up_for_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5)
+        broker = Broker(KafkaConnection.of(kafka.servers, "lag", None, 0.5))
+        broker.commit({At(topic, 0): CommittedOffset(1, "")})
+        assert broker.confirm(10) == ""
+    for offset in (2, 3):
+        broker.commit({At(topic, 0): CommittedOffset(offset, "")})
+        assert broker.confirm(30) != ""
+    broker.close()
+    assert caplog.text.count("offsets of group 'lag' could not be committed to Kafka") == 1
 
 
 def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forward(
@@ -639,8 +654,12 @@ def test_in_a_group_the_partitions_that_are_given_are_planned_and_no_others(
     input_.assign({f"{topic}/2": Committed(Ranges.below(4)), f"{topic}/0": Committed()})
     assert {(part.number, part.start, part.stop) for part in input_.plan(3, 1).parts} == {(0, 0, 2), (2, 4, 5)}
     input_.revoke([f"{topic}/0"])
+    kafka.commit("orders", topic, [(0, 3)])
     input_.advance(f"{topic}/0", Ranges.below(1))
     assert input_.plan(100, 1).parts == []
+    # What came too late did not go back behind what the next owner has committed.
+    input_._connected.confirm(10)
+    assert kafka.committed("orders", topic)[0] == (3, "")
     input_.assign({f"{topic}/0": Committed(Ranges.below(3))})
     assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(0, 3, 5)]
 

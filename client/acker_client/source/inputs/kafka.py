@@ -188,8 +188,9 @@ class KafkaInput:
 
     def advance(self, partition: str, done: Ranges) -> None:
         at = self._at_of(partition)
-        self._pending[at] = done
+        # Of a partition that is another source's by now, that one commits.
         if at in self._logs:
+            self._pending[at] = done
             each = self._logs[at]
             each.done, each.next = done, max(each.next, done.prefix)
 
