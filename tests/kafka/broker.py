@@ -20,7 +20,10 @@ from typing import Any
 
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka import admin as library
+
+# What it holds has no types that are worth having.
+admin: Any = library
 
 PROJECT = Path(__file__).parent
 BUILD = PROJECT.parents[1] / ".build" / "kafka"
@@ -77,14 +80,14 @@ class RealKafka:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._java("kafka.tools.StorageTool", "format", "--standalone", "-t", cluster, "-c", str(self._settings)).wait()
         self.start()
-        self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        self.admin = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
         self._producer = Producer({"bootstrap.servers": self.servers, "log_level": 0})
 
     def start(self) -> None:
         """Start it, or start it again with what it had; returns when it answers."""
         self.process = self._java("kafka.Kafka", str(self._settings))
-        admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
-        eventually(lambda: _answers(admin))
+        answering = admin.AdminClient({"bootstrap.servers": self.servers, "log_level": 0})
+        eventually(lambda: _answers(answering))
 
     def kill(self) -> None:
         """As a crash does."""
@@ -97,14 +100,13 @@ class RealKafka:
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
-    def new_topic(self, partitions: int = 1, **config: str) -> str:
+    def new_topic(self, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         topic = f"topic-{uuid.uuid4().hex[:8]}"
         self.create(topic, partitions, config)
         return topic
 
     def create(self, topic: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        named = {key.replace("_", "."): value for key, value in (config or {}).items()}
-        self.admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result(30)
+        self.admin.create_topics([admin.NewTopic(topic, partitions, 1, config=dict(config or {}))])[topic].result(30)
         eventually(lambda: len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions) == partitions)
 
     def delete(self, topic: str) -> None:
@@ -112,7 +114,7 @@ class RealKafka:
         eventually(lambda: topic not in self.admin.list_topics(timeout=10).topics)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        self.admin.create_partitions([admin.NewPartitions(topic, partitions)])[topic].result(30)
         eventually(lambda: len(self._producer.list_topics(topic, timeout=10).topics[topic].partitions) == partitions)
 
     def delete_below(self, topic: str, partition: int, offset: int) -> None:
@@ -132,7 +134,7 @@ class RealKafka:
     def end_of(self, topic: str) -> int:
         """Of its partition 0, as one sees it who does not read what transactions have not committed."""
         at = TopicPartition(topic, 0)
-        asked = self.admin.list_offsets({at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
+        asked = self.admin.list_offsets({at: admin.OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED)
         return int(asked[at].result(30).offset)
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
@@ -169,8 +171,8 @@ def eventually(holds: Callable[[], bool], within_s: float = START_S) -> None:
         time.sleep(0.1)
 
 
-def _answers(admin: AdminClient) -> bool:
+def _answers(answering: Any) -> bool:
     try:
-        return bool(admin.list_topics(timeout=1).brokers)
+        return bool(answering.list_topics(timeout=1).brokers)
     except Exception:  # noqa: BLE001  # until it is up, every call fails in a way of its own
         return False

@@ -11,26 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
 
 from acker_client.source import Committed, InputChanged, Kafka, KafkaOffsets, KafkaTopic, Ranges, Retry, SourceError
 from acker_client.source.inputs.kafka import KafkaInput
-from tests.kafka.broker import RealKafka, eventually
+from tests.kafka.broker import RealKafka, admin, eventually
 from tests.source.driven import Driven
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 AWAY_S = 30.0
-COMPACTED = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "0.0001"}
+COMPACTED = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.0001"}
 
 
 @pytest.fixture
@@ -76,7 +70,7 @@ def compact(real_kafka: RealKafka, topic: str, opened: list[KafkaInput], at_most
 def test_what_is_compacted_away_under_the_reader_is_absent_and_the_rest_is_read(
     real_kafka: RealKafka, opened: list[KafkaInput]
 ) -> None:
-    topic = real_kafka.new_topic(**COMPACTED)
+    topic = real_kafka.new_topic(config=COMPACTED)
     for k in range(200):
         real_kafka.write(topic, 0, [b"%d" % k], key=b"%d" % (k % 7))
     driven = driven_of(real_kafka, opened, topic)
@@ -93,7 +87,7 @@ def test_what_is_compacted_away_under_the_reader_is_absent_and_the_rest_is_read(
 def test_a_run_over_a_compacted_topic_ends_with_every_record_acked_or_absent(
     real_kafka: RealKafka, opened: list[KafkaInput], tmp_path: Path
 ) -> None:
-    cluster, topic = Cluster(tmp_path), real_kafka.new_topic(**COMPACTED)
+    cluster, topic = Cluster(tmp_path), real_kafka.new_topic(config=COMPACTED)
     for k in range(200):
         real_kafka.write(topic, 0, [b"%d" % k], key=b"%d" % (k % 7))
     left = compact(real_kafka, topic, opened, 60)
@@ -212,7 +206,7 @@ def test_what_is_committed_is_seen_by_the_tools_and_partitions_that_turn_up_are_
     real_kafka.write(topic, 2, [b"w"] * 5)
     records = driven.plan(100)
     while len(records) < 9:
-        records = [*records, *driven.plan(100)]
+        records = np.concatenate((records, driven.plan(100)))
     assert sorted(set(values_of(driven.slices(records)))) == [b"w", b"z"]
     driven.finish([record for record in records if record])
     driven.committed()
@@ -228,7 +222,7 @@ def test_what_is_committed_is_seen_by_the_tools_and_partitions_that_turn_up_are_
 def test_a_source_that_begins_at_a_time_reads_the_first_record_of_it_on(
     real_kafka: RealKafka, opened: list[KafkaInput]
 ) -> None:
-    topic = real_kafka.new_topic()
+    topic = real_kafka.new_topic(config={"retention.ms": "-1"})
     for k in range(9):
         real_kafka.write(topic, 0, [b"%d" % k], timestamp=1_700_000_000_000 + k)
     for millisecond, begins in ((6, 6), (0, 0), (100, 9)):
@@ -269,30 +263,24 @@ def test_sasl_settings_are_passed_through_and_no_permission_is_a_sentence(
 ) -> None:
     topic, forbidden = real_kafka.new_topic(), real_kafka.new_topic()
     real_kafka.write(topic, 0, [b"x"])
-    acl = AclBinding(
-        ResourceType.TOPIC,
-        forbidden,
-        ResourcePatternType.LITERAL,
-        "User:reader",
-        "*",
-        AclOperation.READ,
-        AclPermissionType.DENY,
-    )
-    hidden = AclBinding(
-        ResourceType.TOPIC,
-        forbidden,
-        ResourcePatternType.LITERAL,
-        "User:reader",
-        "*",
-        AclOperation.DESCRIBE,
-        AclPermissionType.DENY,
-    )
+    bindings = [
+        admin.AclBinding(
+            admin.ResourceType.TOPIC,
+            forbidden,
+            admin.ResourcePatternType.LITERAL,
+            "User:reader",
+            "*",
+            operation,
+            admin.AclPermissionType.DENY,
+        )
+        for operation in (admin.AclOperation.READ, admin.AclOperation.DESCRIBE)
+    ]
     login = {"security.protocol": "sasl_plaintext", "sasl.mechanism": "PLAIN", "sasl.username": "reader"}
     more: dict[str, Any] = {"bootstrap_servers": real_kafka.sasl_servers, "timeout_s": 5.0}
     config = {**login, "sasl.password": "secret"}
     driven = driven_of(real_kafka, opened, topic, config=config, **more)
     assert values_of(driven.slices(driven.drain(), 1)) == [b"x"]
-    for binding in (acl, hidden):
+    for binding in bindings:
         real_kafka.admin.create_acls([binding])[binding].result(30)
     with pytest.raises(SourceError, match=rf"no permission for topic '{forbidden}' .*: give this user the right to it"):
         driven_of(real_kafka, opened, forbidden, config=config, **more).drain()

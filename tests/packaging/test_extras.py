@@ -53,6 +53,14 @@ def test_what_is_imported_without_its_extra_says_which_one_to_install(
     assert f"pip install 'acker[{extra}]'" in last
 
 
+def test_kafka_without_its_extra_is_imported_and_says_which_one_to_install_when_it_is_made() -> None:
+    made = "Kafka('orders', bootstrap_servers='x:1', name='orders')"
+    done = tried(f"from acker_client.source import Kafka, KafkaTopic; {made}", "confluent_kafka", "pyspark", "grpc")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: acker_client.source.Kafka needs confluent_kafka, which is not here")
+    assert "pip install 'acker[kafka]'" in last
+
+
 def test_a_source_is_imported_without_spark_and_without_grpc() -> None:
     blocked = ("pyspark", "pandas", "grpc", "numba", "kazoo", "boto3", "confluent_kafka")
     assert tried("import acker_client.source", *blocked).returncode == 0

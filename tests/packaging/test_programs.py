@@ -19,6 +19,7 @@ from acker_client.source import DeadLetter
 from acker_client.source.stores.dead_letters import DeadLetterFile
 from tests.packaging import programs
 from tests.service.caller import eventually
+from tests.source.kafka_broker import MockKafka
 from tests.source.kinesis_server import ENVIRONMENT, KinesisServer
 
 ORDERS = """\
@@ -99,6 +100,27 @@ def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
     rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
     assert sorted((row["sku"], row["qty"]) for row in rows) == [("apple", 2), ("pear", 1), ("plum", 7)]
     assert {row["shard"][:8] for row in rows} == {"shardId-"}
+
+
+@pytest.mark.spark
+def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    import pyarrow.parquet
+
+    with MockKafka() as kafka:
+        kafka.create("orders")
+        kafka.write("orders", 1, [line.encode() for line in ORDERS.splitlines() if line])
+        path = program('Kafka("orders"', tmp_path, start_server().address)
+        path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
+        run(path)
+        assert kafka.committed("orders", "orders")[1][0] == 2
+    rows = pyarrow.parquet.read_table(tmp_path / "out").to_pylist()
+    assert sorted((row["offset"], row["sku"], row["qty"]) for row in rows) == [
+        (0, "apple", 2),
+        (0, "pear", 1),
+        (1, "plum", 7),
+    ]
 
 
 @cache

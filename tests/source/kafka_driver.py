@@ -55,7 +55,7 @@ def main(servers: str, topic: str, folder: Path, checkpoint: str, batch_records:
             frame_of(batch).ack(some)
             print("reported", flush=True)
 
-    options: dict[str, Any] = {"retry": Retry(max_retries=1000, initial_s=20.0, cap_s=60.0), "stop": "end"}
+    options: dict[str, Any] = {"retry": Retry(max_retries=1000, initial_s=0.0, cap_s=0.0), "stop": "end"}
     options |= {"batch_records": batch_records, "listener": Journal(folder), "bootstrap_servers": servers}
     options |= {"checkpoint": checkpoint if checkpoint == "kafka" else folder / "checkpoint", "group": folder.name}
     environment = Cluster(folder).environment()

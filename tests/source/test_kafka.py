@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import json
 import logging
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -29,8 +32,9 @@ from acker_client.source import (
 )
 from acker_client.source.core.commit_metadata import CommitMetadata
 from acker_client.source.core.input import SharedInput
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, error_of, library
+from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, error_of, library, reader_of
 from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema
@@ -308,6 +312,21 @@ def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committ
     assert ":" in written["by"]
 
 
+def test_commits_that_do_not_get_through_are_logged_once_and_the_next_makes_up_for_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with MockKafka() as kafka:
+        topic = kafka.new_topic(5)
+        broker = Broker(KafkaConnection.of(kafka.servers, "lag", None, 0.5))
+        broker.commit({At(topic, 0): CommittedOffset(1, "")})
+        assert broker.confirm(10) == ""
+    for offset in (2, 3):
+        broker.commit({At(topic, 0): CommittedOffset(offset, "")})
+        assert broker.confirm(30) != ""
+    broker.close()
+    assert caplog.text.count("offsets of group 'lag' could not be committed to Kafka") == 1
+
+
 def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forward(
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -364,6 +383,28 @@ def test_what_retention_takes_from_under_a_planned_range_is_absent_and_counted_n
     assert f"LOST: up to 25 records of {topic}/0, offsets 0 to 24, were deleted" in caplog.text
     assert f"LOST: up to 25 records of {topic}/0, offsets 25 to 49, were deleted" in caplog.text
     assert driven.values(records[[4]]) == [None]
+
+
+def test_what_retention_takes_while_it_runs_and_is_not_planned_yet_is_skipped_and_counted(
+    kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
+) -> None:
+    now, topic = [0.0], kafka.new_topic(100)
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group=topic).kafka
+    input_ = KafkaInput(options, clock=lambda: now[0])
+    opened.append(input_)
+    input_.start({})
+    assert [(part.start, part.stop) for part in input_.plan(10, 1).parts] == [(0, 10)]
+    truncate(kafka, topic)
+    input_.plan(1, 1)
+    now[0] = 2.0
+    (part,) = input_.plan(1, 1).parts
+    assert part.start > 100
+    assert f"LOST: up to {part.start - 11} records of {topic}/0, between offsets 11 and {part.start}" in caplog.text
+
+
+def test_no_pattern_fits_kafkas_own_topics() -> None:
+    everything = Topics.of(None, ".*")
+    assert [name for name in ("orders", "__consumer_offsets") if everything.fits(name)] == ["orders"]
 
 
 def truncated(kafka: MockKafka) -> tuple[str, int]:
@@ -496,8 +537,9 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     kafka: MockKafka, opened: list[KafkaInput], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, topic = [0.0], kafka.new_topic(5, prefix="forgotten")
-    inputs = {}
-    for how in ({"topics": topic}, {"pattern": "forgotten-.*"}):
+    inputs: dict[str, KafkaInput] = {}
+    ways: list[dict[str, Any]] = [{"topics": topic}, {"pattern": "forgotten-.*"}]
+    for how in ways:
         options = Kafka(**how, bootstrap_servers=kafka.servers, name="orders", group=topic, timeout_s=10.0).kafka
         inputs[next(iter(how))] = KafkaInput(options, broker=Restarting, clock=lambda: now[0])
     opened.extend(inputs.values())
@@ -527,6 +569,7 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
         ({"topics": "a", "pattern": "b"}, "give topics, .* or a pattern"),
         ({"pattern": "("}, "pattern='\\(' is no regular expression"),
         ({"topics": []}, "topics=\\[\\]: name a topic"),
+        ({"pattern": "a.*", "dead_letters": KafkaTopic("a.dead", bootstrap_servers="x")}, "'a.dead' is read by this"),
         ({"topics": "a", "first_poll": "newest"}, "first_poll='newest': give one of 'earliest', 'latest'"),
         ({"topics": "a", "first_poll": datetime(2026, 1, 1)}, "has no zone"),
         ({"topics": "a", "null_values": "drop"}, "null_values='drop': give one of 'emit', 'skip'"),
@@ -544,6 +587,18 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
 def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Kafka(**{"bootstrap_servers": "localhost:1", "name": "orders", **options})
+
+
+def test_the_readme_lists_every_option_with_its_default() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text.partition("| option of `Kafka` |")[2].partition("\n\n")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
+    parameters = inspect.signature(Kafka).parameters.values()
+    own = {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
+    said = {inspect.Parameter.empty: "needed", None: "none"}
+    expected = {name: said.get(default, f"`{default!r}`") for name, default in own.items()}
+    # What is None for the sake of another, or another's value.
+    assert listed == expected | {"topics": "needed", "group": "the source's name"}
 
 
 def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_sentence(tmp_path: Path) -> None:
@@ -572,6 +627,17 @@ def test_slices_of_kafka_are_pickled_and_read_without_spark_and_without_grpc(
     assert read_elsewhere(driven.slices(driven.drain(), 1)) == "[2, 1] False False"
 
 
+def test_two_ranges_that_are_read_in_turn_by_one_reader_do_not_get_each_others_records(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(2_000, 2_000)
+    reader = reader_of(kafka_input(kafka, topic).options.connection)
+    first, second = (reader.read(At(topic, number), 0, 2_000) for number in (0, 1))
+    values: dict[int, list[Any]] = {0: [], 1: []}
+    for pair in itertools.zip_longest(first, second):
+        for number, found in enumerate(pair):
+            values[number] += found.values if isinstance(found, Fetched) else []
+    assert values == {number: [b"%d.%d" % (number, k) for k in range(2_000)] for number in (0, 1)}
+
+
 # -- partitions that are shared out
 
 
@@ -588,8 +654,12 @@ def test_in_a_group_the_partitions_that_are_given_are_planned_and_no_others(
     input_.assign({f"{topic}/2": Committed(Ranges.below(4)), f"{topic}/0": Committed()})
     assert {(part.number, part.start, part.stop) for part in input_.plan(3, 1).parts} == {(0, 0, 2), (2, 4, 5)}
     input_.revoke([f"{topic}/0"])
+    kafka.commit("orders", topic, [(0, 3)])
     input_.advance(f"{topic}/0", Ranges.below(1))
     assert input_.plan(100, 1).parts == []
+    # What came too late did not go back behind what the next owner has committed.
+    input_._connected.confirm(10)
+    assert kafka.committed("orders", topic)[0] == (3, "")
     input_.assign({f"{topic}/0": Committed(Ranges.below(3))})
     assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(0, 3, 5)]
 

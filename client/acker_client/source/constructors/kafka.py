@@ -8,11 +8,13 @@ from datetime import datetime
 from typing import Any, Literal, Unpack
 
 from acker_client.source.core.input import Input
-from acker_client.source.doors.kafka import Connection, Topics, library, milliseconds
+from acker_client.source.core.kafka_names import KafkaConnection, Topics, milliseconds
+from acker_client.source.doors.kafka import library
 from acker_client.source.inputs.kafka import FIRST_POLLS, KafkaInput, KafkaOptions
 from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.source.run.options import CommonOptions, Options
 from acker_client.source.source import Source
+from acker_client.source.stores.kafka_letters import KafkaTopic
 from acker_client.source.stores.kafka_offsets import KafkaOffsets
 
 
@@ -56,9 +58,14 @@ class Kafka(Source):
             options["checkpoint"] = None
         super().__init__(Options.of(options))
         wanted = Topics.of(topics, pattern)
-        connection = Connection.of(bootstrap_servers, self.options.name if group is None else group, config, timeout_s)
+        connection = KafkaConnection.of(
+            bootstrap_servers, self.options.name if group is None else group, config, timeout_s
+        )
         if is_in_kafka:
             self.options = replace(self.options, checkpoint=KafkaOffsets.of(wanted, connection))
+        letters = self.options.dead_letters
+        if isinstance(letters, KafkaTopic) and wanted.fits(letters.topic):
+            raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
         _check("null_values", null_values, ("emit", "skip"))
         _check("stop", stop, (None, "end"))
         if isinstance(first_poll, datetime):

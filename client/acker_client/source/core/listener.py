@@ -27,8 +27,8 @@ class Emissions:
 
     def origins(self) -> pa.RecordBatch:
         """Where they come from, a row each, in the input's own columns (``Files``: ``path string, line bigint``,
-        ``Parquet``: ``path string, row bigint``); to be asked during the call only, as records that are done are
-        forgotten."""
+        ``Parquet``: ``path string, row bigint``, ``Kafka``: ``topic string, partition int, offset bigint``); to be
+        asked during the call only, as records that are done are forgotten."""
         order = np.argsort(self.records)
         return self.lookup.origins(self.records[order]).take(pa.array(np.argsort(order)))
 

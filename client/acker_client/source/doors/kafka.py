@@ -2,20 +2,18 @@
 
 Decides how the library is set up (no joining of groups, no commits of its own, an offset that is not there is an error,
 not a jump), how its errors become sentences, and that a reader is kept for as long as its process lives. Knows offsets
-and messages; never what is done, or where a source begins. Imported without the library: who opens it is told the
-extra.
+and messages; never what is done, or where a source begins. Can be imported without the library: the error of opening it
+names the extra.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -23,24 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_client.extras import missing
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.errors import InputChanged, SourceError
 
 log = logging.getLogger("acker_client.source.kafka")
 
-# What a source sets itself, and why nobody else may.
-OWN_SETTINGS = {
-    "bootstrap.servers": "give it as bootstrap_servers",
-    "group.id": "give it as group",
-    "group.instance.id": "no source joins a group of Kafka's",
-    "group.protocol": "no source joins a group of Kafka's",
-    "group.remote.assignor": "no source joins a group of Kafka's",
-    "partition.assignment.strategy": "no source joins a group of Kafka's",
-    "enable.auto.commit": "an offset is committed when all that came of its record is done",
-    "enable.auto.offset.store": "an offset is committed when all that came of its record is done",
-    "auto.commit.interval.ms": "an offset is committed when all that came of its record is done",
-    "auto.offset.reset": "give first_poll",
-    "enable.partition.eof": "the source watches for ends itself",
-}
 # A planned range is there: nobody has to wait for it to grow, nor for room in a queue that is being emptied.
 READING = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 5, "fetch.error.backoff.ms": 100}
 # One look for messages; a range with offsets that are not there waits so long for them.
@@ -57,27 +42,6 @@ PAUSE_S = 0.05
 EARLIEST, LATEST = -2, -1
 # What a broker takes beside an offset, unless it is set otherwise: less than its offset.metadata.max.bytes of 4096.
 METADATA_BYTES_MAX = 4095
-SettingValue = str | int | float | bool
-
-
-class At(NamedTuple):
-    """A partition of a topic."""
-
-    topic: str
-    number: int
-
-    @property
-    def name(self) -> str:
-        """Its name, like ``orders/0``: no topic has a slash in it."""
-        return f"{self.topic}/{self.number}"
-
-    @classmethod
-    def named(cls, name: str) -> At:
-        """What has this name. Raises ``ValueError``."""
-        topic, slash, number = name.rpartition("/")
-        if not (topic and slash and number.isdecimal()):
-            raise ValueError(f"{name!r} is no partition of a topic, like 'orders/0'")
-        return cls(topic, int(number))
 
 
 class CommittedOffset(NamedTuple):
@@ -89,70 +53,6 @@ class CommittedOffset(NamedTuple):
 
 class Unreachable(SourceError):
     """No broker has answered in time: it may be there again later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """How to get to Kafka. ``config``: settings of librdkafka, checked; not shown, as passwords are among them."""
-
-    servers: str
-    group: str
-    config: tuple[tuple[str, SettingValue], ...] = field(default=(), repr=False)
-    timeout_s: float = 60.0
-
-    @classmethod
-    def of(
-        cls, servers: str | Iterable[str], group: str, config: Mapping[str, Any] | None, timeout_s: float
-    ) -> Connection:
-        """Raises ``ValueError`` with the setting and what to do."""
-        together = servers if isinstance(servers, str) else ",".join(map(str, servers))
-        if not together.strip():
-            raise ValueError("bootstrap_servers: name a broker, like bootstrap_servers='localhost:9092'")
-        if not isinstance(group, str) or not group.strip():
-            raise ValueError(f"group={group!r}: give the name under which offsets are committed to Kafka")
-        if not 0 < timeout_s < float("inf"):
-            raise ValueError(f"timeout_s={timeout_s}: give seconds, above 0")
-        settings = dict(config or {})
-        for key, value in settings.items():
-            if key in OWN_SETTINGS:
-                raise ValueError(f"config: {key} is the source's own: {OWN_SETTINGS[key]}")
-            if not isinstance(value, SettingValue):
-                raise ValueError(
-                    f"config: {key} is a {type(value).__name__}: give text or a number, which can be sent to executors"
-                    " (for tokens, sasl.oauthbearer.method=oidc)"
-                )
-        return cls(together, group, tuple(sorted(settings.items())), timeout_s)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"bootstrap.servers": self.servers, **dict(self.config)}
-
-
-@dataclass(frozen=True, slots=True)
-class Topics:
-    """Topics by name, or all whose whole name fits ``pattern``."""
-
-    names: tuple[str, ...] = ()
-    pattern: str = ""
-
-    @classmethod
-    def of(cls, names: str | Iterable[str] | None, pattern: str | None) -> Topics:
-        """Raises ``ValueError`` for neither, both, or what is no pattern."""
-        if (names is None) == (pattern is None):
-            raise ValueError("Kafka: give topics, like Kafka('orders', ...), or a pattern, like pattern='orders-.*'")
-        if pattern is not None:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"pattern={pattern!r} is no regular expression: {error}") from None
-            return cls(pattern=pattern)
-        given = (names,) if isinstance(names, str) else tuple(names or ())
-        if not given or not all(isinstance(name, str) and name for name in given):
-            raise ValueError(f"topics={names!r}: name a topic, or several")
-        return cls(tuple(dict.fromkeys(given)))
-
-    def __str__(self) -> str:
-        return f"/{self.pattern}/" if self.pattern else ", ".join(self.names)
 
 
 @dataclass(slots=True)
@@ -178,7 +78,7 @@ class Gone(NamedTuple):
 class Broker:
     """What the driver asks Kafka, and what it commits. Errors are ``SourceError``; ``Unreachable`` may pass."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
         self._unconfirmed: dict[At, int] = {}
         self._failed = ""
@@ -198,9 +98,7 @@ class Broker:
             return {name: count for each in topics.names or (None,) for name, count in self._listed(each, limit_s)}
 
         found: dict[str, int] = self._asked("the list of topics", ask, timeout_s)
-        if topics.names:
-            return found
-        return {name: found[name] for name in sorted(found) if re.fullmatch(topics.pattern, name)}
+        return {name: found[name] for name in (topics.names or sorted(found)) if topics.fits(name)}
 
     def offsets(self, partitions: Sequence[At], at: int, timeout_s: float | None = None) -> dict[At, int]:
         """The offset of the first record at or after a time (Unix milliseconds), or at ``EARLIEST`` or ``LATEST``, of
@@ -323,19 +221,23 @@ class Broker:
 class Reader:
     """Reads ranges of offsets, one after the other, without joining a group."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
         self._trouble = ""
+        self._reading: object = None
         self._consumer = _consumer(connection, self._trouble_seen, **READING)
 
     def read(self, at: At, start: int, stop: int) -> Iterator[Fetched | Gone]:
         """What there is of offsets ``start`` up to ``stop``, ascending; what is not there is left out. Raises
         ``InputChanged`` when the log ends before ``start``, ``Unreachable`` when nothing comes for too long."""
         position, take = start, MESSAGES_FIRST
-        waiting_since_s = time.monotonic()
-        self._assign(at, position)
+        waiting_since_s, mine = time.monotonic(), object()
         try:
             while position < stop:
+                if self._reading is not mine:
+                    # At the beginning, and where another range was read between two steps of this one.
+                    self._reading = mine
+                    self._assign(at, position)
                 messages = self._consumer.consume(min(stop - position, take), LOOK_S)
                 before = position
                 for found in self._sorted_out(at, messages, position, stop):
@@ -349,7 +251,9 @@ class Reader:
                 elif time.monotonic() - waiting_since_s > self.connection.timeout_s:
                     raise self._stuck(at, position, stop)
         finally:
-            self._consumer.unassign()
+            if self._reading is mine:
+                self._reading = None
+                self._consumer.unassign()
 
     def close(self) -> None:
         self._consumer.close()
@@ -414,7 +318,7 @@ class Reader:
 class Writer:
     """Writes messages to a topic, and knows when they last."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
         self._trouble = ""
         settings = {
@@ -480,10 +384,10 @@ class Writer:
 
 
 # The readers of this process: a worker that Spark forks must not touch those of its parent.
-_readers: dict[tuple[int, Connection], Reader] = {}
+_readers: dict[tuple[int, KafkaConnection], Reader] = {}
 
 
-def reader_of(connection: Connection) -> Reader:
+def reader_of(connection: KafkaConnection) -> Reader:
     """The reader that this process keeps for a connection."""
     key = os.getpid(), connection
     if key not in _readers:
@@ -508,13 +412,6 @@ def committer() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def milliseconds(moment: datetime) -> int:
-    """Unix milliseconds of a time. Raises ``ValueError`` for one without a zone."""
-    if moment.tzinfo is None:
-        raise ValueError(f"{moment!r} has no zone: give one, like datetime(2026, 1, 31, tzinfo=UTC)")
-    return int(moment.timestamp() * 1000)
-
-
 def ends_before(at: At, position: int, end: int) -> str:
     """The sentence for a log that is shorter than what was read of it."""
     return (
@@ -524,7 +421,7 @@ def ends_before(at: At, position: int, end: int) -> str:
     )
 
 
-def error_of(error: Any, what: str, connection: Connection, trouble: str) -> SourceError:
+def error_of(error: Any, what: str, connection: KafkaConnection, trouble: str) -> SourceError:
     """An error of the library in a sentence, with what to do."""
     codes, code = _codes(), error.code()
     why = f"{error.str()}; {trouble}" if trouble and trouble != error.str() else error.str()
@@ -592,7 +489,7 @@ class _Whisper:
         log.debug(text, *values)
 
 
-def _consumer(connection: Connection, trouble_seen: Any, **more: Any) -> Any:
+def _consumer(connection: KafkaConnection, trouble_seen: Any, **more: Any) -> Any:
     settings = {
         "allow.auto.create.topics": False,
         **more,
@@ -607,7 +504,7 @@ def _consumer(connection: Connection, trouble_seen: Any, **more: Any) -> Any:
     return _opened(lambda: library().Consumer(settings, logger=_Whisper()), connection)
 
 
-def _opened(make: Any, connection: Connection) -> Any:
+def _opened(make: Any, connection: KafkaConnection) -> Any:
     try:
         return make()
     except library().KafkaException as error:

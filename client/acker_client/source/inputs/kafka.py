@@ -18,20 +18,17 @@ import pyarrow as pa
 
 from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
 from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics, milliseconds
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.doors.kafka import (
     EARLIEST,
     LATEST,
     METADATA_BYTES_MAX,
-    At,
     Broker,
     CommittedOffset,
-    Connection,
-    Topics,
     Unreachable,
     committer,
     ends_before,
-    milliseconds,
     reader_of,
 )
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
@@ -55,7 +52,7 @@ class KafkaOptions:
     first record; ``commits``: whether the group's offsets are this input's to commit, or a checkpoint's."""
 
     source: str
-    connection: Connection
+    connection: KafkaConnection
     topics: Topics
     first_poll: str | datetime = "uncommitted_earliest"
     skips_null: bool = False
@@ -65,7 +62,7 @@ class KafkaOptions:
 
 
 @dataclass(slots=True)
-class Log:
+class TopicLog:
     """One partition as the driver sees it: ``next`` is to be planned, ``end`` is where the log ended when it was last
     asked for, and ``stop`` where this source ends, if it does. ``short_since_s``: since when the log has been shorter
     than what was read of it; ``missing_since_s``: since when its topic has not been listed."""
@@ -97,14 +94,14 @@ class KafkaInput:
         self,
         options: KafkaOptions,
         *,
-        broker: Callable[[Connection], Broker] = Broker,
+        broker: Callable[[KafkaConnection], Broker] = Broker,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
         self._open_broker = broker
         self._clock = clock
         self._broker: Broker | None = None
-        self._logs: dict[At, Log] = {}
+        self._logs: dict[At, TopicLog] = {}
         self._waiting: dict[At, Committed] = {}
         self._is_shared = False
         self._has_begun = False
@@ -191,8 +188,9 @@ class KafkaInput:
 
     def advance(self, partition: str, done: Ranges) -> None:
         at = self._at_of(partition)
-        self._pending[at] = done
+        # Of a partition that is another source's by now, that one commits.
         if at in self._logs:
+            self._pending[at] = done
             each = self._logs[at]
             each.done, each.next = done, max(each.next, done.prefix)
 
@@ -235,18 +233,29 @@ class KafkaInput:
     def _look(self) -> list[At]:
         """Find new partitions when it is time to, and where the logs end now; which partitions are gone."""
         now_s, gone = self._clock(), list[At]()
-        if not self._is_shared and (not self._has_begun or now_s >= self._refresh_due_s):
+        is_due = now_s >= self._refresh_due_s or not self._has_begun
+        if is_due and not self._is_shared:
             found = self._find(PLAN_S if self._has_begun else None)
-            self._refresh_due_s = now_s + self.options.refresh_s
             self._admit({at: Committed() for at in found if at not in self._logs})
             gone = self._gone(set(found), now_s)
             if not found and not self._has_begun:
                 log.warning("no topic fits %s yet: waiting for one", self.options.topics)
-        self._has_begun = True
         there = [at for at, each in self._logs.items() if each.missing_since_s is None]
+        if is_due:
+            for at, low in self._connected.offsets(there, EARLIEST, PLAN_S).items():
+                self._skip_to(at, low)
+            self._refresh_due_s = now_s + self.options.refresh_s
         for at, end in self._connected.offsets(there, LATEST, PLAN_S).items():
             self._note_end(at, self._logs[at], end, now_s)
+        self._has_begun = True
         return gone
+
+    def _skip_to(self, at: At, low: int) -> None:
+        """What retention took before it was planned is not planned."""
+        each = self._logs[at]
+        if each.next < low <= each.end:
+            _say_skipped(at, each.done, each.next, low)
+            each.next = low
 
     def _gone(self, found: set[At], now_s: float) -> list[At]:
         """Partitions of topics that fitted the pattern and have been missing for a while: a broker that has just been
@@ -264,7 +273,7 @@ class KafkaInput:
             del self._logs[at]
         return gone
 
-    def _note_end(self, at: At, each: Log, end: int, now_s: float) -> None:
+    def _note_end(self, at: At, each: TopicLog, end: int, now_s: float) -> None:
         if end >= each.next:
             each.end, each.short_since_s = end, None
             return
@@ -295,7 +304,9 @@ class KafkaInput:
             if first > high[at]:
                 raise InputChanged(ends_before(at, first, high[at]))
             _say_skipped(at, done, first, low[at])
-            self._logs[at] = Log(max(first, low[at]), high[at], high[at] if self.options.stops_at_end else None, done)
+            self._logs[at] = TopicLog(
+                max(first, low[at]), high[at], high[at] if self.options.stops_at_end else None, done
+            )
             if commit is None or at not in own:
                 chosen_now[at] = Ranges.below(max(first, low[at]))
         self._logs = dict(sorted(self._logs.items()))
@@ -399,7 +410,7 @@ def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
     return shares
 
 
-def _parts(at: At, each: Log, share: int, length_max: int) -> list[KafkaPart]:
+def _parts(at: At, each: TopicLog, share: int, length_max: int) -> list[KafkaPart]:
     """The next ``share`` offsets of a partition, in parts of at most ``length_max``."""
     start, each.next = each.next, each.next + share
     return [
@@ -408,7 +419,7 @@ def _parts(at: At, each: Log, share: int, length_max: int) -> list[KafkaPart]:
     ]
 
 
-def _done(done: Mapping[str, Ranges], at: At, each: Log) -> Ranges:
+def _done(done: Mapping[str, Ranges], at: At, each: TopicLog) -> Ranges:
     return done.get(at.name, each.done)
 
 

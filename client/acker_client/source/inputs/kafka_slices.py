@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.core.input import Chosen, Original
+from acker_client.source.core.kafka_names import At, KafkaConnection
 from acker_client.source.core.ranges import Positions
-from acker_client.source.doors.kafka import At, Connection, Fetched, Gone, Reader, reader_of
+from acker_client.source.doors.kafka import Fetched, Gone, Reader, reader_of
 from acker_client.source.errors import SourceError
 from acker_client.source.inputs.lines import ReadRows
 from acker_client.source.inputs.values import jsonable
@@ -71,7 +72,7 @@ class KafkaSlice:
     start: int
     stop: int
     chosen: tuple[Chosen[KafkaPart], ...]
-    connection: Connection
+    connection: KafkaConnection
     skips_null: bool
 
     def read(self) -> Iterator[ReadRows]:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from acker_client.source.core.dead_letter import DeadLetter
-from acker_client.source.doors.kafka import Connection, Writer, library
+from acker_client.source.core.kafka_names import KafkaConnection
+from acker_client.source.doors.kafka import Writer, library
 from acker_client.source.errors import SourceError
 
 # What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.
@@ -40,7 +41,7 @@ class KafkaTopic:
         if not isinstance(topic, str) or not topic:
             raise ValueError(f"topic={topic!r}: name the topic of dead letters")
         self.topic = topic
-        self.connection = Connection.of(bootstrap_servers, "dead-letters", config, timeout_s)
+        self.connection = KafkaConnection.of(bootstrap_servers, "dead-letters", config, timeout_s)
         self._message_bytes_max = int((config or {}).get("message.max.bytes", MESSAGE_BYTES_MAX))
         self._writer: Writer | None = None
 

@@ -13,16 +13,9 @@ from typing import Any, Self
 
 from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
 from acker_client.source.core.input import Committed
+from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.ranges import Ranges
-from acker_client.source.doors.kafka import (
-    METADATA_BYTES_MAX,
-    At,
-    Broker,
-    CommittedOffset,
-    Connection,
-    Topics,
-    committer,
-)
+from acker_client.source.doors.kafka import METADATA_BYTES_MAX, Broker, CommittedOffset, committer
 from acker_client.source.errors import CheckpointError, SourceError
 
 log = logging.getLogger("acker_client.source.kafka")
@@ -51,7 +44,7 @@ class KafkaOffsets:
         metadata_bytes_max: int = METADATA_BYTES_MAX,
     ) -> None:
         self.topics = Topics.of(topics, pattern)
-        self.connection = Connection.of(bootstrap_servers, group, config, timeout_s)
+        self.connection = KafkaConnection.of(bootstrap_servers, group, config, timeout_s)
         self.metadata_bytes_max = metadata_bytes_max
         self.source = ""
         self._broker: Broker | None = None
@@ -59,7 +52,7 @@ class KafkaOffsets:
         self._is_cut = False
 
     @classmethod
-    def of(cls, topics: Topics, connection: Connection) -> Self:
+    def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
         """The same, of what a source is given."""
         return cls(
             topics.names or None,

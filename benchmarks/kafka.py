@@ -1,0 +1,145 @@
+"""Kafka: a job over a topic, tracked and untracked, with the same reader, on a real Apache Kafka and a real server.
+
+Both jobs plan the same ranges, batch by batch, read them by the same slices, split the values into words in the same
+tasks and write Parquet; the tracked one opens and settles its batches, and every record has to be ACKED. They take
+turns.
+
+    python -m benchmarks.kafka [--quick] [--rounds N]
+
+Prints one JSON object: medians, in seconds and records per second. Needs Maven and a JDK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+
+from acker_client.source import Chosen, Kafka, Ranges
+from acker_client.spark import arrow_operator, sink
+from acker_client.spark.driver.session import local_session
+from benchmarks.spark import serving
+from tests.kafka.broker import RealKafka, build
+
+PARTITIONS = 4
+VALUE = b"the quick brown fox jumps over the lazy dog %d"
+
+
+def split_batch(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+    words = pc.split_pattern(batch.column("value").cast(pa.string()), " ")
+    return pa.RecordBatch.from_arrays([words.flatten()], names=["word"]), pc.list_parent_indices(words)
+
+
+@arrow_operator("word string")
+def words(batch: pa.RecordBatch) -> Any:
+    return split_batch(batch)
+
+
+@sink
+def save(rows: DataFrame, path: str) -> None:
+    rows.write.mode("overwrite").parquet(path)
+
+
+class Jobs:
+    """The two jobs over one topic, of which each run reads everything."""
+
+    def __init__(self, spark: SparkSession, servers: str, topic: str, records: int, folder: Path) -> None:
+        self.spark = spark
+        self.records = records
+        self._servers = servers
+        self._topic = topic
+        self._out = str(folder / "out")
+
+    def tracked(self) -> None:
+        summary = self._source().run(self.spark, lambda batch: save(batch.df.transform(words), self._out))
+        if summary.acked != self.records:
+            raise RuntimeError(f"{summary.acked} of {self.records} records were acked")
+
+    def untracked(self) -> None:
+        source = self._source()
+        input_: Any = source.input()[0]
+        input_.start({})
+        tasks = self.spark.sparkContext.defaultParallelism
+        while not (plan := input_.plan(source.options.batch_records, tasks)).is_end:
+            slices = input_.slices([Chosen(part) for part in plan.parts], tasks)
+            self._words(slices).write.mode("overwrite").parquet(self._out)
+            for part in plan.parts:
+                input_.advance(part.partition, Ranges.below(part.stop))
+        input_.close()
+
+    def _words(self, slices: list[Any]) -> DataFrame:
+        """Read and split in one function, as the tracked job does in one chain."""
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    yield from (split_batch(rows.columns)[0] for rows in slices[index].read())
+
+        return self.spark.range(0, len(slices), 1, len(slices)).mapInArrow(read, "word string")
+
+    def _source(self) -> Kafka:
+        return Kafka(
+            self._topic,
+            bootstrap_servers=self._servers,
+            name="bench",
+            group=uuid.uuid4().hex,
+            stop="end",
+            batch_records=max(1, self.records // 2),
+        )
+
+
+def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
+    taken: dict[str, list[float]] = {"tracked": [], "untracked": []}
+    for turn in range(rounds + 1):
+        for name, times in taken.items():
+            begun = time.perf_counter()
+            getattr(jobs, name)()
+            if turn:  # the first one warms up
+                times.append(time.perf_counter() - begun)
+                print(f"{name}: {times[-1]:.2f} s", file=sys.stderr, flush=True)
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    return {
+        "records": jobs.records,
+        "tracked_over_untracked": medians["untracked"] / medians["tracked"],
+        "tracked_records_per_s": jobs.records / medians["tracked"],
+        "untracked_records_per_s": jobs.records / medians["untracked"],
+    }
+
+
+def run(records: int, rounds: int) -> dict[str, Any]:
+    build()
+    with tempfile.TemporaryDirectory() as folder:
+        kafka = RealKafka(Path(folder))
+        try:
+            topic = kafka.new_topic(PARTITIONS)
+            each = records // PARTITIONS
+            for partition in range(PARTITIONS):
+                kafka.write(topic, partition, [VALUE % k for k in range(each)], key=b"key")
+            spark = local_session("benchmark", conf={"spark.driver.memory": "2g"})
+            spark.sparkContext.setLogLevel("ERROR")
+            with serving(Path(folder)) as address:
+                spark.conf.set("spark.acker.servers", address)
+                figures = measure(Jobs(spark, kafka.servers, topic, each * PARTITIONS, Path(folder)), rounds)
+            spark.stop()
+        finally:
+            kafka.close()
+    return figures
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    print(json.dumps(run(200_000 if given.quick else 2_000_000, 2 if given.quick else given.rounds), indent=2))

@@ -1,0 +1,126 @@
+"""Kafka's names: what a user says of brokers, topics and settings, checked, and what a partition is called. Pure.
+
+Decides which settings of librdkafka are the source's own, which topics are meant, and that a partition's name is
+``topic/0``: no topic has a slash in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+# What a source sets itself, and why nobody else may.
+OWN_SETTINGS = {
+    "bootstrap.servers": "give it as bootstrap_servers",
+    "group.id": "give it as group",
+    "group.instance.id": "no source joins a group of Kafka's",
+    "group.protocol": "no source joins a group of Kafka's",
+    "group.remote.assignor": "no source joins a group of Kafka's",
+    "partition.assignment.strategy": "no source joins a group of Kafka's",
+    "enable.auto.commit": "an offset is committed when all that came of its record is done",
+    "enable.auto.offset.store": "an offset is committed when all that came of its record is done",
+    "auto.commit.interval.ms": "an offset is committed when all that came of its record is done",
+    "auto.offset.reset": "give first_poll",
+    "enable.partition.eof": "the source watches for ends itself",
+}
+SettingValue = str | int | float | bool
+
+
+class At(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Its name, like ``orders/0``: no topic has a slash in it."""
+        return f"{self.topic}/{self.number}"
+
+    @classmethod
+    def named(cls, name: str) -> At:
+        """What has this name. Raises ``ValueError``."""
+        topic, slash, number = name.rpartition("/")
+        if not (topic and slash and number.isdecimal()):
+            raise ValueError(f"{name!r} is no partition of a topic, like 'orders/0'")
+        return cls(topic, int(number))
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConnection:
+    """How to get to Kafka. ``config``: settings of librdkafka, checked; not shown, as passwords are among them."""
+
+    servers: str
+    group: str
+    config: tuple[tuple[str, SettingValue], ...] = field(default=(), repr=False)
+    timeout_s: float = 60.0
+
+    @classmethod
+    def of(
+        cls, servers: str | Iterable[str], group: str, config: Mapping[str, Any] | None, timeout_s: float
+    ) -> KafkaConnection:
+        """Raises ``ValueError`` with the setting and what to do."""
+        together = servers if isinstance(servers, str) else ",".join(map(str, servers))
+        if not together.strip():
+            raise ValueError("bootstrap_servers: name a broker, like bootstrap_servers='localhost:9092'")
+        if not isinstance(group, str) or not group.strip():
+            raise ValueError(f"group={group!r}: give the name under which offsets are committed to Kafka")
+        if not 0 < timeout_s < float("inf"):
+            raise ValueError(f"timeout_s={timeout_s}: give seconds, above 0")
+        settings = dict(config or {})
+        for key, value in settings.items():
+            if key in OWN_SETTINGS:
+                raise ValueError(f"config: {key} is the source's own: {OWN_SETTINGS[key]}")
+            if not isinstance(value, SettingValue):
+                raise ValueError(
+                    f"config: {key} is a {type(value).__name__}: give text or a number, which can be sent to executors"
+                    " (for tokens, sasl.oauthbearer.method=oidc)"
+                )
+        return cls(together, group, tuple(sorted(settings.items())), timeout_s)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.servers, **dict(self.config)}
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Topics by name, or all whose whole name fits ``pattern``."""
+
+    names: tuple[str, ...] = ()
+    pattern: str = ""
+
+    @classmethod
+    def of(cls, names: str | Iterable[str] | None, pattern: str | None) -> Topics:
+        """Raises ``ValueError`` for neither, both, or what is no pattern."""
+        if (names is None) == (pattern is None):
+            raise ValueError("Kafka: give topics, like Kafka('orders', ...), or a pattern, like pattern='orders-.*'")
+        if pattern is not None:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"pattern={pattern!r} is no regular expression: {error}") from None
+            return cls(pattern=pattern)
+        given = (names,) if isinstance(names, str) else tuple(names or ())
+        if not given or not all(isinstance(name, str) and name for name in given):
+            raise ValueError(f"topics={names!r}: name a topic, or several")
+        return cls(tuple(dict.fromkeys(given)))
+
+    def fits(self, name: str) -> bool:
+        """Whether a topic is among them. Of Kafka's own topics (``__consumer_offsets``) no pattern speaks."""
+        if self.names:
+            return name in self.names
+        return not name.startswith("__") and re.fullmatch(self.pattern, name) is not None
+
+    def __str__(self) -> str:
+        return f"/{self.pattern}/" if self.pattern else ", ".join(self.names)
+
+
+def milliseconds(moment: datetime) -> int:
+    """Unix milliseconds of a time. Raises ``ValueError`` for one without a zone."""
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment!r} has no zone: give one, like datetime(2026, 1, 31, tzinfo=UTC)")
+    return int(moment.timestamp() * 1000)
