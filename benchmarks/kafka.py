@@ -93,7 +93,7 @@ class Jobs:
             self._topic,
             bootstrap_servers=self._servers,
             name="bench",
-            group=uuid.uuid4().hex,
+            group_id=uuid.uuid4().hex,
             stop="end",
             batch_records=max(1, self.records // 2),
         )

@@ -38,7 +38,7 @@ def opened() -> Iterator[list[KafkaInput]]:
 def driven_of(
     real_kafka: RealKafka, opened: list[KafkaInput], topic: str, committed: Any = None, **more: Any
 ) -> Driven:
-    given = {"name": "orders", "group": topic, "stop": "end", "bootstrap_servers": real_kafka.servers, **more}
+    given = {"name": "orders", "group_id": topic, "stop": "end", "bootstrap_servers": real_kafka.servers, **more}
     input_: Any = Kafka(topic, **given).input()[0]
     opened.append(input_)
     return Driven(input_, committed)
@@ -58,7 +58,7 @@ def compact(real_kafka: RealKafka, topic: str, opened: list[KafkaInput], at_most
 
     def is_compacted() -> bool:
         real_kafka.write(topic, 0, [b"filler"], key=b"filler")
-        driven = driven_of(real_kafka, opened, topic, group=f"look-{time.monotonic_ns()}")
+        driven = driven_of(real_kafka, opened, topic, group_id=f"look-{time.monotonic_ns()}")
         left[:] = offsets_of(driven.slices(driven.drain(100_000), 1))
         opened.pop().close()
         return len([offset for offset in left if offset < 200]) <= at_most
@@ -91,7 +91,12 @@ def test_a_run_over_a_compacted_topic_ends_with_every_record_acked_or_absent(
     for k in range(200):
         real_kafka.write(topic, 0, [b"%d" % k], key=b"%d" % (k % 7))
     left = compact(real_kafka, topic, opened, 60)
-    options: dict[str, Any] = {"name": "orders", "group": topic, "bootstrap_servers": real_kafka.servers, "stop": "end"}
+    options: dict[str, Any] = {
+        "name": "orders",
+        "group_id": topic,
+        "bootstrap_servers": real_kafka.servers,
+        "stop": "end",
+    }
     options |= {"environment": cluster.environment(), "checkpoint": tmp_path / "c", "batch_records": 50}
     summary = Kafka(topic, **options).run(NO_SPARK, save_all)
     assert summary.acked + summary.absent == left[-1] + 1
@@ -122,7 +127,7 @@ def test_markers_and_aborted_records_of_transactions_are_absent_and_open_ones_ar
     producer.begin_transaction()
     producer.produce(topic, "open")
     producer.flush(30)
-    assert len(driven_of(real_kafka, opened, topic, group="other").drain()) == 12
+    assert len(driven_of(real_kafka, opened, topic, group_id="other").drain()) == 12
     producer.abort_transaction(30)
 
 
@@ -138,7 +143,9 @@ def test_records_that_are_deleted_under_the_reader_are_absent_and_counted(
     assert f"LOST: up to 50 records of {topic}/0, offsets 0 to 49, were deleted" in caplog.text
     assert f"LOST: up to 20 records of {topic}/0, offsets 50 to 69, were deleted" in caplog.text
     caplog.clear()
-    again = driven_of(real_kafka, opened, topic, {f"{topic}/0": Committed(Ranges.from_runs([10, 5, 5]))}, group="again")
+    again = driven_of(
+        real_kafka, opened, topic, {f"{topic}/0": Committed(Ranges.from_runs([10, 5, 5]))}, group_id="again"
+    )
     assert offsets_of(again.slices(again.drain(), 1)) == list(range(70, 100))
     assert f"LOST: up to 55 records of {topic}/0, between offsets 10 and 70, were deleted" in caplog.text
 
@@ -156,7 +163,7 @@ def test_a_topic_that_is_deleted_and_made_anew_is_refused(real_kafka: RealKafka,
     ):
         offsets_of(slices[-1:] if len(slices) > 1 else slices_from(driven, 10))
     with pytest.raises(InputChanged, match=rf"{topic}/0 was read up to offset 20, and ends at 5 now"):
-        driven_of(real_kafka, opened, topic, {f"{topic}/0": Committed(Ranges.below(20))}, group="again")
+        driven_of(real_kafka, opened, topic, {f"{topic}/0": Committed(Ranges.below(20))}, group_id="again")
 
 
 def slices_from(driven: Driven, record: int) -> Any:
@@ -227,7 +234,7 @@ def test_a_source_that_begins_at_a_time_reads_the_first_record_of_it_on(
         real_kafka.write(topic, 0, [b"%d" % k], timestamp=1_700_000_000_000 + k)
     for millisecond, begins in ((6, 6), (0, 0), (100, 9)):
         since = datetime.fromtimestamp(1_700_000_000 + millisecond / 1000, UTC)
-        driven = driven_of(real_kafka, opened, topic, first_poll=since, group=f"{topic}-{millisecond}")
+        driven = driven_of(real_kafka, opened, topic, first_poll=since, group_id=f"{topic}-{millisecond}")
         assert offsets_of(driven.slices(driven.drain(), 1)) == list(range(begins, 9))
 
 
@@ -250,7 +257,7 @@ def test_holes_in_kafkas_offsets_are_as_many_as_a_broker_takes(real_kafka: RealK
 
 def test_a_broker_that_takes_less_beside_an_offset_gets_less(real_kafka: RealKafka) -> None:
     topic = real_kafka.new_topic()
-    store = KafkaOffsets(topic, bootstrap_servers=real_kafka.servers, group=topic, metadata_bytes_max=20_000)
+    store = KafkaOffsets(topic, bootstrap_servers=real_kafka.servers, group_id=topic, metadata_bytes_max=20_000)
     store.open("orders", "kafka")
     store.save({f"{topic}/0": Committed(Ranges.from_runs([7, *([1, 1] * 9_000)]))})
     (loaded,) = store.load().values()
@@ -296,7 +303,7 @@ def test_dead_letters_in_a_topic_last_and_a_topic_that_is_not_there_is_a_sentenc
     options: dict[str, Any] = {"name": "orders", "bootstrap_servers": real_kafka.servers, "stop": "end"}
     options |= {"environment": cluster.environment(), "retry": Retry(max_retries=0), "max_dead_share": 1.0}
     letters = KafkaTopic(dead, bootstrap_servers=real_kafka.servers, config={"compression.type": "gzip"})
-    run = Kafka(topic, group=topic, dead_letters=letters, **options)
+    run = Kafka(topic, group_id=topic, dead_letters=letters, **options)
     assert run.run(NO_SPARK, failing(lambda row: row.value == b"7")).dead_lettered == 1
     missing = KafkaTopic("no-such-topic", bootstrap_servers=real_kafka.servers, timeout_s=1)
     with pytest.raises(SourceError, match=r"topic 'no-such-topic' does not exist at .*: create it, or name another"):

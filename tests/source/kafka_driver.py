@@ -57,7 +57,7 @@ def main(servers: str, topic: str, folder: Path, checkpoint: str, batch_records:
 
     options: dict[str, Any] = {"retry": Retry(max_retries=1000, initial_s=0.0, cap_s=0.0), "stop": "end"}
     options |= {"batch_records": batch_records, "listener": Journal(folder), "bootstrap_servers": servers}
-    options |= {"checkpoint": checkpoint if checkpoint == "kafka" else folder / "checkpoint", "group": folder.name}
+    options |= {"checkpoint": checkpoint if checkpoint == "kafka" else folder / "checkpoint", "group_id": folder.name}
     environment = Cluster(folder).environment()
     Kafka(topic, name="orders", environment=environment, **options).run(NO_SPARK, process)
 

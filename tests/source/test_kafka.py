@@ -97,7 +97,7 @@ def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_no
     committed: Mapping[str, Committed] = {}
     left, group = set(EVERYTHING), f"any-{uuid.uuid4()}"
     for _ in range(data.draw(st.integers(1, 3))):
-        input_ = kafka_input(kafka, written, group=group)
+        input_ = kafka_input(kafka, written, group_id=group)
         driven = Driven(input_, committed)
         records = driven.drain(records_max)
         rows = rows_of(driven.slices(records, tasks))
@@ -149,7 +149,7 @@ def test_records_without_a_value_are_records_or_on_demand_absent(kafka: MockKafk
     topic = kafka.new_topic()
     kafka.write(topic, 0, [b"one", None, b"three", None])
     for null_values, offsets in (("emit", [0, 1, 2, 3]), ("skip", [0, 2])):
-        driven = Driven(kafka_input(kafka, topic, group=null_values, null_values=null_values))
+        driven = Driven(kafka_input(kafka, topic, group_id=null_values, null_values=null_values))
         opened.append(driven.input)  # type: ignore[arg-type]
         rows = rows_of(driven.slices(driven.drain()))
         assert [row["offset"] for row in rows] == [row["number"] for row in rows] == offsets
@@ -233,7 +233,7 @@ def test_a_partition_begins_where_first_poll_has_it_and_a_commit_counts_by_who_m
     if committed_by is not None:
         metadata = CommitMetadata(committed_by, "host:1", Ranges.below(4)).to_text(4096)
         kafka.commit(topic, topic, [(0, 4)], committed_by if committed_by == "no json" else metadata)
-    input_ = kafka_input(kafka, topic, group=topic, first_poll=first_poll, stop=None)
+    input_ = kafka_input(kafka, topic, group_id=topic, first_poll=first_poll, stop=None)
     opened.append(input_)
     input_.start({})
     planned = [(part.number, part.start) for part in input_.plan(100, 1).parts]
@@ -241,7 +241,7 @@ def test_a_partition_begins_where_first_poll_has_it_and_a_commit_counts_by_who_m
     # It is written down at once, so that a crash before the first batch is done loses nothing of "latest".
     assert kafka.committed(topic, topic)[0][0] == begins
     kafka.write(topic, 0, [b"new"])
-    again = kafka_input(kafka, topic, group=topic, first_poll=first_poll)
+    again = kafka_input(kafka, topic, group_id=topic, first_poll=first_poll)
     opened.append(again)
     again.start({})
     assert next(part.start for part in again.plan(100, 1).parts if part.number == 0) == begins
@@ -281,7 +281,7 @@ def test_the_end_is_where_it_was_at_the_start_and_following_has_none(
     kafka: MockKafka, opened: list[KafkaInput]
 ) -> None:
     topic = kafka.new_topic(5)
-    ending, following = kafka_input(kafka, topic), kafka_input(kafka, topic, group="follows", stop=None)
+    ending, following = kafka_input(kafka, topic), kafka_input(kafka, topic, group_id="follows", stop=None)
     opened.extend((ending, following))
     for each in (ending, following):
         each.start({})
@@ -299,7 +299,7 @@ def test_the_end_is_where_it_was_at_the_start_and_following_has_none(
 
 def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committed_it(kafka: MockKafka) -> None:
     topic = kafka.new_topic(10)
-    input_ = kafka_input(kafka, topic, group="lag")
+    input_ = kafka_input(kafka, topic, group_id="lag")
     driven = Driven(input_)
     records = driven.drain()
     driven.finish(records[[0, 1, 2, 3, 7]])
@@ -334,7 +334,7 @@ def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forwar
     for source, starts in ((MINE, 7), (ANOTHER, 3)):
         group = f"{topic}-{source}"
         kafka.commit(group, topic, [(0, 7)], CommitMetadata(source, "host:1", Ranges.below(7)).to_text(4096))
-        input_ = kafka_input(kafka, topic, group=group)
+        input_ = kafka_input(kafka, topic, group_id=group)
         opened.append(input_)
         input_.start({f"{topic}/0": Committed(Ranges.below(3))})
         assert [part.start for part in input_.plan(100, 1).parts] == [starts]
@@ -389,7 +389,7 @@ def test_what_retention_takes_while_it_runs_and_is_not_planned_yet_is_skipped_an
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
     now, topic = [0.0], kafka.new_topic(100)
-    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group=topic).kafka
+    options = Kafka(topic, bootstrap_servers=kafka.servers, name="orders", group_id=topic).kafka
     input_ = KafkaInput(options, clock=lambda: now[0])
     opened.append(input_)
     input_.start({})
@@ -434,7 +434,7 @@ def test_a_topic_that_was_made_anew_is_refused_with_what_to_do(
         kafka.commit(topic, topic, [(0, 1_000)], CommitMetadata(MINE, "h:1", Ranges.below(1_000)).to_text(4096))
     else:
         committed = {f"{topic}/0": Committed(Ranges.below(1_000))}
-    input_ = kafka_input(kafka, topic, group=topic)
+    input_ = kafka_input(kafka, topic, group_id=topic)
     opened.append(input_)
     with pytest.raises(InputChanged, match=rf"{topic}/0 was read up to offset 1000, and ends at 5 now: the topic was"):
         Driven(input_, committed).drain()
@@ -540,7 +540,7 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
     inputs: dict[str, KafkaInput] = {}
     ways: list[dict[str, Any]] = [{"topics": topic}, {"pattern": "forgotten-.*"}]
     for how in ways:
-        options = Kafka(**how, bootstrap_servers=kafka.servers, name="orders", group=topic, timeout_s=10.0).kafka
+        options = Kafka(**how, bootstrap_servers=kafka.servers, name="orders", group_id=topic, timeout_s=10.0).kafka
         inputs[next(iter(how))] = KafkaInput(options, broker=Restarting, clock=lambda: now[0])
     opened.extend(inputs.values())
     for each in inputs.values():
@@ -574,12 +574,12 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
         ({"topics": "a", "first_poll": datetime(2026, 1, 1)}, "has no zone"),
         ({"topics": "a", "null_values": "drop"}, "null_values='drop': give one of 'emit', 'skip'"),
         ({"topics": "a", "stop": "now"}, "stop='now': give one of None, 'end'"),
-        ({"topics": "a", "group": ""}, "group='': give the name"),
+        ({"topics": "a", "group_id": ""}, "group_id='': give the name"),
         ({"topics": "a", "timeout_s": 0}, "timeout_s=0: give seconds"),
         ({"topics": "a", "refresh_s": -1}, "refresh_s=-1: give seconds"),
         ({"topics": "a", "bootstrap_servers": ""}, "bootstrap_servers: name a broker"),
         ({"topics": "a", "config": {"enable.auto.commit": True}}, "config: enable.auto.commit is the source's own: an"),
-        ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group"),
+        ({"topics": "a", "config": {"group.id": "x"}}, "config: group.id is the source's own: give it as group_id"),
         ({"topics": "a", "config": {"auto.offset.reset": "x"}}, "auto.offset.reset is the source's own: give first_"),
         ({"topics": "a", "config": {"oauth_cb": print}}, "config: oauth_cb is a builtin_function_or_method: give text"),
     ],
@@ -598,7 +598,7 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
     said = {inspect.Parameter.empty: "needed", None: "none"}
     expected = {name: said.get(default, f"`{default!r}`") for name, default in own.items()}
     # What is None for the sake of another, or another's value.
-    assert listed == expected | {"topics": "needed", "group": "the source's name"}
+    assert listed == expected | {"topics": "needed", "group_id": "the source's name"}
 
 
 def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_sentence(tmp_path: Path) -> None:
@@ -694,7 +694,7 @@ def replaced(options: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_a_checkpoint_in_kafkas_offsets_keeps_holes_too(kafka: MockKafka, tmp_path: Path) -> None:
     cluster, topic = Cluster(tmp_path), kafka.new_topic(20, 20)
-    options = options_of(kafka, cluster, checkpoint="kafka", group=topic, retry=Retry(initial_s=1000, cap_s=1000))
+    options = options_of(kafka, cluster, checkpoint="kafka", group_id=topic, retry=Retry(initial_s=1000, cap_s=1000))
     for batch in (batches := Kafka(topic, **options).batches(NO_SPARK)):
         failing(lambda row: row.value in (b"0.3", b"1.0"))(batch)
         batch.done()
@@ -718,7 +718,7 @@ def test_holes_that_do_not_fit_beside_an_offset_are_cut_and_the_prefix_is_right(
     topic = kafka.new_topic(5)
     runs = [3, *([1, 1] * 500)]
     stores = [
-        KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic, metadata_bytes_max=400) for _ in range(2)
+        KafkaOffsets(topic, bootstrap_servers=kafka.servers, group_id=topic, metadata_bytes_max=400) for _ in range(2)
     ]
     assert isinstance(stores[0], SharedCheckpointStore)
     for store in stores:
@@ -738,7 +738,7 @@ def test_holes_that_do_not_fit_beside_an_offset_are_cut_and_the_prefix_is_right(
 
 def test_what_another_committed_is_no_checkpoint_and_one_of_a_newer_version_is_refused(kafka: MockKafka) -> None:
     topic = kafka.new_topic(9)
-    store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic)
+    store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group_id=topic)
     store.open("orders", "kafka")
     kafka.commit(topic, topic, [(0, 4)], CommitMetadata("billing", "h:1", Ranges.below(4)).to_text(4096))
     kafka.commit(topic, topic, [(1, 4)], "not ours")
@@ -756,7 +756,7 @@ def test_what_another_committed_is_no_checkpoint_and_one_of_a_newer_version_is_r
 def test_a_checkpoint_that_cannot_be_committed_says_so_and_nothing_is_lost() -> None:
     with MockKafka() as kafka:
         topic = kafka.new_topic(3)
-        store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group=topic, timeout_s=0.5)
+        store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group_id=topic, timeout_s=0.5)
         store.open("orders", "kafka")
         assert store.load() == {}
     with pytest.raises(CheckpointError, match=r"what is done could not be committed to the offsets of group .*Nothing"):
@@ -773,7 +773,7 @@ def letter(value: bytes | None, offset: int = 3) -> DeadLetter:
 
 
 def read_letters(kafka: MockKafka, topic: str) -> list[tuple[str, dict[str, Any]]]:
-    driven = Driven(kafka_input(kafka, topic, group=f"read-{topic}"))
+    driven = Driven(kafka_input(kafka, topic, group_id=f"read-{topic}"))
     rows = rows_of(driven.slices(driven.drain(), 1))
     return [(row["key"].decode(), json.loads(row["value"])) for row in rows]
 
@@ -798,7 +798,7 @@ def test_dead_letters_are_in_the_topic_when_write_returns_and_one_that_is_too_lo
 def test_a_run_whose_letters_go_to_a_topic_ends_when_they_are_there(kafka: MockKafka, tmp_path: Path) -> None:
     cluster, topic, dead = Cluster(tmp_path), kafka.new_topic(20), kafka.new_topic(prefix="dead")
     letters = KafkaTopic(dead, bootstrap_servers=kafka.servers)
-    summary = Kafka(topic, **options_of(kafka, cluster, group=topic, dead_letters=letters)).run(
+    summary = Kafka(topic, **options_of(kafka, cluster, group_id=topic, dead_letters=letters)).run(
         NO_SPARK, failing(lambda row: row.value == b"0.7")
     )
     assert (summary.acked, summary.dead_lettered) == (19, 1)

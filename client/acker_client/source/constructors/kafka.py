@@ -24,13 +24,13 @@ class Kafka(Source):
 
     ``topics``: a topic, or several; or ``pattern``, a regular expression that a topic's whole name fits. Partitions and
     topics that turn up while it runs are looked for every ``refresh_s`` and read from their beginning.
-    ``bootstrap_servers``: "host:port", or several. ``group`` (default: the source's name): the name under which offsets
-    are committed to Kafka, so that tools which watch lag see it; no group is joined. ``first_poll``: where a partition
-    begins of which nothing is done: "earliest", "latest" (what is committed counts only if it was this source),
-    "uncommitted_earliest", "uncommitted_latest" (whoever committed), or a ``datetime``: at the first record of that
-    time. ``null_values``: "emit", or "skip" records that have no value. ``stop``: "end" ends the run at what there is
-    when it starts; None follows for ever. ``timeout_s``: how long a broker is waited for. ``config``: settings of
-    librdkafka (TLS, SASL and so on).
+    ``bootstrap_servers``: "host:port", or several. ``group_id`` (default: the source's name): the name under which
+    offsets are committed to Kafka, so that tools which watch lag see it; no group of Kafka's is joined.
+    ``first_poll``: where a partition begins of which nothing is done: "earliest", "latest" (what is committed counts
+    only if it was this source), "uncommitted_earliest", "uncommitted_latest" (whoever committed), or a ``datetime``: at
+    the first record of that time. ``null_values``: "emit", or "skip" records that have no value. ``stop``: "end"
+    ends the run at what there is when it starts; None follows for ever. ``timeout_s``: how long a broker is waited
+    for. ``config``: settings of librdkafka (TLS, SASL and so on).
 
     ``checkpoint`` may be "kafka": what is done is kept in the group's offsets, holes in their metadata as far as they
     fit. Without a checkpoint, too, a start goes on from what this source has committed, and reads again what was done
@@ -43,7 +43,7 @@ class Kafka(Source):
         *,
         bootstrap_servers: str | Iterable[str],
         pattern: str | None = None,
-        group: str | None = None,
+        group_id: str | None = None,
         first_poll: str | datetime = "uncommitted_earliest",
         null_values: Literal["emit", "skip"] = "emit",
         stop: Literal["end"] | None = None,
@@ -59,7 +59,7 @@ class Kafka(Source):
         super().__init__(Options.of(options))
         wanted = Topics.of(topics, pattern)
         connection = KafkaConnection.of(
-            bootstrap_servers, self.options.name if group is None else group, config, timeout_s
+            bootstrap_servers, self.options.name if group_id is None else group_id, config, timeout_s
         )
         if is_in_kafka:
             self.options = replace(self.options, checkpoint=KafkaOffsets.of(wanted, connection))

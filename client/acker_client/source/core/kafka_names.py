@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 # What a source sets itself, and why nobody else may.
 OWN_SETTINGS = {
     "bootstrap.servers": "give it as bootstrap_servers",
-    "group.id": "give it as group",
+    "group.id": "give it as group_id",
     "group.instance.id": "no source joins a group of Kafka's",
     "group.protocol": "no source joins a group of Kafka's",
     "group.remote.assignor": "no source joins a group of Kafka's",
@@ -67,7 +67,7 @@ class KafkaConnection:
         if not together.strip():
             raise ValueError("bootstrap_servers: name a broker, like bootstrap_servers='localhost:9092'")
         if not isinstance(group, str) or not group.strip():
-            raise ValueError(f"group={group!r}: give the name under which offsets are committed to Kafka")
+            raise ValueError(f"group_id={group!r}: give the name under which offsets are committed to Kafka")
         if not 0 < timeout_s < float("inf"):
             raise ValueError(f"timeout_s={timeout_s}: give seconds, above 0")
         settings = dict(config or {})

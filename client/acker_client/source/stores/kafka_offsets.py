@@ -26,7 +26,7 @@ METADATA_BYTES_MIN = 256
 
 
 class KafkaOffsets:
-    """A ``SharedCheckpointStore`` in the offsets of ``group``, for the partitions of ``topics`` or ``pattern``.
+    """A ``SharedCheckpointStore`` in the offsets of ``group_id``, for the partitions of ``topics`` or ``pattern``.
 
     ``metadata_bytes_max``: less than the brokers' ``offset.metadata.max.bytes``. Nothing in Kafka keeps a second run of
     the same source away from it: see to that yourself, or use a group of ZooKeeper's.
@@ -37,14 +37,14 @@ class KafkaOffsets:
         topics: str | Iterable[str] | None = None,
         *,
         bootstrap_servers: str | Iterable[str],
-        group: str,
+        group_id: str,
         pattern: str | None = None,
         timeout_s: float = 60.0,
         config: Mapping[str, Any] | None = None,
         metadata_bytes_max: int = METADATA_BYTES_MAX,
     ) -> None:
         self.topics = Topics.of(topics, pattern)
-        self.connection = KafkaConnection.of(bootstrap_servers, group, config, timeout_s)
+        self.connection = KafkaConnection.of(bootstrap_servers, group_id, config, timeout_s)
         self.metadata_bytes_max = metadata_bytes_max
         self.source = ""
         self._broker: Broker | None = None
@@ -58,7 +58,7 @@ class KafkaOffsets:
             topics.names or None,
             pattern=topics.pattern or None,
             bootstrap_servers=connection.servers,
-            group=connection.group,
+            group_id=connection.group,
             timeout_s=connection.timeout_s,
             config=dict(connection.config),
         )
