@@ -416,8 +416,8 @@ def ends_before(at: At, position: int, end: int) -> str:
     """The sentence for a log that is shorter than what was read of it."""
     return (
         f"Kafka: {at.name} was read up to offset {position}, and ends at {end} now: the topic was deleted"
-        " and made anew, or has lost its end. To read it from its beginning give another source name and group_id, and no"
-        " old checkpoint"
+        " and made anew, or has lost its end. To read it from its beginning give another source name and group_id, and"
+        " no old checkpoint"
     )
 
 
