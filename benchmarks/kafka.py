@@ -1,8 +1,8 @@
 """Kafka: a job over a topic, tracked and untracked, with the same reader, on a real Apache Kafka and a real server.
 
-Both jobs plan the same ranges, batch by batch, read them by the same slices, split the values into words in the same
-tasks and write Parquet; the tracked one opens and settles its batches, and every record has to be ACKED. They take
-turns.
+All plan the same ranges, batch by batch, read them by the same slices, split the values into words and write Parquet.
+Untracked as a user writes it without the acker (a call for reading, a call for splitting), and untracked and fused by
+hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.source import Chosen, Kafka, Ranges
+from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.spark import arrow_operator, sink
 from acker_client.spark.driver.session import local_session
 from benchmarks.spark import serving
@@ -52,7 +53,7 @@ def save(rows: DataFrame, path: str) -> None:
 
 
 class Jobs:
-    """The two jobs over one topic, of which each run reads everything."""
+    """The jobs over one topic, of which each run reads everything."""
 
     def __init__(self, spark: SparkSession, servers: str, topic: str, records: int, folder: Path) -> None:
         self.spark = spark
@@ -67,26 +68,35 @@ class Jobs:
             raise RuntimeError(f"{summary.acked} of {self.records} records were acked")
 
     def untracked(self) -> None:
+        def split(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                yield split_batch(batch)[0]
+
+        self._plan(lambda slices: self._read(slices, COLUMNS, lambda batch: batch).mapInArrow(split, "word string"))
+
+    def hand_fused(self) -> None:
+        self._plan(lambda slices: self._read(slices, "word string", lambda batch: split_batch(batch)[0]))
+
+    def _plan(self, frame: Callable[[list[Any]], DataFrame]) -> None:
         source = self._source()
         input_: Any = source.input()[0]
         input_.start({})
         tasks = self.spark.sparkContext.defaultParallelism
         while not (plan := input_.plan(source.options.batch_records, tasks)).is_end:
-            slices = input_.slices([Chosen(part) for part in plan.parts], tasks)
-            self._words(slices).write.mode("overwrite").parquet(self._out)
+            frame(input_.slices([Chosen(part) for part in plan.parts], tasks)).write.mode("overwrite").parquet(
+                self._out
+            )
             for part in plan.parts:
                 input_.advance(part.partition, Ranges.below(part.stop))
         input_.close()
 
-    def _words(self, slices: list[Any]) -> DataFrame:
-        """Read and split in one function, as the tracked job does in one chain."""
-
+    def _read(self, slices: list[Any], schema: str, make: Callable[[pa.RecordBatch], pa.RecordBatch]) -> DataFrame:
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
-                    yield from (split_batch(rows.columns)[0] for rows in slices[index].read())
+                    yield from (make(rows.columns) for rows in slices[index].read())
 
-        return self.spark.range(0, len(slices), 1, len(slices)).mapInArrow(read, "word string")
+        return self.spark.range(0, len(slices), 1, len(slices)).mapInArrow(read, schema)
 
     def _source(self) -> Kafka:
         return Kafka(
@@ -100,7 +110,7 @@ class Jobs:
 
 
 def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {"tracked": [], "untracked": []}
+    taken: dict[str, list[float]] = {"tracked": [], "untracked": [], "hand_fused": []}
     for turn in range(rounds + 1):
         for name, times in taken.items():
             begun = time.perf_counter()
@@ -112,6 +122,7 @@ def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
     return {
         "records": jobs.records,
         "tracked_over_untracked": medians["untracked"] / medians["tracked"],
+        "tracked_over_hand_fused": medians["hand_fused"] / medians["tracked"],
         "tracked_records_per_s": jobs.records / medians["tracked"],
         "untracked_records_per_s": jobs.records / medians["untracked"],
     }
