@@ -20,6 +20,7 @@ from acker_client.spark import functions
 from acker_client.spark.driver.check import check
 from acker_client.spark.guard.refusals import MovingBoundaries, Refused
 from acker_client.spark.operators.branch import branch
+from acker_client.spark.operators.cogroup import cogroup
 from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings
 from acker_client.spark.operators.explode import explode
 from acker_client.spark.operators.group import group
@@ -37,6 +38,7 @@ __all__ = [
     "explode",
     "branch",
     "group",
+    "cogroup",
     "join",
     "sink",
     "Collector",

@@ -47,6 +47,11 @@ class Anchors:
     edges: Column
     offsets: Positions | None = None
 
+    @property
+    def rows(self) -> int:
+        """How many rows they are of."""
+        return len(self.roots) if self.offsets is None else len(self.offsets) - 1
+
     def of(self, row: int) -> list[tuple[int, int]]:
         """(root id, edge) of one row; empty when it is unanchored."""
         start, stop = (row, row + 1) if self.offsets is None else self.offsets[row : row + 2].tolist()
@@ -60,6 +65,27 @@ class Anchors:
         offsets = self.offsets[start : stop + 1]
         first, after = int(offsets[0]), int(offsets[-1])
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
+
+    def followed_by(self, other: Anchors) -> Anchors:
+        """These, and behind them those of ``other``; packed where one of the two is."""
+        ours, theirs = self, other
+        if ours.offsets is None and theirs.offsets is None:
+            offsets = None
+        else:
+            ours, theirs = ours._packed(), theirs._packed()
+            assert ours.offsets is not None
+            assert theirs.offsets is not None
+            offsets = np.append(ours.offsets, theirs.offsets[1:] + ours.offsets[-1])
+        roots, edges = np.append(ours.roots, theirs.roots), np.append(ours.edges, theirs.edges)
+        return Anchors(roots, edges, offsets)
+
+    def _packed(self) -> Anchors:
+        if self.offsets is not None:
+            return self
+        anchored = self.roots != 0
+        offsets = np.zeros(len(self.roots) + 1, np.int64)
+        np.cumsum(anchored, out=offsets[1:])
+        return Anchors(self.roots[anchored], self.edges[anchored], offsets)
 
     def merged(self, bounds: Positions) -> Anchors:
         """Packed anchors of rows that each descend from several of these: row j from ``bounds[j]`` up to ``bounds[j +

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING
+from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING, reserved
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import Consumer, Node
 from acker_client.spark.evidence.executions import Executions
@@ -24,7 +24,7 @@ from acker_client.spark.evidence.graph import each
 from acker_client.spark.guard import refusals
 from acker_client.spark.guard.refusals import REFUSALS, MovingBoundaries, Refused
 
-__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "take"]
+__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "is_plain", "meeting", "take"]
 
 # py4j gives Java objects no type that a checker could use.
 Plan = Any
@@ -101,6 +101,24 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
     _refuse_doubles(walk.nodes, consumer)
     moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
     return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
+
+
+def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
+    """What a consumer of several frames at once stands on, where each of them by itself stands on one of ``upstreams``.
+
+    Raises :class:`Refused` when the rows of a step reach it by more than one of them.
+    """
+    nodes = [node for upstream in upstreams for node in upstream.nodes]
+    _refuse_doubles(nodes, consumer)
+    moving = any(upstream.moving_boundaries for upstream in upstreams)
+    return Upstream(tuple(nodes), PACKED, moving, any(upstream.moves for upstream in upstreams))
+
+
+def is_plain(df: DataFrame) -> bool:
+    """Whether a frame is a plain table: nothing below it is tracked, and it does not look as if it were."""
+    if df.isStreaming or reserved(df.columns):
+        return False
+    return not any(map(_is_tracked, _every(df._jdf.queryExecution().analyzed())))
 
 
 def refuse_other_frames(df: object, consumer: str) -> None:

@@ -45,8 +45,8 @@ _EXPLODE = "use df.transform(acker_client.spark.explode(...)), which gives every
 _YIELD_NOTHING = "use an @operator that yields nothing for what it drops, or limit the source"
 _PART = "use df.transform(acker_client.spark.where(condition)) on a hash of a column, or branch(...) and a where a part"
 _GROUP = "use acker_client.spark.group(...), whose function names the parents of each output"
-_MEET = "unionByName(..., allowMissingColumns=True) and acker_client.spark.group(...) over the keys"
-_JOIN = f"use acker_client.spark.join(...) with a table; two tracked frames meet in {_MEET}"
+_COGROUP = "acker_client.spark.cogroup(...), whose function names the parents of each output"
+_JOIN = f"use acker_client.spark.join(...) with a table; two tracked frames meet in {_COGROUP}"
 _YIELD_MANY = "use an @operator that yields the rows, or acker_client.spark.explode(...)"
 
 REFUSALS: dict[str, Refusal] = {
@@ -71,8 +71,8 @@ REFUSALS: dict[str, Refusal] = {
     "MapInArrow": Refusal("mapInArrow of your own", _UNTRACKED, "use @arrow_operator, or @operator for rows"),
     "FlatMapGroupsInPandas": Refusal("groupBy().applyInPandas", _MERGES, _GROUP),
     "FlatMapGroupsInArrow": Refusal("groupBy().applyInArrow of your own", _MERGES, _GROUP),
-    "FlatMapCoGroupsInPandas": Refusal("cogroup().applyInPandas", _MERGES, _JOIN),
-    "FlatMapCoGroupsInArrow": Refusal("cogroup().applyInArrow of your own", _MERGES, _JOIN),
+    "FlatMapCoGroupsInPandas": Refusal("cogroup().applyInPandas", _MERGES, f"use {_COGROUP}"),
+    "FlatMapCoGroupsInArrow": Refusal("cogroup().applyInArrow of your own", _MERGES, f"use {_COGROUP}"),
     "ScriptTransformation": Refusal("TRANSFORM ... USING", _UNTRACKED, "use @operator"),
     "LogicalRDD": Refusal(
         "df.rdd.toDF, createDataFrame, checkpoint, localCheckpoint",
@@ -82,7 +82,8 @@ REFUSALS: dict[str, Refusal] = {
     "LocalRelation": Refusal(
         "createDataFrame, VALUES",
         "makes rows that no source has emitted",
-        "start from batch.df of source.batches(spark); a table goes in as one side of acker_client.spark.join(...)",
+        "start from batch.df of source.batches(spark); a table goes in as one side of acker_client.spark.join(...) or"
+        " cogroup(...)",
     ),
 }
 
@@ -99,7 +100,7 @@ def untracked_leaf(consumer: str, node_name: str) -> Refused:
     return _refused(
         consumer,
         f"its rows come from {node_name}, which no source tracks. Start from batch.df of source.batches(spark); a table"
-        " without tracking goes in as one side of acker_client.spark.join(...).",
+        " without tracking goes in as one side of acker_client.spark.join(...) or cogroup(...).",
     )
 
 
@@ -174,8 +175,8 @@ def doubled_columns(consumer: str, columns: Sequence[str]) -> Refused:
 def rows_twice(consumer: str, node: Node) -> Refused:
     return _refused(
         consumer,
-        f"the rows of {node} reach it twice (union(df, df), a CTE used twice), so each edge would be consumed twice."
-        " Use acker_client.spark.branch(df, 2), which gives every copy an edge of its own, and union those.",
+        f"the rows of {node} reach it twice (union(df, df), both sides of a cogroup, a CTE used twice), so each edge"
+        " would be consumed twice. Use acker_client.spark.branch(df, 2), which gives every copy an edge of its own.",
     )
 
 

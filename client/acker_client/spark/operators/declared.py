@@ -99,10 +99,35 @@ def check_declared(schema: Any, who: str, example: str) -> None:
 
 
 def checked_function(function: Any, name: str | None, who: str, takes: str) -> str:
-    """The name of a user's function as a step: ``name``, or its own. TypeError or ValueError for what cannot be one.
+    """The name of a user's function of one argument as a step: ``name``, or its own. TypeError or ValueError for what
+    cannot be one.
 
     ``who``: how it is declared, as ``@operator``; ``takes``: what it is called with.
     """
+    chosen = checked_name(function, name, who)
+    if not takes_so_many(function, 1):
+        raise TypeError(
+            f"{who}: {chosen!r} is called with one argument, {takes}, and takes {inspect.signature(function)}; write a"
+            " plain function (of a method, wrap it in one)"
+        )
+    return chosen
+
+
+def takes_so_many(function: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function can be called with so many arguments by position; of one that does not say, it is believed."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def checked_name(function: Any, name: str | None, who: str) -> str:
+    """As :func:`checked_function`, whatever arguments it takes."""
     if not callable(function):
         raise TypeError(f"{who} is for a function, got {kind_of(function)}")
     if name is not None and (not isinstance(name, str) or not name):
@@ -112,17 +137,6 @@ def checked_function(function: Any, name: str | None, who: str, takes: str) -> s
         raise ValueError(f"{who}: {function!r} has no name of its own; give it one with name=...")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{who}: {chosen!r} is async, and is called as a plain function in a worker; write it with def")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return str(chosen)
-    try:
-        signature.bind(None)
-    except TypeError:
-        raise TypeError(
-            f"{who}: {chosen!r} is called with one argument, {takes}, and takes {signature}; write a plain function"
-            " (of a method, wrap it in one)"
-        ) from None
     return str(chosen)
 
 

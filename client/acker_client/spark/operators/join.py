@@ -49,7 +49,7 @@ def join(
     if taken:
         raise ValueError(
             f"join: the table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's own (Spark"
-            " takes names in any case). Rename it; two tracked frames meet in unionByName(...) and group(...)"
+            " takes names in any case). Rename it; two tracked frames meet in cogroup(...)"
         )
 
     def match(df: DataFrame) -> DataFrame:

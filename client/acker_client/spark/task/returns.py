@@ -92,9 +92,8 @@ def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positio
     positions: Positions = np.ascontiguousarray(column, np.int64)
     if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
         bad = int(positions[(positions < 0) | (positions >= rows)][0])
-        raise OperatorError(
-            f"{who}: {bad} is no parent; its input had rows 0 up to {rows - 1}, and parents are positions in it"
-        )
+        had = f"rows 0 up to {rows - 1}" if rows else "no rows"
+        raise OperatorError(f"{who}: {bad} is no parent; its input had {had}, and parents are positions in it")
     return positions
 
 
