@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tests.pipelines.program import FANS, KEYS, End, Program, Step
+from tests.pipelines.program import FANS, KEYS, MERGING, End, Program, Step
 
 Row = tuple[int, str]
 Tokens = Counter[str]
@@ -57,7 +57,7 @@ _OF_ROW: dict[str, Callable[[int, str, int], list[Row]]] = {
     "outer explode": lambda k, t, salt: _elements(k, t, salt) or [(k, mark(t, "/-"))],
     "join": _matches,
     "left join": lambda k, t, salt: _matches(k, t, salt) or [(k, mark(t, "+-"))],
-    "group": in_group,
+    **dict.fromkeys(MERGING, in_group),
 }
 
 
@@ -100,12 +100,12 @@ def may_die(program: Program) -> set[int]:
 
 
 def merged_before(program: Program, step: Step) -> list[Step]:
-    """The groups above or at ``step``: a group of which a row raises fails whole."""
+    """The groups and cogroups above or at ``step``: a group of which a row raises fails whole."""
     above, frames = [], set(step.of)
     for other in reversed(program.steps[: program.steps.index(step) + 1]):
         if other is step or frames & set(other.gives):
             frames |= set(other.of)
-            above += [other] if other.op == "group" else []
+            above += [other] if other.op in MERGING else []
     return above
 
 

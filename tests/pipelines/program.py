@@ -17,8 +17,10 @@ KEYS = 7
 
 # Steps that make rows, and so have a mark; each with what may raise in user code of its own.
 FANS = ("operator", "pandas_operator", "arrow_operator")
-USER_CODE = (*FANS, "keeping", "group")
-MAKERS = (*FANS, "keeping", "where", "explode", "outer explode", "join", "left join", "group")
+# Steps after which rows are of several, and what is made of them is packed.
+MERGING = ("group", "cogroup")
+USER_CODE = (*FANS, "keeping", *MERGING)
+MAKERS = (*FANS, "keeping", "where", "explode", "outer explode", "join", "left join", *MERGING)
 # One row in, the same row out.
 STILL_NODES = ("select", "withColumn", "repartition", "coalesce", "cache", "window", "alias", "view", "hint")
 # Likewise, but a second evaluation may cut the rows into other tasks.
@@ -193,6 +195,8 @@ class _Generator:
 
     def __post_init__(self) -> None:
         self.dice = random.Random(self.seed)
+        # Dice of their own, so that a seed goes on to give the program that it has given before there were any.
+        self.meetings = random.Random(f"{self.seed} meetings")
         # Frames that nobody has taken yet, and whether their anchors are packed.
         self.open: dict[str, bool] = {"f0": False}
 
@@ -268,14 +272,15 @@ class _Generator:
         self._add("branch", (frame,), 2, self.open.pop(frame))
 
     def _union(self) -> bool:
-        """Unite two open frames of one form; says whether there were any."""
+        """Unite two open frames of one form, or cogroup them; says whether there were any."""
         for is_packed in (False, True):
             alike = [frame for frame, packed in self.open.items() if packed == is_packed]
             if len(alike) > 1:
                 pair = tuple(self.dice.sample(alike, 2))
                 for frame in pair:
                     del self.open[frame]
-                self._add("union", pair, 1, is_packed)
+                op = self.meetings.choice(("union", "union", "cogroup"))
+                self._add(op, pair, 1, is_packed or op == "cogroup")
                 return True
         return False
 
@@ -382,8 +387,8 @@ class _Generator:
         found: list[str] = []
         for step in self.steps:
             is_behind = any(frame in shuffled for frame in step.of)
-            if (is_behind and step.op in USER_CODE) or step.op == "group":
+            if (is_behind and step.op in USER_CODE) or step.op in MERGING:
                 found.append(step.name)
-            if is_behind or step.op in ("repartition", "group", "repartition by k", "orderBy", "window"):
+            if is_behind or step.op in ("repartition", *MERGING, "repartition by k", "orderBy", "window"):
                 shuffled.update(step.gives)
         return [Fault("lose shuffle file", self.dice.choice(found))] if found else []

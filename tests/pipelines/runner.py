@@ -36,6 +36,7 @@ from acker_client.spark import (
     MovingBoundaries,
     arrow_operator,
     branch,
+    cogroup,
     explode,
     group,
     join,
@@ -384,6 +385,8 @@ class _Runner:
                 frames.update(zip(step.gives, branch(legs[0], 2, name=f"branch-{step.name}"), strict=True))
             elif step.op == "union":
                 frames[step.name] = legs[0].unionByName(legs[1]) if len(legs) > 1 else legs[0]
+            elif step.op == "cogroup":
+                frames[step.name] = self._cogrouped(step, legs)
             else:
                 frames[step.name] = self._stepped(step, legs[0])
         return frames
@@ -413,6 +416,12 @@ class _Runner:
             )
             return _marked(df.transform(join(table, "k", "left" if op[0] == "l" else "inner", name=name)), "+", "m")
         return self._noded(step, df)
+
+    def _cogrouped(self, step: Step, legs: Sequence[DataFrame]) -> DataFrame:
+        # Where one of two sources has come to its end, a plain table takes the place of its rows.
+        other = legs[1] if len(legs) > 1 else self.spark.range(KEYS, KEYS + 3).selectExpr("id as k", "'plain' as t")
+        tables = work.Grouped(step.salt, self._harm(step)).tables
+        return cogroup("k", SCHEMA, name=f"cogroup-{step.name}")(tables)(legs[0], other)
 
     def _noded(self, step: Step, df: DataFrame) -> DataFrame:
         salt = step.salt

@@ -50,6 +50,8 @@ def test_each_step_marks_what_it_makes() -> None:
     assert oracle.expected(merged, 3) == {"f5": Counter({"3": 2})}
     assert oracle.expected(merged, 4) == {"f5": Counter({"4:0": 2, "4:1": 2})}
     assert oracle.expected(merged, 5) == {"f5": Counter()}
+    met = program(Step("branch", ("f0",), ("f1", "f2")), Step("cogroup", ("f1", "f2"), ("f3",), 5))
+    assert oracle.expected(met, 3) == {"f3": Counter({"3": 2})}
 
 
 def test_a_record_may_be_acked_when_its_rows_stand_in_the_last_delivery_of_its_batch() -> None:

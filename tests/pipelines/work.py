@@ -168,14 +168,35 @@ class Grouped:
         whole = "|".join(ways)
         # All of a group fail together.
         self.harm.meet(whole)
-        made, parents = [
+        made, parents = self._become(k, ways, whole, every)
+        return _table(k, made), parents
+
+    def tables(self, left: pa.Table, right: pa.Table) -> tuple[Any, ...]:
+        """The same of the rows of two frames, as if they were one."""
+        sides = left.num_rows
+        ways = [*left.column("t").to_pylist(), *right.column("t").to_pylist()]
+        k = (left if sides else right).column("k")[0].as_py()
+        whole = "|".join(ways)
+        self.harm.meet(whole)
+        made, parents = self._become(k, ways, whole, list(range(len(ways))))
+        if parents == "all":
+            return _table(k, made), parents
+        of_left = [[index for index in named if index < sides] for named in parents]
+        of_right = [[index - sides for index in named if index >= sides] for named in parents]
+        return _table(k, made), of_left, of_right
+
+    def _become(self, k: int, ways: list[str], whole: str, every: list[int]) -> tuple[list[str], Any]:
+        becomes: list[tuple[list[str], Any]] = [
             ([whole], "all"),
             ([marked(whole, ":0"), marked(whole, ":1")], [every, every]),
             ([], "all"),
             ([marked(t, ":x") for t in ways], [[index] for index in every]),
-        ][(k + self.salt) % 4]
-        columns = [pa.array([k] * len(made), pa.int64()), pa.array(made, pa.string())]
-        return pa.table(columns, names=["k", "t"]), parents
+        ]
+        return becomes[(k + self.salt) % 4]
+
+
+def _table(k: int, made: list[str]) -> pa.Table:
+    return pa.table([pa.array([k] * len(made), pa.int64()), pa.array(made, pa.string())], names=["k", "t"])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from acker_client.members.source_session import SourceSession
 from acker_client.source.run.run import Run
 from acker_client.spark.core import derive
 from acker_client.spark.core.tally import Report, Tally
-from acker_client.spark.operators import branch, group
+from acker_client.spark.operators import branch, merging
 from acker_protocol import reports
 from acker_protocol.messages import FAIL, NO_KINDS, NO_REASON_IDS, Entries, Identity, Status
 from acker_service.core.applying import Applying
@@ -171,7 +171,7 @@ MUTANTS = (
         (
             (derive, "digest_parents", _no_digest),
             (branch, "digest_parents", _no_digest),
-            (group, "digest_parents", _no_digest),
+            (merging, "digest_parents", _no_digest),
         ),
     ),
     Mutant("an init counted twice", ((Applying, "apply", _inits_twice),)),

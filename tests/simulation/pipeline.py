@@ -20,7 +20,8 @@ from acker_client.spark.core.derive import derive
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.branch import BranchStep
 from acker_client.spark.operators.culprits import Culprits
-from acker_client.spark.operators.group import AccountStep, GroupFunction, GroupTask
+from acker_client.spark.operators.group import GroupFunction, GroupTask
+from acker_client.spark.operators.merging import AccountStep, Merging
 from acker_client.spark.operators.sink import SinkStep
 from acker_client.spark.task.chain import Step, TakeRows
 
@@ -282,7 +283,8 @@ class Written:
 
 def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """What Spark's applyInArrow gives: the user's function over the rows of each key, with the group's account."""
-    task = GroupTask(op.name, None, SCHEMA, "fail", op.digests, 1000, False, ())  # type: ignore[arg-type]
+    merging = Merging(f"group {op.name!r}", op.name, SCHEMA, "fail", op.digests, 1000, False)
+    task = GroupTask(merging, None, ())  # type: ignore[arg-type]
     for table in _by_key(batches):
         ids = table.column(ROW).to_pylist()
         children: list[tuple[int, list[int]]] | None = _merged(op, table.column(VALUE).to_pylist(), account)

@@ -39,7 +39,8 @@ OTHER = BatchScope(session=8, number=5, first=1 << 50)
 def joined(left: pa.Table, right: pa.Table) -> Any:
     """A row for each pair of the two, and for each row of the left that has none."""
     ours, theirs = left["text"].to_pylist(), right["text"].to_pylist()
-    pairs = list(itertools.product(range(len(ours)), range(len(theirs)))) or [(at, None) for at in range(len(ours))]
+    pairs: list[tuple[int, int | None]] = list(itertools.product(range(len(ours)), range(len(theirs))))
+    pairs = pairs or [(at, None) for at in range(len(ours))]
     made = [f"{ours[at]}+{'-' if other is None else theirs[other]}" for at, other in pairs]
     of_right = [[] if other is None else [other] for _, other in pairs]
     return pa.table({"text": pa.array(made, pa.string())}), [[at] for at, _ in pairs], of_right
@@ -233,7 +234,7 @@ def test_parents_are_bounded_over_both_sides() -> None:
 
 
 def test_a_row_that_names_only_rows_of_a_plain_table_has_no_parents() -> None:
-    task = task_of(cogroup("key", "text string", name="c")(len), right_is_tracked=False)
+    task = task_of(cogroup("key", "text string", name="c")(joined), right_is_tracked=False)
     with pytest.raises(OperatorError, match="a row has no parents; name in of_left the rows that it descends from"):
         task.checked((TEXT[:1], None, [[0]]), 2, 1)
 
@@ -303,11 +304,11 @@ def test_two_frames_of_a_batch_give_what_the_plain_program_gives_and_are_done(
         rows = collect(it(keyed(left, ours), keyed(kept, theirs)))
         assert live.settle() == ALL
     numbers = spark.range(12).selectExpr("id AS number")
-    sides = [
+    plain_left, plain_right = (
         frame.selectExpr(f"cast({key} AS long) AS key", "cast(number AS string) AS text")
         for frame, key in ((numbers, ours), (numbers.where(f"number % {2 + seed} > 0"), theirs))
-    ]
-    assert rows == plain(*sides, it, schema)
+    )
+    assert rows == plain(plain_left, plain_right, it, schema)
 
 
 def test_a_cogroup_of_groups_and_rows_is_taken_on_by_further_steps(spark: SparkSession, server: Any) -> None:

@@ -67,6 +67,14 @@ def test_group(
     assert batch.settle() == ALL
 
 
+def test_cogroup(live: Callable[..., Any], examples: dict[str, Any]) -> None:
+    batch, other = live(NOTES), live(["paid", "by nobody we know"])
+    payments = other.df.selectExpr("number * 7 AS id", "_root", "_edge")
+    assert collect(examples["reminders"](examples["each_item"](orders(batch)), payments)) == [(1, "pear"), (2, "plum")]
+    assert batch.settle() == ALL
+    assert other.settle() == dict.fromkeys(range(2), ACKED)
+
+
 def test_branch(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
     batch = live(NOTES)
     items = examples["priced"](examples["each_item"](orders(batch)), prices)

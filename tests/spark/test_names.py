@@ -17,6 +17,7 @@ from acker_client.spark import (
     Refused,
     arrow_operator,
     branch,
+    cogroup,
     explode,
     group,
     join,
@@ -115,6 +116,31 @@ def test_group_takes_columns_of_any_name(live: Callable[..., Any], keys: list[st
     assert batch.settle() == ALL
 
 
+@pytest.mark.parametrize("keys", [["a.b"], ["a`b", "*", "", "case", "größe"]])
+def test_cogroup_takes_columns_of_any_name(live: Callable[..., Any], keys: list[str]) -> None:
+    @cogroup(keys, StructType([*ODD_SCHEMA.fields, StructField("a`.b", IntegerType())]))
+    def firsts(left: pa.Table, right: pa.Table) -> Any:
+        assert left.schema == right.schema
+        return pa.table({**{name: right[name][:1] for name in ODD}, "a`.b": [left.num_rows]}), "all"
+
+    batch = live(texts(4))
+    left, right = branch(batch.df.transform(odd), 2)
+    rows = collect(firsts(left, right))
+    assert [list(row) for row in rows] == [[*made(number), 1] for number in range(4)]
+    assert batch.settle() == ALL
+
+
+def test_cogroup_takes_a_field_of_a_struct_and_names_in_any_case(live: Callable[..., Any]) -> None:
+    @cogroup(["s.part", "NUMBER"], "n long")
+    def count(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:
+        return pa.table({"n": [key[0].as_py() * 10 + left.num_rows + right.num_rows]}), "all"
+
+    batch = live(texts(4))
+    left, right = branch(batch.df.withColumn("s", F.expr("struct(number % 2 AS part)")), 2)
+    assert collect(count(left, right.withColumnRenamed("number", "Number"))) == [(2,)] * 2 + [(12,)] * 2
+    assert batch.settle() == ALL
+
+
 def test_group_takes_a_field_of_a_struct_and_names_in_any_case(live: Callable[..., Any]) -> None:
     @group(["s.part", "NUMBER"], "n long")
     def count(rows: pa.Table) -> Any:
@@ -192,6 +218,11 @@ def grouped(rows: pa.Table) -> Any:
     return pa.table({"n": [rows.num_rows], "s": rows["text"][:1], "l": [["x"]], "b": [b"y"]}), "all"
 
 
+@cogroup("number", "n long, text string, l array<string>, b binary")
+def meeting(left: pa.Table, right: pa.Table) -> Any:
+    return pa.table({"n": [left.num_rows], "text": left["text"], "l": [["x"]], "b": [b"y"]}), "all"
+
+
 @group("number", "n long")
 def numbers(rows: pa.Table) -> Any:
     return pa.table({"n": rows["number"]}), [[index] for index in range(rows.num_rows)]
@@ -223,7 +254,14 @@ LARGE: dict[str, Callable[[SparkSession, DataFrame], DataFrame]] = {
     "group": lambda spark, df: df.withColumn("k", F.lit("k")).transform(grouped).transform(where("n > 0")),
     "group of numbers": lambda spark, df: df.select("number", "_root", "_edge").transform(numbers).select("*"),
     "group of groups": lambda spark, df: df.withColumn("k", F.lit(1)).transform(grouped).transform(regrouped),
+    "cogroup": lambda spark, df: df.transform(with_itself).transform(where("n > 0")),
+    "cogroup with a table": lambda spark, df: df.transform(meeting, spark.sql("SELECT 9L AS number, 's' AS s")),
 }
+
+
+def with_itself(df: DataFrame) -> DataFrame:
+    first, second = branch(df, 2)
+    return meeting(first, second.select("*"))
 
 
 def regrouped(df: DataFrame) -> DataFrame:

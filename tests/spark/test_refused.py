@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
     "IN (subquery)": (sql("SELECT * FROM tracked WHERE id IN (SELECT id FROM range(1))"), "Filter", "where(condition)"),
     "join": (lambda df: df.join(df.sparkSession.range(3), "id"), "Join", "acker_client.spark.join(...)"),
     "left join": (lambda df: df.join(df.sparkSession.range(3), "id", "left"), "Join", "acker_client.spark.join(...)"),
-    "semi join": (lambda df: df.join(df.sparkSession.range(3), "id", "semi"), "Join", "group(...)"),
+    "semi join": (lambda df: df.join(df.sparkSession.range(3), "id", "semi"), "Join", "cogroup(...)"),
     "self-join": (
         lambda df: df.alias("a").join(df.alias("b"), "id").select("a.id", "a._root", "a._edge"),
         "Join",
@@ -76,12 +76,12 @@ REFUSED: dict[str, tuple[Step, str, str]] = {
     "cogroup().applyInPandas": (
         lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInPandas(lambda left, right: left, SAME),
         "FlatMapCoGroupsInPandas",
-        "group(...)",
+        "use acker_client.spark.cogroup(...)",
     ),
     "cogroup().applyInArrow": (
         lambda df: df.groupBy("id").cogroup(df.groupBy("id")).applyInArrow(lambda left, right: left, SAME),
         "FlatMapCoGroupsInArrow",
-        "group(...)",
+        "use acker_client.spark.cogroup(...)",
     ),
     "TRANSFORM": (
         sql("SELECT TRANSFORM(id, _root, _edge) USING 'cat' AS (id bigint, _root bigint, _edge bigint) FROM tracked"),

@@ -49,6 +49,7 @@ from acker_client.spark import (
     Sink,
     branch,
     check,
+    cogroup,
     collector_settings,
     explode,
     group,
@@ -158,6 +159,11 @@ def counts(rows: pa.Table) -> tuple[list[Any], list[Any]]:
     return [], []
 
 
+@cogroup("sku", "sku string, n bigint")
+def both(key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> tuple[pa.Table, list[list[int]], list[list[int]]]:
+    return left, [[0]], [[0]]
+
+
 @sink
 def save(rows: DataFrame, path: str, *, mode: str = "append") -> int:
     rows.write.mode(mode).parquet(path)
@@ -190,6 +196,8 @@ def spark_api(df: DataFrame, spark: SparkSession) -> None:
     left, right = branch(df, 2)
     assert_type(left, DataFrame)
     assert_type(counts(right), DataFrame)
+    assert_type(both(left, right), DataFrame)
+    assert_type(left.transform(both, right), DataFrame)
     saving: Sink[..., int] = save
     assert_type(saving(df), int)
     assert_type(save(df, "out", mode="overwrite"), int)
