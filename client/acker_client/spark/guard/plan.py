@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING, reserved
+from acker_client.spark.core.anchors import MIXED, PACKED, THIN, TRACKING
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import Consumer, Node
 from acker_client.spark.evidence.executions import Executions
@@ -115,10 +115,8 @@ def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
 
 
 def is_plain(df: DataFrame) -> bool:
-    """Whether a frame is a plain table: nothing below it is tracked, and it does not look as if it were."""
-    if df.isStreaming or reserved(df.columns):
-        return False
-    return not any(map(_is_tracked, _every(df._jdf.queryExecution().analyzed())))
+    """Whether a frame is a plain table: nothing below it is tracked, and it is not of a stream."""
+    return not df.isStreaming and not any(map(_is_tracked, _every(df._jdf.queryExecution().analyzed())))
 
 
 def refuse_other_frames(df: object, consumer: str) -> None:

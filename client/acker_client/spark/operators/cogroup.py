@@ -6,7 +6,7 @@ decides in what order a function sees rows, as what it makes of them often hangs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.spark.core.anchors import Anchors, Positions, Rows, unpack
+from acker_client.spark.core.anchors import TRACKING, Anchors, Positions, Rows, reserved, unpack
 from acker_client.spark.core.order import in_order
 from acker_client.spark.driver.columns import into_python
 from acker_client.spark.guard import plan
@@ -113,6 +113,7 @@ class Cogroup:
         guarded = [df for df, tracked in zip((left, right), is_tracked, strict=True) if tracked] or [left]
         who = f"operator {self.name!r}"
         upstream = plan.meeting([plan.inspect(df, who) for df in guarded], who)
+        self._refuse_reserved(df for df, tracked in zip((left, right), is_tracked, strict=True) if not tracked)
         sides = [_Grouping.of(df, self.keys, self._who) for df in (left, right)]
         self._refuse_other_types(*sides)
         upstream = plan.take(guarded[0], upstream, self.name)
@@ -146,6 +147,14 @@ class Cogroup:
 
     def _fields(self) -> StructType:
         return declared_fields(self.schema, self._who)
+
+    def _refuse_reserved(self, tables: Iterable[DataFrame]) -> None:
+        for taken in (reserved(table.columns) for table in tables):
+            if taken:
+                raise ValueError(
+                    f"{self._who}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's"
+                    " own (Spark takes names in any case). Rename it; what is to be tracked comes from batch.df"
+                )
 
     def _refuse_other_types(self, left: _Grouping, right: _Grouping) -> None:
         """Spark would hash the same number in two types to two places, and find nothing that belongs together."""
