@@ -268,7 +268,7 @@ def test_wrong_arguments_of_a_cogroup_are_refused_where_they_are_written(write: 
 @sink
 def collect(rows: DataFrame) -> list[Row]:
     assert not [column for column in rows.columns if column.startswith("_")]
-    return sorted(rows.collect())
+    return sorted(rows.collect(), key=repr)
 
 
 def keyed(df: DataFrame, key: str) -> DataFrame:
@@ -282,7 +282,7 @@ def plain(left: DataFrame, right: DataFrame, it: Any, schema: str) -> list[Row]:
         given = it.function(key, ours, theirs) if it.takes_key else it.function(ours, theirs)
         return given[0].cast(pa.schema([(name, kind) for name, kind in KINDS if name in given[0].column_names]))
 
-    return sorted(left.groupBy("key").cogroup(right.groupBy("key")).applyInArrow(of_key, schema).collect())
+    return sorted(left.groupBy("key").cogroup(right.groupBy("key")).applyInArrow(of_key, schema).collect(), key=repr)
 
 
 KINDS = [("key", pa.int64()), ("left", pa.int64()), ("right", pa.int64()), ("text", pa.string())]
