@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ from acker_client.spark.operators.cogroup import CogroupTask
 from acker_client.spark.operators.merging import AccountStep
 from acker_client.spark.operators.read import Reading
 from acker_protocol.ids import root_id
+from tests.spark import faults
 from tests.spark.chains import SCOPE, Texts, arriving, failed, ledger, rows_of, run
 from tests.spark.chains import sink as sink_step
 from tests.spark.live_batch import ACKED, FAILED, LOST, LiveBatch, texts
 from tests.spark.test_chain import as_sent
+from tests.spark.test_faults_no_replay import break_down, fail_at_the_end
 
 pytestmark = pytest.mark.matrix
 
@@ -395,6 +398,40 @@ def test_a_cogroup_that_is_evaluated_twice_is_done(
         left, right = branch(live.df, 2)
         sink(look_and_write)(joins(keyed(left, "number % 4"), keyed(right, "number % 3")))
         assert live.settle() == ALL
+
+
+def test_a_task_that_fails_behind_a_cogroup_is_run_again_and_costs_no_replay(
+    spark: SparkSession, live: Callable[..., Any], tmp_path: Path
+) -> None:
+    one, other = live(texts(12)), live(texts(8), slices=1)
+    harm = fail_at_the_end(tmp_path, break_down)
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        rows.mapInArrow(harm, rows.schema).write.parquet(str(tmp_path / "out"))
+
+    save(joins(keyed(one.df, "number % 4"), keyed(other.df, "number % 4")))
+    assert (tmp_path / "once").exists()
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 4 * 3 * 2
+    assert (one.settle(), other.settle()) == (ALL, dict.fromkeys(range(8), ACKED))
+
+
+def test_a_shuffle_file_that_is_lost_under_a_cogroup_costs_no_replay(
+    spark: SparkSession, live: Callable[..., Any], conf: Callable[[str, str], None], tmp_path: Path, local_dir: Path
+) -> None:
+    conf("spark.sql.adaptive.enabled", "false")
+
+    @cogroup("key", "text string")
+    def losing(left: pa.Table, right: pa.Table) -> Any:
+        if faults.first_time(tmp_path):
+            assert faults.lose_shuffle_file(local_dir)
+        return joined(left, right)
+
+    batch = live(texts(12), slices=3)
+    left, right = branch(batch.df, 2)
+    assert len(collect(losing(keyed(left, "number % 6"), keyed(right.repartition(3), "number % 6")))) == 6 * 2 * 2
+    assert (tmp_path / "once").exists()
+    assert batch.settle() == ALL
 
 
 def test_a_cogroup_without_a_sink_leaves_its_records_undone_and_is_named(spark: SparkSession, server: Any) -> None:
