@@ -22,7 +22,7 @@ from acker_client.spark import OperatorError, branch, cogroup, group, operator, 
 from acker_client.spark.core.anchors import Anchors
 from acker_client.spark.core.tally import MultipliedEdges, Report
 from acker_client.spark.guard.plan import Refused
-from acker_client.spark.operators.cogroup import CogroupTask
+from acker_client.spark.operators.cogroup import CogroupTask, Side
 from acker_client.spark.operators.merging import AccountStep
 from acker_client.spark.operators.read import Reading
 from acker_protocol.ids import root_id
@@ -78,7 +78,7 @@ def read(texts: Sequence[str], scope: BatchScope) -> tuple[pa.Table, list[Report
 
 
 def task_of(it: Any, right_is_tracked: bool = True) -> CogroupTask:
-    task: CogroupTask = it._task(it._fields(), None, [(), ()], [True, right_is_tracked])
+    task: CogroupTask = it._task(it._fields(), None, Side(), Side(is_tracked=right_is_tracked))
     return task
 
 
@@ -215,7 +215,7 @@ TEXT = pa.table({"text": ["x", "y"]})
         ((TEXT, [[0], [1]], [[0]]), ", right returned 2 rows and 1 lists of parents; give one a row"),
         ((TEXT[:1], [[2]], None), ", left: 2 is no parent; its input had rows 0 up to 1"),
         ((TEXT[:1], [[0]], [[1]]), ", right: 1 is no parent; its input had rows 0 up to 0"),
-        ((TEXT[:1], [[]], [[]]), "a row has no parents; name in of_left and of_right the rows that it descends from"),
+        ((TEXT[:1], [[]], [[]]), "a row has no parents; name the rows of a tracked frame that it descends from"),
         ((TEXT[:1], None, None), "a row has no parents"),
         ((TEXT.rename_columns(["t"])[:1], "all"), "declares a column 'text', and what it returned lacks it"),
     ],
@@ -238,7 +238,7 @@ def test_parents_are_bounded_over_both_sides() -> None:
 
 def test_a_row_that_names_only_rows_of_a_plain_table_has_no_parents() -> None:
     task = task_of(cogroup("key", "text string", name="c")(joined), right_is_tracked=False)
-    with pytest.raises(OperatorError, match="a row has no parents; name in of_left the rows that it descends from"):
+    with pytest.raises(OperatorError, match="a row has no parents; name the rows of a tracked frame that it"):
         task.checked((TEXT[:1], None, [[0]]), 2, 1)
 
 

@@ -6,7 +6,7 @@ decides in what order a function sees rows, as what it makes of them often hangs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -107,20 +107,13 @@ class Cogroup:
         """
         for df in (left, right):
             refuse_no_frame(df, self, f"{self.name}.test(left, right)")
-        schema = self._fields()
-        is_tracked = [not plan.is_plain(df) for df in (left, right)]
-        # With nothing tracked the guard says of the first where to start.
-        guarded = [df for df, tracked in zip((left, right), is_tracked, strict=True) if tracked] or [left]
-        who = f"operator {self.name!r}"
-        upstream = plan.meeting([plan.inspect(df, who) for df in guarded], who)
-        self._refuse_reserved(df for df, tracked in zip((left, right), is_tracked, strict=True) if not tracked)
+        schema, upstream = self._fields(), self._upstream(left, right)
         sides = [_Grouping.of(df, self.keys, self._who) for df in (left, right)]
         self._refuse_other_types(*sides)
-        upstream = plan.take(guarded[0], upstream, self.name)
-        names = [side.names for side in sides]
-        task = self._task(schema, left.sparkSession, names, is_tracked)
-        grouped = [side.df.groupBy(*side.keys) for side in sides]
-        cogrouped = grouped[0].cogroup(grouped[1]).applyInArrow(_tables_function(task), fields_with_account(schema))
+        upstream = plan.take(left, upstream, self.name)
+        task = self._task(schema, left.sparkSession, *(Side(side.names, side.is_tracked) for side in sides))
+        ours, theirs = (side.df.groupBy(*side.keys) for side in sides)
+        cogrouped = ours.cogroup(theirs).applyInArrow(_tables_function(task), fields_with_account(schema))
         return with_accounts_taken(cogrouped, upstream, self.name, schema)
 
     def test(self, left: pa.Table, right: pa.Table, key: tuple[Any, ...] | None = None) -> pa.Table:
@@ -131,7 +124,7 @@ class Cogroup:
         rows.
         """
         schema = self._fields()
-        task = self._task(schema, None, [(), ()], [True, True])
+        task = self._task(schema, None, Side(), Side())
         if self.takes_key and key is None:
             rows = left if left.num_rows else right
             key = tuple(rows[column][0] for column in self.keys)
@@ -148,13 +141,19 @@ class Cogroup:
     def _fields(self) -> StructType:
         return declared_fields(self.schema, self._who)
 
-    def _refuse_reserved(self, tables: Iterable[DataFrame]) -> None:
-        for taken in (reserved(table.columns) for table in tables):
-            if taken:
+    def _upstream(self, left: DataFrame, right: DataFrame) -> plan.Upstream:
+        """What the tracked ones of the two stand on. With nothing tracked the guard says of the left where to start."""
+        who = f"operator {self.name!r}"
+        tracked = [df for df in (left, right) if not plan.is_plain(df)] or [left]
+        upstream = plan.meeting([plan.inspect(df, who) for df in tracked], who)
+        for df in (left, right):
+            taken = reserved(df.columns)
+            if taken and not any(df is each for each in tracked):
                 raise ValueError(
                     f"{self._who}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's"
                     " own (Spark takes names in any case). Rename it; what is to be tracked comes from batch.df"
                 )
+        return upstream
 
     def _refuse_other_types(self, left: _Grouping, right: _Grouping) -> None:
         """Spark would hash the same number in two types to two places, and find nothing that belongs together."""
@@ -165,13 +164,7 @@ class Cogroup:
                     f" would meet. Make it one type first, as df.withColumn({key!r}, F.col({key!r}).cast({ours!r}))"
                 )
 
-    def _task(
-        self,
-        schema: StructType,
-        spark: SparkSession | None,
-        names: Sequence[tuple[str, ...]],
-        is_tracked: Sequence[bool],
-    ) -> CogroupTask:
+    def _task(self, schema: StructType, spark: SparkSession | None, left: Side, right: Side) -> CogroupTask:
         merging = Merging.of(
             "cogroup",
             self.name,
@@ -181,16 +174,17 @@ class Cogroup:
             parents_max=self.parents_max,
             spark=spark,
         )
-        left, right = (Side(*each) for each in zip(("left", "right"), names, is_tracked, strict=True))
         return CogroupTask(merging, self.function, self.takes_key, left, right)
 
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """A frame as it is handed to Python, what it is grouped by there, and the types of that."""
+    """A frame as it is handed to Python, what it is grouped by there, and the types of that. ``is_tracked``: it is no
+    plain table."""
 
     df: DataFrame
     names: tuple[str, ...]
+    is_tracked: bool
     keys: tuple[str, ...]
     kinds: tuple[str, ...]
 
@@ -199,16 +193,15 @@ class _Grouping:
         base, names = into_python(df)
         found = tuple(key_of(key, df.columns, base.columns, who) for key in keys)
         kinds = tuple(field.dataType.simpleString() for field in base.select(*found).schema.fields)
-        return cls(base, names, found, kinds)
+        return cls(base, names, bool(reserved(df.columns)), found, kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """One of the two frames as a task knows it. ``names``: of its columns, where Spark hands them over under others."""
 
-    name: str
-    names: tuple[str, ...]
-    is_tracked: bool
+    names: tuple[str, ...] = ()
+    is_tracked: bool = True
 
     def rows(self, table: pa.Table) -> Rows:
         """Its rows of one key, in their order; those of a plain table without anchors."""
@@ -250,7 +243,7 @@ class CogroupTask:
         right, out of what the function gave for so many rows of either. Raises :class:`OperatorError`."""
         who = self.merging.who
         columns, children = self._columns(given)
-        sides = ((self.left, left), (self.right, right))
+        sides = (("left", left), ("right", right))
         if isinstance(given[1], str):
             self.merging.refuse_all_of_many(given[1], children, "(rows, [[0, 1], [2]], [[0], []])")
             named = [[np.arange(rows)] * children for _, rows in sides]
@@ -258,12 +251,11 @@ class CogroupTask:
             named = [
                 [np.empty(0, np.int64)] * children
                 if lists is None
-                else self.merging.parents_of(lists, children, rows, f"{who}, {side.name}")
+                else self.merging.parents_of(lists, children, rows, f"{who}, {side}")
                 for lists, (side, rows) in zip(given[1:], sides, strict=True)
             ]
         parents = self._of_tracked(named, left)
-        where = " and ".join(f"of_{side.name}" for side, _ in sides if side.is_tracked)
-        self.merging.refuse_unbounded(parents, f"name in {where} the rows that it descends from")
+        self.merging.refuse_unbounded(parents, "name the rows of a tracked frame that it descends from")
         return columns, parents
 
     def _columns(self, given: Any) -> tuple[list[Any], int]:
