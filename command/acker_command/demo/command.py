@@ -9,12 +9,15 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import click
+
+from acker_command.demo.inputs import SOURCES
 
 NEEDED = ("rich", "pyspark", "pyarrow", "pandas", "numba")
 INSTALL = "pip install 'acker[all]'"
@@ -23,10 +26,13 @@ INSTALL = "pip install 'acker[all]'"
 @click.command(
     "demo", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, no_args_is_help=False
 )
+@click.option(
+    "--source", type=click.Choice(SOURCES), default="files", show_default=True, help="What the lines are read from."
+)
 @click.option("--input", "patterns", multiple=True, metavar="PATH", help="Files, folders or quoted globs; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--no-faults", is_flag=True, help="Break nothing.")
-@click.option("--records", type=click.IntRange(1), metavar="N", help="Read only the first N lines.")
+@click.option("--records", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
 @click.option("--batch-records", type=click.IntRange(1), metavar="N", help="Lines a batch; default: by the input.")
 @click.option("--servers", type=click.IntRange(1, 9), default=1, show_default=True, help="Several: under a ZooKeeper.")
 @click.option("--replicas", type=click.IntRange(1, 8), metavar="R", help="Servers of a record; default: 2 of several.")
@@ -38,6 +44,7 @@ INSTALL = "pip install 'acker[all]'"
     help="Leave what was written (Parquet, dead letters, checkpoint, logs) in DIR, which has to be new or empty.",
 )
 def demo(
+    source: str,
     patterns: tuple[str, ...],
     as_json: bool,
     no_faults: bool,
@@ -57,6 +64,10 @@ def demo(
     killed, one added, one drained, and all are restarted one after the other.) At each ACK the rows committed under
     that root id are compared with what the line must give, derived from the file in plain Python.
 
+    With --source kafka the lines are first put into a topic of librdkafka's mock cluster; with kinesis into a stream of
+    moto's server, which is slow: 5,000 lines unless you give --records; with frame into files that a streaming query
+    reads, whose foreachBatch is tracked. Each of these runs in here and ends with the demo.
+
     \b
     records        lines of the input
     acked          records whose final answer was ACKED
@@ -72,17 +83,20 @@ def demo(
     Exits with status 0 only if every record is acked or dead-lettered, none lost, none falsely acked, the counts over
     all acked roots are those of the input, and the checkpoint is at its end.
     """
-    check_packages()
+    check_packages(NEEDED, INSTALL)
     # gRPC would log each connection that the demo cuts; to be set before grpc is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from acker_command.demo.errors import DemoError
+    from acker_command.demo.inputs import input_of
     from acker_command.demo.job import JobOptions, run
     from acker_command.demo.result import as_json as json_of
     from acker_command.demo.result import show
 
+    check_packages(input_of(source).packages, input_of(source).install)
     if replicas is not None and replicas > servers:
         raise click.UsageError(f"--replicas {replicas}: there are {servers} servers; give --servers {replicas} or more")
     options = JobOptions(
+        source,
         patterns,
         records,
         batch_records,
@@ -107,11 +121,11 @@ def demo(
     sys.exit(0 if result.passed else 1)
 
 
-def check_packages() -> None:
-    """Raise a one-line error if a package of the extras is missing."""
-    missing = [name for name in NEEDED if find_spec(name) is None]
+def check_packages(needed: Sequence[str], install: str) -> None:
+    """Raise a one-line error if one of the packages is missing."""
+    missing = [name for name in needed if find_spec(name) is None]
     if missing:
-        raise click.ClickException(f"the demo needs {', '.join(missing)}: {INSTALL}")
+        raise click.ClickException(f"the demo needs {', '.join(missing)}: {install}")
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

@@ -11,6 +11,7 @@ import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from acker_command.demo.errors import DemoError
@@ -31,6 +32,18 @@ class Corpus:
     def root(self) -> str:
         """What all paths begin with, up to a slash."""
         return os.path.join(os.path.commonpath([os.path.dirname(path) for path in self.paths]), "")
+
+    def first_of(self) -> dict[str, int]:
+        """Path -> its first record."""
+        return dict(zip(self.paths, accumulate((0, *self.counts)), strict=False))
+
+    def lines(self) -> Iterator[tuple[str, int, bytes]]:
+        """Every line in order: its path below ``root``, its number there, from 1, and its content."""
+        root = self.root
+        for path in self.paths:
+            below = path.removeprefix(root)
+            for line, content in enumerate(lines_of(_read(path)), 1):
+                yield below, line, content
 
 
 def lines_of(content: bytes) -> list[bytes]:

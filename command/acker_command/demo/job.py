@@ -6,9 +6,7 @@ that was started is stopped again, however the run ends.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -18,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from acker_client.errors import AckerError
-from acker_client.source import Batch, Files, Retry
+from acker_client.source import Batch, Retry
 from acker_client.spark.driver.session import SessionError, local_session
 from acker_command.demo import corpus, faults, silence
-from acker_command.demo.corpus import Corpus
 from acker_command.demo.counts import RunCounts
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.expected import derive
 from acker_command.demo.faults import Faults, FaultSchedule
+from acker_command.demo.inputs import input_of
+from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
 from acker_command.demo.listener import CountingListener
 from acker_command.demo.pipeline import DemoPipeline, table_of_categories
 from acker_command.demo.progress import Progress
@@ -48,8 +47,9 @@ MAX_DEAD_SHARE = 0.2
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What the command line asked for. ``patterns`` empty: the standard library. ``batch_records`` None: by the
-    input."""
+    input; ``records_max`` None: by the source."""
 
+    source: str = "files"
     patterns: tuple[str, ...] = ()
     records_max: int | None = None
     batch_records: int | None = None
@@ -70,6 +70,7 @@ class JobOptions:
 class Setup:
     """What a run works with."""
 
+    input: DemoInput
     armed: Faults
     schedule: FaultSchedule
     servers: DemoServers
@@ -89,46 +90,45 @@ def run(options: JobOptions) -> DemoResult:
     """Run the demo. Raises :class:`DemoError` when it cannot run; whether it showed what it should is in the result."""
     with ExitStack() as exits:
         folder = _folder(options.keep, exits)
-        text = corpus.measure(corpus.find(options.patterns), options.records_max, folder / "input")
+        kind = input_of(options.source)
+        records_max = options.records_max or kind.records_max
+        text = corpus.measure(corpus.find(options.patterns), records_max, folder / "input")
         counts = RunCounts(records=text.records)
         _log_to(folder / "demo.log", exits)
         view = exits.enter_context(Progress(counts))
         several = "a server" if options.servers == 1 else f"ZooKeeper, {options.servers} servers"
         view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting {several} and Spark")
         size = options.size_of(text.records)
-        setup = _set_up(options, folder, text, size, counts, view, exits)
-        source = _source(folder, text, size, setup.listener)
-        view.say(f"batches of {size:,} lines")
+        setup = _set_up(options, kind(text, folder, size), folder, counts, view, exits)
+        view.say(f"batches of {size:,} lines from {setup.input.place}")
         counts.start()
         try:
-            source.run(setup.pipeline.spark, setup.process)
+            setup.input.run(setup.pipeline.spark, setup.process, _options(folder, size, setup.listener))
         except (AckerError, Abort) as error:
             raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
         counts.stop()
         view.say("checking the counts of all acked lines")
-        return _conclude(options, folder, text, setup)
-
-
-def is_at_end(checkpoint: Path, text: Corpus) -> bool:
-    """Whether a checkpoint file says of every file of the input that all of its bytes are done."""
-    saved = json.loads(checkpoint.read_text())["partitions"]
-    done = {file["partition"]: file["mark"]["bytes"] for file in saved}
-    return all(done.get(path) == os.path.getsize(path) for path in text.paths)
+        return _conclude(options, setup)
 
 
 def _set_up(
-    options: JobOptions, folder: Path, text: Corpus, size: int, counts: RunCounts, view: Progress, exits: ExitStack
+    options: JobOptions, input: DemoInput, folder: Path, counts: RunCounts, view: Progress, exits: ExitStack
 ) -> Setup:
-    armed, schedule = _faults(options, folder / "faults", text.records, size)
+    text = input.text
+    armed, schedule = _faults(options, folder / "faults", text.records, input.batch_records)
     server = _servers(options, folder / "server", view)
     exits.callback(server.stop)
     with ThreadPoolExecutor(1) as beside:
         expected = beside.submit(derive, text.paths, armed.is_poison)
         server.start()
+        input.begin(exits)
         spark = _spark(server.address, options.replicas, folder, exits)
         verifier = Verifier(expected.result(), folder / "counts", text.root)
-    pipeline = DemoPipeline(spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", text.root)
-    return Setup(armed, schedule, server, pipeline, CountingListener(counts, verifier), view)
+    pipeline = DemoPipeline(
+        spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", input.columns
+    )
+    listener = CountingListener(counts, verifier, input.records)
+    return Setup(input, armed, schedule, server, pipeline, listener, view)
 
 
 def _servers(options: JobOptions, folder: Path, view: Progress) -> DemoServers:
@@ -143,11 +143,9 @@ def _faults(options: JobOptions, folder: Path, records: int, size: int) -> tuple
     )
 
 
-def _source(folder: Path, text: Corpus, size: int, listener: CountingListener) -> Files:
-    return Files(
-        list(text.paths),
+def _options(folder: Path, size: int, listener: CountingListener) -> SourceOptions:
+    return SourceOptions(
         name="demo",
-        checkpoint=folder / "checkpoint.json",
         dead_letters=folder / "dead.jsonl",
         retry=RETRY,
         max_dead_share=MAX_DEAD_SHARE,
@@ -176,12 +174,12 @@ def _spark(address: str, replicas: int | None, folder: Path, exits: ExitStack) -
     return spark
 
 
-def _conclude(options: JobOptions, folder: Path, text: Corpus, setup: Setup) -> DemoResult:
+def _conclude(options: JobOptions, setup: Setup) -> DemoResult:
     dealt = tuple(setup.schedule.dealt)
     return DemoResult(
         counts=setup.listener.counts,
         conclusion=setup.listener.verifier.conclude(),
-        checkpoint_at_end=is_at_end(folder / "checkpoint.json", text),
+        checkpoint_at_end=setup.input.is_at_end(),
         planned=dealt,
         struck=tuple(strike for strike in dealt if setup.armed.happened(strike.name)),
         interrupted_by=dict(setup.listener.interrupted_by),

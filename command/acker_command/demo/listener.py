@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from acker_client.source import Emissions, Failures, Listener
 from acker_command.demo.counts import RunCounts
@@ -18,14 +19,15 @@ from acker_protocol.messages import Verdict
 
 @dataclass(eq=False)
 class CountingListener(Listener):
-    """The demo's listener. Records are found by path and line, not by the source's own numbers.
+    """The demo's listener. Records are found by where they come from, not by the source's own numbers.
 
-    ``strike``: what falls on the batch in work. ``interrupted_by``: how many records were LOST, or
-    unfinished, in the batch of a strike.
+    ``records``: which lines of the input they are, by their origins. ``strike``: what falls on the batch in work.
+    ``interrupted_by``: how many records were LOST, or unfinished, in the batch of a strike.
     """
 
     counts: RunCounts
     verifier: Verifier
+    records: Callable[[pa.RecordBatch], Ints]
     strike: Strike | None = None
     interrupted_by: Counter[Strike] = field(default_factory=Counter)
 
@@ -35,7 +37,7 @@ class CountingListener(Listener):
         self.counts.replayed += len(emitted) if is_replay else 0
 
     def on_ack(self, acked: Emissions) -> None:
-        self.verifier.acked(acked.roots, self._records(acked))
+        self.verifier.acked(acked.roots, self.records(acked.origins()))
         self.counts.acked += len(acked)
 
     def on_fail(self, failed: Emissions, why: Failures) -> None:
@@ -47,15 +49,8 @@ class CountingListener(Listener):
             self.interrupted_by[self.strike] += int(reported[Verdict.LOST]) + _unfinished(why)
 
     def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
-        self.verifier.dead(self._records(dead))
+        self.verifier.dead(self.records(dead.origins()))
         self.counts.dead_lettered += len(dead)
-
-    def _records(self, emissions: Emissions) -> Ints:
-        origins, first_of = emissions.origins(), self.verifier.expected.first_of
-        paths: Any = origins.column("path")
-        firsts = np.array([first_of[path] for path in paths.dictionary.to_pylist()], np.int64)
-        records: Ints = firsts[paths.indices.to_numpy()] + origins.column("line").to_numpy() - 1
-        return records
 
 
 def _unfinished(why: Failures) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.functions import col, lit, pmod, substring
+from pyspark.sql.functions import lit, pmod
 
 from acker_client.source import Batch
 from acker_client.spark import arrow_operator, explode, group, join, operator, sink, where
@@ -32,7 +32,6 @@ BUCKETS = 16
 ORIGIN = ["root_id", "path", "line"]
 SAME = ("root_id", "word")
 WORD_MIN = 4
-PATH_MAX = 4096
 
 
 class Hiccup(Exception):
@@ -54,20 +53,19 @@ class TaskFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class DemoPipeline:
     """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written first.
-    ``root``: what all paths of the input begin with, and what is left out of the paths that are written."""
+    ``columns``: SQL over the rows of the input, for value, path and line."""
 
     spark: SparkSession
     categories: DataFrame
     faults: Faults
     committed: Path
     staging: Path
-    root: str
+    columns: tuple[str, ...]
 
     def run(self, batch: Batch, strike: Strike | None) -> None:
         """Count the words of a batch and commit the counts, with ``strike`` falling somewhere on the way."""
-        path = substring("path", len(self.root) + 1, PATH_MAX).alias("path")
-        rows = batch.df.select("value", path, "line", col("_root").alias("root_id"), "_root", "_edge")
-        rows = rows.transform(where("trim(value) <> ''"))
+        rows = batch.df.selectExpr(*self.columns, "_root AS root_id", "_root", "_edge")
+        rows = rows.transform(where("trim(string(value)) <> ''"))
         rows = rows.transform(texts(self.faults))
         rows = rows.transform(words(self.faults, strike))
         rows = rows.withColumn("bucket", pmod("root_id", lit(BUCKETS)))
@@ -92,13 +90,15 @@ def table_of_categories(spark: SparkSession) -> DataFrame:
 
 
 def texts(faults: Faults) -> Operator:
-    """A row operator: the text of a line, without what surrounds it. A share of the lines raises, once."""
+    """A row operator: the text of a line, without what surrounds it. A share of the lines raises, once; so does, each
+    time, what a source gives as bytes and is not UTF-8."""
 
     @operator("text string", keep=ORIGIN)
     def text(row: Row) -> Iterator[str]:
         if faults.is_flaky(row.root_id):
             raise Hiccup("comes again, and gets through")
-        yield row.value.strip()
+        text = row.value if isinstance(row.value, str) else str(row.value, "utf-8")
+        yield text.strip()
 
     return text
 
