@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from acker_command.demo import command, corpus, job
+from acker_command.demo import command, job
 from acker_command.demo.command import demo
+from acker_command.demo.inputs.kinesis import KinesisInput
 
 
 @pytest.mark.matrix
@@ -38,15 +39,21 @@ def test_a_missing_extra_is_one_line_with_the_command_that_brings_it(monkeypatch
     assert ran.output.strip() == "Error: the demo needs no_such_package: pip install 'acker[all]'"
 
 
-def test_the_checkpoint_is_at_the_end_only_when_every_byte_of_every_file_is_done(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1\n2\n")
-    text = corpus.measure([str(tmp_path / "a")], None, tmp_path)
-    checkpoint = tmp_path / "checkpoint.json"
-    for done, is_at_end in ((4, True), (2, False)):
-        checkpoint.write_text(f'{{"partitions": [{{"partition": "{tmp_path}/a", "mark": {{"bytes": {done}}}}}]}}')
-        assert job.is_at_end(checkpoint, text) == is_at_end
-    checkpoint.write_text('{"partitions": []}')
-    assert not job.is_at_end(checkpoint, text)
+def test_a_package_that_a_source_alone_needs_is_one_line_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KinesisInput, "packages", ("json", "no_such_package"))
+    ran = CliRunner().invoke(demo, ["--source", "kinesis"])
+    assert ran.exit_code == 1
+    assert ran.output.strip() == (
+        "Error: the demo needs no_such_package: pip install 'acker[kinesis]' 'moto[kinesis]' flask flask-cors"
+    )
+
+
+def test_a_source_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    ran = CliRunner().invoke(demo, ["--source", "rabbits"])
+    assert ran.exit_code == 2
+    assert "'rabbits' is not one of 'files', 'kafka', 'kinesis', 'frame'" in ran.output
 
 
 def test_a_batch_is_small_enough_for_every_fault_to_have_one() -> None:

@@ -54,6 +54,40 @@ def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_pat
 
 @pytest.mark.long
 @pytest.mark.spark
+@pytest.mark.parametrize("source", ["kafka", "kinesis", "frame"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_ends_at_the_end(
+    tmp_path: Path, source: str, servers: int
+) -> None:
+    keep = tmp_path / "kept"
+    options = ("--source", source, "--servers", str(servers), "--records", "900", "--json", "--keep", str(keep))
+    ran = run(["-m", "acker_command"], "demo", *options)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["records"] == found["acked"] + found["dead_lettered"] == 900
+    assert (found["lost"], found["false_acks"], found["wrong_counts"], found["broken"]) == (0, 0, 0, [])
+    assert found["faults"] == {strike.name.lower(): True for strike in strikes(servers)}
+    assert found["dead_lettered"] == len((keep / "dead.jsonl").read_text().splitlines()) > 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("source", ["kafka", "frame"])
+def test_a_line_that_is_not_utf_8_is_the_one_dead_letter_where_a_source_hands_on_bytes(
+    tmp_path: Path, source: str
+) -> None:
+    (tmp_path / "text").write_bytes(b"some words\n\nbad \xff words\n   \nmore words, words\n" + b"and so on\n" * 40)
+    keep = tmp_path / "kept"
+    options = ("--source", source, "--input", str(tmp_path / "text"), "--batch-records", "20", "--no-faults")
+    ran = run(["-m", "acker_command"], "demo", *options, "--json", "--keep", str(keep))
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert (found["acked"], found["dead_lettered"], found["broken"]) == (44, 1, [])
+    (letter,) = map(json.loads, (keep / "dead.jsonl").read_text().splitlines())
+    assert "UnicodeDecodeError" in letter["reason"]
+
+
+@pytest.mark.long
+@pytest.mark.spark
 def test_servers_that_die_come_go_and_restart_under_the_job_cost_no_replay_where_each_record_is_on_two(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,182 @@
+"""The demo's inputs: the lines reach each source as they are, and where one stands says which line it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from acker_command.demo import corpus
+from acker_command.demo.corpus import Corpus
+from acker_command.demo.errors import Abort, DemoError
+from acker_command.demo.inputs import kafka
+from acker_command.demo.inputs.embedded import embedded
+from acker_command.demo.inputs.files import FilesInput
+from acker_command.demo.inputs.frame import FrameInput
+from acker_command.demo.inputs.kafka import KafkaInput
+from acker_command.demo.inputs.kinesis import KinesisInput
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Corpus:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a").write_bytes(b"one\n\nnot \xff text\nfour\n")
+    (tmp_path / "in" / "b").write_bytes("fünf\nsix".encode())
+    return corpus.measure(corpus.find([str(tmp_path / "in")]), None, tmp_path)
+
+
+@pytest.fixture
+def exits() -> Iterator[ExitStack]:
+    with ExitStack() as exits:
+        yield exits
+
+
+def contents(text: Corpus) -> list[bytes]:
+    return [content for _, _, content in text.lines()]
+
+
+def save(folder: Path, **partitions: dict[str, Any]) -> None:
+    """A checkpoint file that says this of each partition."""
+    saved = [{"partition": name, "done": [1], "mark": {}} | each for name, each in partitions.items()]
+    (folder / "checkpoint.json").write_text(json.dumps({"partitions": saved}))
+
+
+def test_lines_are_numbered_over_all_files_in_order(text: Corpus) -> None:
+    places = [(path, line) for path, line, _ in text.lines()]
+    assert places == [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 1), ("b", 2)]
+    assert contents(text) == [b"one", b"", b"not \xff text", b"four", "fünf".encode(), b"six"]
+    assert list(text.first_of().values()) == [0, 4]
+
+
+def test_files_are_at_their_end_only_when_every_byte_of_each_is_done(text: Corpus, tmp_path: Path) -> None:
+    input_ = FilesInput(text, tmp_path, 1)
+    a, b = text.paths
+    save(tmp_path, **{a: {"mark": {"bytes": 21}}, b: {"mark": {"bytes": 9}}})
+    assert input_.is_at_end()
+    save(tmp_path, **{a: {"mark": {"bytes": 21}}, b: {"mark": {"bytes": 6}}})
+    assert not input_.is_at_end()
+    save(tmp_path, **{a: {"mark": {"bytes": 21}}})
+    assert not input_.is_at_end()
+
+
+def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
+    input_ = KafkaInput(text, tmp_path, 1)
+    input_.begin(exits)
+    consumer = Consumer({"bootstrap.servers": input_._servers, "group.id": "test", "enable.partition.eof": True})
+    exits.callback(consumer.close)
+    consumer.assign([TopicPartition(kafka.TOPIC, partition, 0) for partition in range(kafka.PARTITIONS)])
+    found: list[Any] = []
+    while len(found) < text.records:
+        found += [message for message in consumer.consume(10, timeout=1) if message.error() is None]
+    origins = pa.RecordBatch.from_arrays(
+        [pa.array([each.partition() for each in found], pa.int32()), pa.array([each.offset() for each in found])],
+        names=["partition", "offset"],
+    )
+    records = input_.records(origins).tolist()
+    assert dict(zip(records, (each.value() for each in found), strict=True)) == dict(enumerate(contents(text)))
+    keys = [f"{line}:{path}".encode() for path, line, _ in text.lines()]
+    assert dict(zip(records, (each.key() for each in found), strict=True)) == dict(enumerate(keys))
+
+
+def test_a_topic_is_at_its_end_only_when_every_offset_is_done(text: Corpus, tmp_path: Path) -> None:
+    input_ = KafkaInput(text, tmp_path, 1)
+    done = {"lines/0": {"done": [2]}, "lines/1": {"done": [2]}, "lines/2": {"done": [1]}, "lines/3": {"done": [1]}}
+    save(tmp_path, **done)
+    assert input_.is_at_end()
+    for behind in ([1], [0, 1, 1]):
+        save(tmp_path, **done | {"lines/1": {"done": behind}})
+        assert not input_.is_at_end()
+    save(tmp_path)
+    assert not input_.is_at_end()
+
+
+def test_more_lines_than_the_mock_of_kafka_keeps_are_refused_by_a_sentence(
+    text: Corpus, tmp_path: Path, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KafkaInput, "_watermarks", lambda input_, partition: (1, 2))
+    with pytest.raises(DemoError, match=r"6 lines are more than the mock cluster holds .* give --records N"):
+        KafkaInput(text, tmp_path, 1).begin(exits)
+
+
+def test_a_sequence_number_of_kinesis_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
+    input_ = KinesisInput(text, tmp_path, 1)
+    input_.begin(exits)
+    client = input_._session().client("kinesis", endpoint_url=input_._url)
+    rows: list[tuple[int, bytes]] = []
+    lasts: dict[str, dict[str, Any]] = {}
+    for shard in client.list_shards(StreamName="lines")["Shards"]:
+        name = shard["ShardId"]
+        asked = {"StreamName": "lines", "ShardId": name, "ShardIteratorType": "TRIM_HORIZON"}
+        read = client.get_records(ShardIterator=client.get_shard_iterator(**asked)["ShardIterator"])["Records"]
+        numbers = [each["SequenceNumber"] for each in read]
+        origins = pa.RecordBatch.from_arrays(
+            [pa.array([name] * len(read), pa.string()), pa.array(numbers, pa.string())],
+            names=["shard", "sequence_number"],
+        )
+        rows += zip(input_.records(origins).tolist(), (each["Data"] for each in read), strict=True)
+        if read:
+            lasts[name] = {"mark": {"after": numbers[-1]}}
+    assert dict(rows) == dict(enumerate(contents(text)))
+    save(tmp_path, **lasts)
+    assert input_.is_at_end()
+    save(tmp_path, **lasts | {next(iter(lasts)): {"mark": {"at": "1"}}})
+    assert not input_.is_at_end()
+    save(tmp_path)
+    assert not input_.is_at_end()
+
+
+def test_rows_of_the_frame_are_named_by_path_and_line(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
+    input_ = FrameInput(text, tmp_path, 2)
+    input_.begin(exits)
+    rows = pq.read_table(tmp_path / "lines").combine_chunks()
+    assert len(list((tmp_path / "lines").iterdir())) == 6
+    (origins,) = rows.select(["path", "line"]).to_batches()
+    records = input_.records(origins).tolist()
+    assert dict(zip(records, rows["value"].to_pylist(), strict=True)) == dict(enumerate(contents(text)))
+
+
+def test_a_query_is_at_its_end_only_when_spark_has_committed_every_micro_batch(text: Corpus, tmp_path: Path) -> None:
+    input_ = FrameInput(text, tmp_path, 2)
+    commits = tmp_path / "checkpoint" / "commits"
+    assert not input_.is_at_end()
+    commits.mkdir(parents=True)
+    for name, is_at_end in ((".0.crc", False), ("0", False), (".1.crc", False), ("1", True)):
+        (commits / name).touch()
+        assert input_.is_at_end() == is_at_end
+
+
+def raising(error: BaseException) -> Callable[[Any, int], None]:
+    def function(df: Any, number: int) -> None:
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        pytest.param(
+            Abort("the server does not come back"), DemoError, id="the demo's own end, which Py4J cannot hand on"
+        ),
+        pytest.param(ValueError("the server does not come back"), ValueError, id="what the source raises"),
+    ],
+)
+def test_what_ends_a_micro_batch_ends_the_query_and_is_kept(
+    text: Corpus, tmp_path: Path, error: BaseException, raised: type[Exception]
+) -> None:
+    input_ = FrameInput(text, tmp_path, 2)
+    with pytest.raises(raised, match="does not come back"):
+        input_._noting(raising(error))(None, 0)
+    assert input_._failure is error
+
+
+def test_a_server_that_does_not_start_is_one_error_with_the_end_of_its_log(tmp_path: Path, exits: ExitStack) -> None:
+    with pytest.raises(DemoError, match=r"(?s)did not start.*no module of mine"):
+        exits.enter_context(embedded("raise ImportError('no module of mine')", tmp_path / "log"))
