@@ -112,23 +112,23 @@ def run(options: JobOptions) -> DemoResult:
 
 
 def _set_up(
-    options: JobOptions, input: DemoInput, folder: Path, counts: RunCounts, view: Progress, exits: ExitStack
+    options: JobOptions, input_: DemoInput, folder: Path, counts: RunCounts, view: Progress, exits: ExitStack
 ) -> Setup:
-    text = input.text
-    armed, schedule = _faults(options, folder / "faults", text.records, input.batch_records)
+    text = input_.text
+    armed, schedule = _faults(options, folder / "faults", text.records, input_.batch_records)
     server = _servers(options, folder / "server", view)
     exits.callback(server.stop)
     with ThreadPoolExecutor(1) as beside:
         expected = beside.submit(derive, text.paths, armed.is_poison)
         server.start()
-        input.begin(exits)
+        input_.begin(exits)
         spark = _spark(server.address, options.replicas, folder, exits)
         verifier = Verifier(expected.result(), folder / "counts", text.root)
     pipeline = DemoPipeline(
-        spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", input.columns
+        spark, table_of_categories(spark), armed, verifier.committed, folder / "staging", input_.columns
     )
-    listener = CountingListener(counts, verifier, input.records)
-    return Setup(input, armed, schedule, server, pipeline, listener, view)
+    listener = CountingListener(counts, verifier, input_.records)
+    return Setup(input_, armed, schedule, server, pipeline, listener, view)
 
 
 def _servers(options: JobOptions, folder: Path, view: Progress) -> DemoServers:
