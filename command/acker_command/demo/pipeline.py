@@ -72,12 +72,13 @@ class DemoPipeline:
         rows = rows.transform(counts(self.faults, strike))
         rows = rows.transform(explode("counts", ("word", "count")))
         rows = rows.transform(join(self.categories, "word", "left"))
-        self._save(rows, batch.number, strike)
+        self._save(rows, strike)
 
-    def _save(self, rows: DataFrame, number: int, strike: Strike | None) -> None:
+    def _save(self, rows: DataFrame, strike: Strike | None) -> None:
         @sink
         def save(rows: DataFrame) -> None:
-            staged = self.staging / f"batch-{number:05}"
+            # By what is committed, not by the batch's number: each micro-batch of a query counts its batches anew.
+            staged = self.staging / f"commit-{len(os.listdir(self.committed)):05}"
             _write(rows, staged, self.faults, strike)
             os.rename(staged, self.committed / staged.name)
 
