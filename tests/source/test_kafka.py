@@ -31,7 +31,7 @@ from acker_client.source import (
     SourceError,
 )
 from acker_client.source.core.commit_metadata import CommitMetadata
-from acker_client.source.core.input import SharedInput
+from acker_client.source.core.input import PausableInput, SharedInput
 from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.stores import SharedCheckpointStore
 from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, error_of, library, reader_of
@@ -662,6 +662,23 @@ def test_in_a_group_the_partitions_that_are_given_are_planned_and_no_others(
     assert kafka.committed("orders", topic)[0] == (3, "")
     input_.assign({f"{topic}/0": Committed(Ranges.below(3))})
     assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(0, 3, 5)]
+
+
+def test_a_partition_that_is_paused_is_left_alone_and_is_not_the_end(
+    kafka: MockKafka, opened: list[KafkaInput]
+) -> None:
+    topic = kafka.new_topic(5, 5)
+    input_ = kafka_input(kafka, topic)
+    opened.append(input_)
+    assert isinstance(input_, PausableInput)
+    input_.start({})
+    input_.pause({f"{topic}/0"})
+    assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(1, 0, 5)]
+    waiting = input_.plan(100, 1)
+    assert (waiting.parts, waiting.is_end) == ([], False)
+    input_.pause(set())
+    assert [(part.number, part.start, part.stop) for part in input_.plan(100, 1).parts] == [(0, 0, 5)]
+    assert input_.plan(100, 1).is_end
 
 
 # -- a whole run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -86,7 +86,7 @@ class TopicLog:
 
 
 class KafkaInput:
-    """Records of Kafka's topics as an input (see ``core.input.SharedInput``). ``broker``, ``clock``: for tests."""
+    """Records of Kafka's topics as an input (see ``core.input.SharedInput`` and ``PausableInput``). ``broker``, ``clock``: for tests."""
 
     kind = "kafka"
 
@@ -105,6 +105,7 @@ class KafkaInput:
         self._waiting: dict[At, Committed] = {}
         self._is_shared = False
         self._has_begun = False
+        self._paused: frozenset[str] = frozenset()
         self._turn = 0
         self._refresh_due_s = 0.0
         self._pending: dict[At, Ranges] = {}
@@ -132,6 +133,9 @@ class KafkaInput:
         self._commit_pending()
         for partition in partitions:
             self._logs.pop(self._at_of(partition), None)
+
+    def pause(self, partitions: Collection[str]) -> None:
+        self._paused = frozenset(partitions)
 
     def close(self) -> None:
         """Commit what is left to commit, and let go of the brokers."""
@@ -161,7 +165,8 @@ class KafkaInput:
         logs = list(self._logs.items())
         # Each plan begins with another partition: where there are more of them than records to plan, all have a turn.
         self._turn = (self._turn + 1) % max(1, len(logs))
-        shares = shared_out([each.backlog for _, each in logs[self._turn :] + logs[: self._turn]], records_max)
+        backlogs = [0 if at.name in self._paused else each.backlog for at, each in logs]
+        shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
         shares = shares[len(logs) - self._turn :] + shares[: len(logs) - self._turn]
         length_max = max(1, -(-sum(shares) // max(1, tasks)))
         parts = [
