@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from acker_command.demo import command, job
 from acker_command.demo.command import demo
-from acker_command.demo.inputs.kinesis import KinesisInput
+from acker_command.demo.inputs.kinesis import KinesisLines
 
 
 @pytest.mark.matrix
@@ -42,7 +42,7 @@ def test_a_missing_extra_is_one_line_with_the_command_that_brings_it(monkeypatch
 def test_a_package_that_a_source_alone_needs_is_one_line_with_the_command_that_brings_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(KinesisInput, "packages", ("json", "no_such_package"))
+    monkeypatch.setattr(KinesisLines, "packages", ("json", "no_such_package"))
     ran = CliRunner().invoke(demo, ["--source", "kinesis"])
     assert ran.exit_code == 1
     assert ran.output.strip() == (

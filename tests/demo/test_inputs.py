@@ -18,10 +18,10 @@ from acker_command.demo.corpus import Corpus
 from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.inputs import kafka
 from acker_command.demo.inputs.embedded import embedded
-from acker_command.demo.inputs.files import FilesInput
-from acker_command.demo.inputs.frame import FrameInput
-from acker_command.demo.inputs.kafka import KafkaInput
-from acker_command.demo.inputs.kinesis import KinesisInput
+from acker_command.demo.inputs.files import FilesLines
+from acker_command.demo.inputs.frame import FrameLines
+from acker_command.demo.inputs.kafka import KafkaLines
+from acker_command.demo.inputs.kinesis import KinesisLines
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_lines_are_numbered_over_all_files_in_order(text: Corpus) -> None:
 
 
 def test_files_are_at_their_end_only_when_every_byte_of_each_is_done(text: Corpus, tmp_path: Path) -> None:
-    input_ = FilesInput(text, tmp_path, 1)
+    input_ = FilesLines(text, tmp_path, 1)
     a, b = text.paths
     save(tmp_path, **{a: {"mark": {"bytes": 21}}, b: {"mark": {"bytes": 9}}})
     assert input_.is_at_end()
@@ -67,7 +67,7 @@ def test_files_are_at_their_end_only_when_every_byte_of_each_is_done(text: Corpu
 
 
 def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
-    input_ = KafkaInput(text, tmp_path, 1)
+    input_ = KafkaLines(text, tmp_path, 1)
     input_.begin(exits)
     consumer = Consumer({"bootstrap.servers": input_._servers, "group.id": "test", "enable.partition.eof": True})
     exits.callback(consumer.close)
@@ -86,7 +86,7 @@ def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Pat
 
 
 def test_a_topic_is_at_its_end_only_when_every_offset_is_done(text: Corpus, tmp_path: Path) -> None:
-    input_ = KafkaInput(text, tmp_path, 1)
+    input_ = KafkaLines(text, tmp_path, 1)
     done = {"lines/0": {"done": [2]}, "lines/1": {"done": [2]}, "lines/2": {"done": [1]}, "lines/3": {"done": [1]}}
     save(tmp_path, **done)
     assert input_.is_at_end()
@@ -100,13 +100,13 @@ def test_a_topic_is_at_its_end_only_when_every_offset_is_done(text: Corpus, tmp_
 def test_more_lines_than_the_mock_of_kafka_keeps_are_refused_by_a_sentence(
     text: Corpus, tmp_path: Path, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KafkaInput, "_watermarks", lambda input_, partition: (1, 2))
+    monkeypatch.setattr(KafkaLines, "_watermarks", lambda input_, partition: (1, 2))
     with pytest.raises(DemoError, match=r"6 lines are more than the mock cluster holds .* give --records N"):
-        KafkaInput(text, tmp_path, 1).begin(exits)
+        KafkaLines(text, tmp_path, 1).begin(exits)
 
 
 def test_a_sequence_number_of_kinesis_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
-    input_ = KinesisInput(text, tmp_path, 1)
+    input_ = KinesisLines(text, tmp_path, 1)
     input_.begin(exits)
     client = input_._session().client("kinesis", endpoint_url=input_._url)
     rows: list[tuple[int, bytes]] = []
@@ -133,7 +133,7 @@ def test_a_sequence_number_of_kinesis_says_which_line_is_there(text: Corpus, tmp
 
 
 def test_rows_of_the_frame_are_named_by_path_and_line(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
-    input_ = FrameInput(text, tmp_path, 2)
+    input_ = FrameLines(text, tmp_path, 2)
     input_.begin(exits)
     rows = pq.read_table(tmp_path / "lines").combine_chunks()
     assert len(list((tmp_path / "lines").iterdir())) == 6
@@ -143,7 +143,7 @@ def test_rows_of_the_frame_are_named_by_path_and_line(text: Corpus, tmp_path: Pa
 
 
 def test_a_query_is_at_its_end_only_when_spark_has_committed_every_micro_batch(text: Corpus, tmp_path: Path) -> None:
-    input_ = FrameInput(text, tmp_path, 2)
+    input_ = FrameLines(text, tmp_path, 2)
     commits = tmp_path / "checkpoint" / "commits"
     assert not input_.is_at_end()
     commits.mkdir(parents=True)
@@ -171,7 +171,7 @@ def raising(error: BaseException) -> Callable[[Any, int], None]:
 def test_what_ends_a_micro_batch_ends_the_query_and_is_kept(
     text: Corpus, tmp_path: Path, error: BaseException, raised: type[Exception]
 ) -> None:
-    input_ = FrameInput(text, tmp_path, 2)
+    input_ = FrameLines(text, tmp_path, 2)
     with pytest.raises(raised, match="does not come back"):
         input_._noting(raising(error))(None, 0)
     assert input_._failure is error

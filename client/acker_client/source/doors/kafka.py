@@ -315,7 +315,7 @@ class Reader:
         self._trouble = error.str()
 
 
-class Writer:
+class LetterProducer:
     """Writes messages to a topic, and knows when they last."""
 
     def __init__(self, connection: KafkaConnection) -> None:

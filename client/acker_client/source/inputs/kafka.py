@@ -86,7 +86,8 @@ class TopicLog:
 
 
 class KafkaInput:
-    """Records of Kafka's topics as an input (see ``core.input.SharedInput`` and ``PausableInput``). ``broker``, ``clock``: for tests."""
+    """Records of Kafka's topics as an input (see ``SharedInput`` and ``PausableInput`` of ``core.input``). ``broker``,
+    ``clock``: for tests."""
 
     kind = "kafka"
 

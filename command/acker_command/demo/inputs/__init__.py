@@ -12,9 +12,9 @@ SOURCES = ("files", "kafka", "kinesis", "frame")
 
 def input_of(source: str) -> type[DemoInput]:
     """The input of one of ``SOURCES``; imported late, as it needs the packages of the extras."""
-    from acker_command.demo.inputs.files import FilesInput
-    from acker_command.demo.inputs.frame import FrameInput
-    from acker_command.demo.inputs.kafka import KafkaInput
-    from acker_command.demo.inputs.kinesis import KinesisInput
+    from acker_command.demo.inputs.files import FilesLines
+    from acker_command.demo.inputs.frame import FrameLines
+    from acker_command.demo.inputs.kafka import KafkaLines
+    from acker_command.demo.inputs.kinesis import KinesisLines
 
-    return dict(zip(SOURCES, (FilesInput, KafkaInput, KinesisInput, FrameInput), strict=True))[source]
+    return dict(zip(SOURCES, (FilesLines, KafkaLines, KinesisLines, FrameLines), strict=True))[source]

@@ -17,7 +17,7 @@ from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
 PATH_MAX = 4096
 
 
-class FilesInput(DemoInput):
+class FilesLines(DemoInput):
     """A partition is a file, a position a line of it."""
 
     def __init__(self, text: Corpus, folder: Path, batch_records: int) -> None:

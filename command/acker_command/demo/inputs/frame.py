@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("value", pa.binary()), ("path", pa.string()), ("line", pa.i
 SPARK_SCHEMA = "value binary, path string, line bigint"
 
 
-class FrameInput(DemoInput):
+class FrameLines(DemoInput):
     """A row is named by its columns ``path`` (below the input's root) and ``line``."""
 
     columns = ("value", "path", "line")

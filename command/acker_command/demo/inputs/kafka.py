@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 
-class KafkaInput(DemoInput):
+class KafkaLines(DemoInput):
     """Partitions in turn: the n-th line is at offset ``n // PARTITIONS`` of partition ``n % PARTITIONS``."""
 
     packages = ("confluent_kafka",)

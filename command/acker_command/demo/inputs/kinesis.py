@@ -41,7 +41,7 @@ os._exit(0)
 """
 
 
-class KinesisInput(DemoInput):
+class KinesisLines(DemoInput):
     """A shard has the lines whose keys fall into its range."""
 
     packages = ("boto3", "moto", "flask", "flask_cors")
