@@ -54,13 +54,9 @@ class DemoInput:
     def begin(self, exits: ExitStack) -> None:
         """Start what holds the lines, to be ended by ``exits``, and put them there. Raises ``DemoError``."""
 
-    def source(self, options: SourceOptions) -> Source:
-        """The source, with ``options``."""
-        raise NotImplementedError
-
     def run(self, spark: Any, process: Callable[[Batch], None], options: SourceOptions) -> None:
         """Have every line processed; returns when each has its answer."""
-        self.source({**options, "checkpoint": self._checkpoint}).run(spark, process)
+        raise NotImplementedError
 
     def records(self, origins: pa.RecordBatch) -> Ints:
         """Which lines of the input these are, int64[n], by where the source found them."""
@@ -69,6 +65,17 @@ class DemoInput:
     def is_at_end(self) -> bool:
         """Whether what is written down as done is the whole input."""
         raise NotImplementedError
+
+
+class SourceInput(DemoInput):
+    """An input that a source reads, with its checkpoint in a file."""
+
+    def source(self, options: SourceOptions) -> Source:
+        """The source, with ``options``."""
+        raise NotImplementedError
+
+    def run(self, spark: Any, process: Callable[[Batch], None], options: SourceOptions) -> None:
+        self.source({**options, "checkpoint": self._checkpoint}).run(spark, process)
 
     @property
     def _checkpoint(self) -> Path:

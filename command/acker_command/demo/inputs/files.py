@@ -12,12 +12,12 @@ import pyarrow as pa
 from acker_client.source import Files
 from acker_command.demo.corpus import Corpus
 from acker_command.demo.expected import Ints
-from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
+from acker_command.demo.inputs.demo_input import SourceInput, SourceOptions
 
 PATH_MAX = 4096
 
 
-class FilesLines(DemoInput):
+class FilesLines(SourceInput):
     """A partition is a file, a position a line of it."""
 
     def __init__(self, text: Corpus, folder: Path, batch_records: int) -> None:

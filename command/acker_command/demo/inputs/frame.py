@@ -69,9 +69,10 @@ class FrameLines(DemoInput):
         return records
 
     def is_at_end(self) -> bool:
-        """Whether Spark's own checkpoint has every micro-batch as committed."""
-        committed = [path for path in (self._progress / "commits").glob("*") if path.name.isdecimal()]
-        return len(committed) == self._micro_batches
+        """Whether Spark's own checkpoint has the last micro-batch as committed: they are numbered from 0, and of many
+        Spark keeps the latest only."""
+        committed = [int(path.name) for path in (self._progress / "commits").glob("*") if path.name.isdecimal()]
+        return max(committed, default=-1) + 1 == self._micro_batches
 
     @property
     def _files(self) -> Path:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from acker_client.source import Kafka, Ranges
 from acker_command.demo.errors import DemoError
 from acker_command.demo.expected import Ints
-from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
+from acker_command.demo.inputs.demo_input import SourceInput, SourceOptions
 from acker_command.demo.inputs.embedded import embedded
 
 TOPIC = "lines"
@@ -36,7 +36,7 @@ sys.stdin.read()
 """
 
 
-class KafkaLines(DemoInput):
+class KafkaLines(SourceInput):
     """Partitions in turn: the n-th line is at offset ``n // PARTITIONS`` of partition ``n % PARTITIONS``."""
 
     packages = ("confluent_kafka",)

@@ -18,7 +18,7 @@ from acker_client.source import Kinesis
 from acker_command.demo.corpus import Corpus
 from acker_command.demo.errors import DemoError
 from acker_command.demo.expected import Ints
-from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
+from acker_command.demo.inputs.demo_input import SourceInput, SourceOptions
 from acker_command.demo.inputs.embedded import embedded
 
 STREAM = "lines"
@@ -41,7 +41,7 @@ os._exit(0)
 """
 
 
-class KinesisLines(DemoInput):
+class KinesisLines(SourceInput):
     """A shard has the lines whose keys fall into its range."""
 
     packages = ("boto3", "moto", "flask", "flask_cors")
