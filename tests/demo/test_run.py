@@ -71,13 +71,16 @@ def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_end
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("source", ["kafka", "frame"])
+@pytest.mark.parametrize(
+    ("source", "batch_records"),
+    [("kafka", "45"), ("frame", "20"), pytest.param("kinesis", "45", marks=pytest.mark.long)],
+)
 def test_a_line_that_is_not_utf_8_is_the_one_dead_letter_where_a_source_hands_on_bytes(
-    tmp_path: Path, source: str
+    tmp_path: Path, source: str, batch_records: str
 ) -> None:
     (tmp_path / "text").write_bytes(b"some words\n\nbad \xff words\n   \nmore words, words\n" + b"and so on\n" * 40)
     keep = tmp_path / "kept"
-    options = ("--source", source, "--input", str(tmp_path / "text"), "--batch-records", "20", "--no-faults")
+    options = ("--source", source, "--input", str(tmp_path / "text"), "--batch-records", batch_records, "--no-faults")
     ran = run(["-m", "acker_command"], "demo", *options, "--json", "--keep", str(keep))
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
