@@ -73,7 +73,11 @@ def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_end
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("source", "batch_records"),
-    [("kafka", "45"), ("frame", "20"), pytest.param("kinesis", "45", marks=pytest.mark.long)],
+    [
+        ("kafka", "45"),
+        pytest.param("frame", "20", marks=pytest.mark.long),
+        pytest.param("kinesis", "45", marks=pytest.mark.long),
+    ],
 )
 def test_a_line_that_is_not_utf_8_is_the_one_dead_letter_where_a_source_hands_on_bytes(
     tmp_path: Path, source: str, batch_records: str

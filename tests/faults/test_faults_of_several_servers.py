@@ -278,6 +278,7 @@ def test_of_a_list_of_servers_one_may_be_killed(listed: Servers, replicas: int, 
     assert len(account.lost_batches) <= 1
 
 
+@pytest.mark.long
 def test_one_process_emits_and_two_other_processes_ack_through_a_join_and_a_drain(servers: Servers) -> None:
     servers.start(0, 1)
     ended: Counter[Verdict] = Counter()

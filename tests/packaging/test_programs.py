@@ -85,6 +85,7 @@ def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server:
     assert (letter["key"], letter["value"]) == ({"id": 1}, {"id": 1, "note": "no JSON"})
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
@@ -102,6 +103,7 @@ def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
     assert {row["shard"][:8] for row in rows} == {"shardId-"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
@@ -135,6 +137,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return rows_of(tuple(folder.glob("*.parquet")))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_a_signal(
     tmp_path: Path, start_server: Callable[..., Any]
@@ -162,6 +165,7 @@ def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_
     assert sorted(row["value"] for row in rows_in(tmp_path / "out")) == ["ERROR 1", "ERROR 2", "ERROR 3"]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_commands_and_the_program_of_dead_letters_try_one_again(
     tmp_path: Path, start_server: Callable[..., Any]

@@ -7,8 +7,10 @@ permissions and no retention by time, and can neither make nor delete topics whe
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +42,16 @@ class MockKafka:
             assert stream is not None
             stream.close()
         self.process.wait(timeout=10)
+
+    def pause(self) -> None:
+        """Stop it in the middle of whatever it does; returns when all of its threads stand still."""
+        self.process.send_signal(signal.SIGSTOP)
+        threads = [path / "stat" for path in Path(f"/proc/{self.process.pid}/task").iterdir()]
+        while not all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads):
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
 
     def new_topic(self, *counts: int, prefix: str = "topic") -> str:
         """A topic of its own for a test, with so many records in each partition: ``0.0``, ``0.1`` and so on."""

@@ -202,6 +202,7 @@ def test_a_frame_that_gives_the_same_rows_when_it_is_computed_anew_goes_on(
     assert (summary.acked, summary.dead_lettered, summary.replayed) == (499, 1, 1)
 
 
+@pytest.mark.long
 def test_replays_read_only_the_pages_of_the_rows_that_fell_be_they_few_or_in_many_partitions(
     connected: SparkSession, tmp_path: Path
 ) -> None:
