@@ -130,11 +130,12 @@ class SinkEvidence:
 class BatchEvidence:
     """One batch, as the driver knows it. Thread-safe.
 
-    ``once``: shared by the batches of a run.
+    ``once``: shared by the batches of a run; ``held``: whether roots that are done wait until it is settled.
     """
 
-    def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None) -> None:
+    def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None, *, held: bool = True) -> None:
         self.settings = settings
+        self.held = held
         self.once = once or Once()
         self._note_store = note_store_of(spark.sparkContext)
         self._tags = [tag_of(pin) for pin in settings.pins]

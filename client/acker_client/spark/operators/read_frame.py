@@ -61,11 +61,12 @@ def frame_of_persisted(
     slices: Sequence[ChosenRows],
     settings: Settings,
     once: Once | None = None,
+    held: bool = True,
 ) -> TrackedFrame:
     """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
     spark = persisted.spark
-    evidence = BatchEvidence(settings, spark, once)
-    hand_down(spark, settings)
+    evidence = BatchEvidence(settings, spark, once, held=held)
+    hand_down(spark, settings, held=held)
     runs = _runs_of(slices)
     pages = persisted.pages.some(runs.pages())
     base = persisted.read(pages.ids)
