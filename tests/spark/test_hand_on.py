@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Files, Kafka, Retry, hand_on
 from acker_client.spark import Refused, functions, group, operator, sink
+from acker_client.spark.evidence.batch import NotHeld
 from tests.source.executors import Log
 from tests.source.kafka_broker import MockKafka
 
@@ -89,11 +90,11 @@ def test_what_would_be_acked_before_spark_has_written_it_is_refused_and_so_is_a_
         batch.df.select("value", functions.ack()).collect()
 
     not_held = {"held": False, "message_timeout_s": 60.0}
-    for process, options, says in (
-        (lambda batch: save(batch.df), not_held, "not held"),
-        (by_ack, not_held, "not held"),
-        (lambda batch: hand(batch.df), {}, "is held"),
-        (lambda batch: hand(batch.df.select("_root", "_edge", "line")), not_held, "no column 'value'"),
+    for process, options, error, says in (
+        (lambda batch: save(batch.df), not_held, NotHeld, "sink 'save': the batch is not held"),
+        (by_ack, not_held, NotHeld, "ack.*: the batch is not held"),
+        (lambda batch: hand(batch.df), {}, Refused, "is held"),
+        (lambda batch: hand(batch.df.select("_root", "_edge", "line")), not_held, Refused, "no column 'value'"),
     ):
-        with pytest.raises(Refused, match=says):
+        with pytest.raises(error, match=says):
             files(tmp_path, "one", **options).run(connected, process)

@@ -27,8 +27,7 @@ from acker_client.spark import compat
 from acker_client.spark.core.anchors import EDGE, ROOT, Anchors, of_columns
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.lineage import ACK, new_tag
-from acker_client.spark.driver.session import NOT_HELD, SessionError, pins_here, settings_of
-from acker_client.spark.guard.refusals import Refused
+from acker_client.spark.driver.session import SessionError, pins_here, settings_of
 from acker_client.spark.task.chain import Sender
 
 THIN = (ROOT, EDGE)
@@ -72,11 +71,6 @@ def _settings() -> Settings:
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None:
         raise SessionError("there is no SparkSession yet: build it before you use ack() or fail()")
-    if spark.sparkContext.getLocalProperty(NOT_HELD):
-        raise Refused(
-            "ack() and fail() in a batch that is not held (held=False): its rows would count as done before Spark has"
-            " written them; end it with hand_on, or leave held=False out at the source"
-        )
     return settings_of(spark)
 
 

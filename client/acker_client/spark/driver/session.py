@@ -40,8 +40,6 @@ REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
 # Where the roots of the batch live that this thread has taken; set by the acker.
 PINS = "spark.acker.pins"
-# Whether that batch is one that is not held; likewise.
-NOT_HELD = "spark.acker.notHeld"
 
 # What Spark's stores show as the call that began an execution or a job; where it is set, they show that instead.
 CALL_SITE = ("callSite.short", "callSite.long")
@@ -99,7 +97,7 @@ def settings_here() -> Settings:
     return found
 
 
-def hand_down(spark: SparkSession, settings: Settings, *, held: bool = True) -> None:
+def hand_down(spark: SparkSession, settings: Settings) -> None:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own, and only to
     jobs of frames."""
     values = {
@@ -108,7 +106,6 @@ def hand_down(spark: SparkSession, settings: Settings, *, held: bool = True) -> 
         BUDGET_S: str(settings.budget_s),
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
-        NOT_HELD: None if held else "true",
         NOTES: handed_down(note_store_of(spark.sparkContext).note_writer),
         OUTER: spark.sparkContext.getLocalProperty(EXECUTION),
         # In foreachBatch all would be the start of the query, and a collect not known as one.

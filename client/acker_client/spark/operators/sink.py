@@ -19,6 +19,7 @@ from acker_client.core.pins import Pins
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
+from acker_client.spark.evidence.batch import NotHeld
 from acker_client.spark.evidence.following import follow
 from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
@@ -82,12 +83,9 @@ class Sink(Generic[Args, Value]):
         return f"<sink {self.name!r}>"
 
     def _check_batches(self, batches: Sequence[Any]) -> None:
-        """Refuse rows of a batch that is not held: they would be acked before Spark has written them."""
+        """Raise :class:`NotHeld` for rows of a batch that is not held."""
         if any(not batch.held for batch in batches):
-            raise plan.Refused(
-                f"sink {self.name!r}: the batch is not held (held=False), so its rows would count as done before Spark"
-                " has written them; end it with hand_on, or leave held=False out at the source"
-            )
+            raise NotHeld(f"sink {self.name!r}")
 
     def _step(self, pins: Pins) -> Step:
         """What its task does with the rows. ``pins``: where their roots live."""
