@@ -22,7 +22,7 @@ from acker_client.source.core.kafka_names import KafkaConnection
 from acker_client.source.inputs.kafka import KafkaInput
 from acker_client.source.run.options import Options
 from acker_client.source.run.run import Run
-from acker_client.source.run.upstream import Upstream
+from acker_client.source.run.upstream import UpstreamTrees
 from acker_client.spark.core.anchors import Anchors, Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.hand_on import HandOnStep, Message
@@ -247,7 +247,7 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
     assert batch is not None
     jobs.hand_on(batch)
     run.settle(batch)
-    upstream = Upstream(jobs.cluster.client(), jobs.cluster.time.clock)
+    upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     reader = jobs.second().input()[0]
     reader.start({})
     plan = reader.plan(100, 1)

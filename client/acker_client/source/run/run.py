@@ -34,7 +34,7 @@ from acker_client.source.run.dead_lettering import DeadLettering
 from acker_client.source.run.environment import Blame, Environment, FramePlan
 from acker_client.source.run.options import UNLIMITED, Options
 from acker_client.source.run.server_batches import ServerBatches
-from acker_client.source.run.upstream import Upstream
+from acker_client.source.run.upstream import UpstreamTrees
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Settlement
 
@@ -81,7 +81,7 @@ class Run:
         self._settled: set[int] = set()
         # Batches that are not held and were settled: what is pending of them goes on, until so late at the most.
         self._going_on: deque[tuple[float, Batch]] = deque()
-        self._upstream: Upstream | None = None
+        self._upstream: UpstreamTrees | None = None
         self._number = 0
         self._broken_in_a_row = 0
         self._is_read = False
@@ -102,7 +102,7 @@ class Run:
             undo.callback(self._client.close_source)
             self._server_batches = ServerBatches(self._client, self._environment, self.options.deadline_s)
             if isinstance(self._input, TakingUpInput) and self._input.acks_upstream:
-                self._upstream = Upstream(self._environment.connect(self._spark), self._environment.clock)
+                self._upstream = UpstreamTrees(self._environment.connect(self._spark), self._environment.clock)
                 undo.callback(self._upstream.close)
             self._watching = self._environment.watch(self._client)
             undo.callback(self._watching.stop)

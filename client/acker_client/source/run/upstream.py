@@ -36,7 +36,7 @@ RECENT = 1_000_000
 Key = tuple[Replica, ...]
 
 
-class Upstream:
+class UpstreamTrees:
     """Speaks for other sources' roots, at the servers that ``client`` knows. Use it from one thread."""
 
     def __init__(self, client: AckerClient, clock: Callable[[], float]) -> None:
