@@ -351,6 +351,11 @@ class AckerClient:
         patience = cluster.patience()
         return cluster.any_caller(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
 
+    def members(self) -> tuple[Member, ...]:
+        """The servers that there are now."""
+        cluster = self._state().cluster
+        return cluster.view(cluster.patience()).members
+
     @property
     def totals(self) -> ReportResult:
         """What became of everything that this process has reported so far, in sections."""

@@ -19,6 +19,7 @@ except ImportError as error:
 
 from acker_client.source.constructors.files import Files
 from acker_client.source.constructors.frame import Frame, Tracked, tracked
+from acker_client.source.constructors.hand_on import hand_on
 from acker_client.source.constructors.kafka import Kafka
 from acker_client.source.constructors.kinesis import Kinesis
 from acker_client.source.constructors.parquet import Parquet
@@ -92,5 +93,6 @@ __all__ = [
     "ZooKeeperGroup",
     "ZooKeeperOffsets",
     "Tracked",
+    "hand_on",
     "tracked",
 ]

@@ -25,12 +25,14 @@ class Kafka(Source):
     ``topics``: a topic, or several; or ``pattern``, a regular expression that a topic's whole name fits. Partitions and
     topics that turn up while it runs are looked for every ``refresh_s`` and read from their beginning.
     ``bootstrap_servers``: "host:port", or several. ``group_id`` (default: the source's name): the name under which
-    offsets are committed to Kafka, so that tools which watch lag see it; no group of Kafka's is joined.
-    ``first_poll``: where a partition begins of which nothing is done: "earliest", "latest" (what is committed counts
-    only if it was this source), "uncommitted_earliest", "uncommitted_latest" (whoever committed), or a ``datetime``: at
-    the first record of that time. ``null_values``: "emit", or "skip" records that have no value. ``stop``: "end"
-    ends the run at what there is when it starts; None follows for ever. ``timeout_s``: how long a broker is waited
-    for. ``config``: settings of librdkafka (TLS, SASL and so on).
+    offsets are committed to Kafka, so that tools which watch lag see it; no group of Kafka's is joined. ``first_poll``:
+    where a partition begins of which nothing is done: "earliest", "latest" (what is committed counts only if it was
+    this source), "uncommitted_earliest", "uncommitted_latest" (whoever committed), or a ``datetime``: at the first
+    record of that time. ``null_values``: "emit", or "skip" records that have no value. ``stop``: "end" ends the run at
+    what there is when it starts; None follows for ever. ``acks_upstream``: a record that another job has handed on (see
+    ``hand_on``) is acked there once it is ACKED here, and fails there when it is given up here; for that its headers
+    are read once more, in the driver. Both jobs need the same servers of the acker. ``timeout_s``: how long a broker is
+    waited for. ``config``: settings of librdkafka (TLS, SASL and so on).
 
     ``checkpoint`` may be "kafka": what is done is kept in the group's offsets, holes in their metadata as far as they
     fit. Without a checkpoint, too, a start goes on from what this source has committed, and reads again what was done
@@ -47,6 +49,7 @@ class Kafka(Source):
         first_poll: str | datetime = "uncommitted_earliest",
         null_values: Literal["emit", "skip"] = "emit",
         stop: Literal["end"] | None = None,
+        acks_upstream: bool = False,
         refresh_s: float = 2.0,
         timeout_s: float = 60.0,
         config: Mapping[str, Any] | None = None,
@@ -68,6 +71,8 @@ class Kafka(Source):
             raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
         _check("null_values", null_values, ("emit", "skip"))
         _check("stop", stop, (None, "end"))
+        if not self.options.held and null_values == "skip":
+            raise ValueError("null_values='skip' with held=False: what is left out would be LOST; use where() instead")
         if isinstance(first_poll, datetime):
             milliseconds(first_poll)
         else:
@@ -82,6 +87,7 @@ class Kafka(Source):
             skips_null=null_values == "skip",
             stops_at_end=stop == "end",
             refresh_s=refresh_s,
+            acks_upstream=acks_upstream,
             commits=not isinstance(self.options.checkpoint, KafkaOffsets),
         )
 

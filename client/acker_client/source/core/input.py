@@ -25,6 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
+from acker_client.core.handed_on import HandedOn
 from acker_client.source.core.ranges import Positions, Ranges
 
 # What stands in a checkpoint beside what is done, in the input's own words; it goes through JSON.
@@ -164,6 +165,20 @@ class SharedInput(Input[P], Protocol[P]):
 
     def revoke(self, partitions: Sequence[str]) -> None:
         """These are not this source's any more: nothing of theirs is planned or kept."""
+        ...
+
+
+@runtime_checkable
+class TakingUpInput(Input[P], Protocol[P]):
+    """An input whose records may belong to trees of other jobs (see ``acker_client.core.handed_on``)."""
+
+    @property
+    def acks_upstream(self) -> bool:
+        """Whether these trees are to hear of what becomes of the records."""
+        ...
+
+    def taken_up(self, chosen: Sequence[Chosen[P]]) -> list[list[HandedOn]]:
+        """The anchors that each record came with; none of one that cannot be read any more."""
         ...
 
 

@@ -16,7 +16,8 @@ from typing import Any, Generic
 import numpy as np
 import pyarrow as pa
 
-from acker_client.source.core.input import Chosen, Input, Original, P
+from acker_client.core.handed_on import HandedOn
+from acker_client.source.core.input import Chosen, Input, Original, P, TakingUpInput
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
 
@@ -176,6 +177,11 @@ class Lookup:
     def origins(self, records: RecordNumbers) -> pa.RecordBatch:
         """A row for each of ``records``, which ascend; see ``Input.origins``."""
         return self.input.origins(self.parts.chosen(records))
+
+    def taken_up(self, records: RecordNumbers) -> list[list[HandedOn]]:
+        """The anchors of other jobs that each of ``records``, which ascend, came with; see ``TakingUpInput``."""
+        assert isinstance(self.input, TakingUpInput)
+        return self.input.taken_up(self.parts.chosen(records))
 
     def originals(self, records: RecordNumbers) -> list[Original]:
         """Each of ``records``, which ascend, read once more."""

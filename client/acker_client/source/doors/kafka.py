@@ -44,6 +44,10 @@ EARLIEST, LATEST = -2, -1
 METADATA_BYTES_MAX = 4095
 
 
+# A key and a value, either of which may be None, and headers.
+Message = tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, list[tuple[str, bytes]]]
+
+
 class CommittedOffset(NamedTuple):
     """What a group has committed of a partition: the next offset to read, and what its committer wrote beside it."""
 
@@ -339,16 +343,16 @@ class LetterProducer:
                 raise error_of(error, f"topic {topic!r}", self.connection, self._trouble)
             time.sleep(PAUSE_S)
 
-    def write(self, topic: str, messages: Iterable[tuple[bytes, bytes]]) -> None:
-        """Send (key, value) pairs, in order, and return once all replicas that are in sync have them."""
+    def write(self, topic: str, messages: Iterable[Message]) -> None:
+        """Send messages, in order, and return once all replicas that are in sync have them."""
         failed: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
             if error is not None:
                 failed.append(error)
 
-        for key, value in messages:
-            self._produce(topic, key, value, delivered)
+        for message in messages:
+            self._produce(topic, message, delivered)
         left = self._producer.flush(self.connection.timeout_s + 1)
         if failed or left:
             # What is still on its way would arrive after its records were read again.
@@ -360,10 +364,13 @@ class LetterProducer:
     def close(self) -> None:
         self._producer.flush(0)
 
-    def _produce(self, topic: str, key: bytes, value: bytes, delivered: Any) -> None:
+    def _produce(self, topic: str, message: Message, delivered: Any) -> None:
+        key, value, *headers = message
         while True:
             try:
-                self._producer.produce(topic, value, key, on_delivery=delivered)
+                self._producer.produce(
+                    topic, value, key, on_delivery=delivered, headers=headers[0] if headers else None
+                )
             except BufferError:
                 self._producer.poll(PAUSE_S)
             except library().KafkaException as error:
@@ -396,6 +403,18 @@ def reader_of(connection: KafkaConnection) -> Reader:
             _readers.pop(old).close()
         _readers[key] = Reader(connection)
     return _readers[key]
+
+
+# And its writers, likewise.
+_writers: dict[tuple[int, KafkaConnection], Writer] = {}
+
+
+def writer_of(connection: KafkaConnection) -> Writer:
+    """The writer that this process keeps for a connection."""
+    key = os.getpid(), connection
+    if key not in _writers:
+        _writers[key] = Writer(connection)
+    return _writers[key]
 
 
 def library() -> Any:

@@ -16,6 +16,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from acker_client.core.handed_on import HandedOn
 from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
 from acker_client.source.core.input import Chosen, Committed, Mark, Original, Plan
 from acker_client.source.core.kafka_names import At, KafkaConnection, Topics, milliseconds
@@ -33,7 +34,7 @@ from acker_client.source.doors.kafka import (
 )
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.balance import sliced
-from acker_client.source.inputs.kafka_slices import KafkaPart, KafkaSlice, originals_of, origins_of
+from acker_client.source.inputs.kafka_slices import KafkaPart, KafkaSlice, originals_of, origins_of, taken_up_of
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -59,6 +60,7 @@ class KafkaOptions:
     stops_at_end: bool = False
     refresh_s: float = 2.0
     commits: bool = True
+    acks_upstream: bool = False
 
 
 @dataclass(slots=True)
@@ -189,6 +191,14 @@ class KafkaInput:
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
         reader = reader_of(self.options.connection)
         return [original for each in chosen for original in originals_of(reader, each)]
+
+    @property
+    def acks_upstream(self) -> bool:
+        return self.options.acks_upstream
+
+    def taken_up(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[list[HandedOn]]:
+        reader = reader_of(self.options.connection)
+        return [handed for each in chosen for handed in taken_up_of(reader, each)]
 
     # -- what is done
 

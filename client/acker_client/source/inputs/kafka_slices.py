@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acker_client.core.handed_on import HandedOn, taken_up
 from acker_client.source.core.input import Chosen, Original
 from acker_client.source.core.kafka_names import At, KafkaConnection
 from acker_client.source.core.ranges import Positions
@@ -126,6 +127,30 @@ def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
     except SourceError as error:
         log.warning("records of %s could not be read once more: %s", part.partition, error)
     return [_original(part, offset, *found.get(offset, (None, None))) for offset in chosen.positions.tolist()]
+
+
+def taken_up_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[list[HandedOn]]:
+    """The anchors that each record's headers hand on, read once more; none where they cannot be read, or understood."""
+    part = chosen.part
+    found: dict[int, list[HandedOn]] = {}
+    try:
+        for _, fetched in read_chosen(reader, chosen):
+            for offset, headers in zip(fetched.offsets.tolist(), fetched.headers, strict=True):
+                if headers:
+                    found[offset] = _taken_up(part, offset, headers)
+    except SourceError as error:
+        log.warning(
+            "headers of %s could not be read once more; what was handed on times out: %s", part.partition, error
+        )
+    return [found.get(offset, []) for offset in chosen.positions.tolist()]
+
+
+def _taken_up(part: KafkaPart, offset: int, headers: Sequence[tuple[str, bytes | None]]) -> list[HandedOn]:
+    try:
+        return taken_up(headers)
+    except ValueError as error:
+        log.warning("%s:%d: %s; what was handed on with it times out", part.partition, offset, error)
+        return []
 
 
 def _original(part: KafkaPart, offset: int, key: bytes | None, value: bytes | None) -> Original:

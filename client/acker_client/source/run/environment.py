@@ -32,6 +32,7 @@ class FramePlan:
     pin: Pin
     schema: Any
     slices: Sequence[Any]
+    held: bool = True
 
 
 class Evidence(Protocol):
@@ -150,6 +151,7 @@ def _frames() -> Callable[[Any, FramePlan], BatchFrame]:
             slices=plan.slices,
             settings=settings,
             once=once,
+            held=plan.held,
         )
 
     return frame

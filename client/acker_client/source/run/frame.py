@@ -57,7 +57,13 @@ class PersistedFrame:
         self._once = self._once or Once()
         settings = replace(settings_of(spark), pins=(plan.pin,))
         self._latest = frame_of_persisted(
-            self._persisted, name=plan.name, scope=plan.scope, slices=plan.slices, settings=settings, once=self._once
+            self._persisted,
+            name=plan.name,
+            scope=plan.scope,
+            slices=plan.slices,
+            settings=settings,
+            once=self._once,
+            held=plan.held,
         )
         frame: BatchFrame = self._latest
         return frame

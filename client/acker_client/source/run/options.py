@@ -40,6 +40,10 @@ class CommonOptions(TypedDict, total=False):
     revoked, and at the end. ``group``: the source's membership of a group that shares the partitions out among its
     sources; then ``checkpoint`` has to be a ``SharedCheckpointStore``.
 
+    ``held``: False for records whose trees outlive their batch, as those that ``hand_on`` gives to another job: each is
+    ACKED as soon as all that came of it is done, also long after its batch was settled, or is replayed
+    ``message_timeout_s`` after it was read, which has to be given then.
+
     ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done (default: ten
     batches); ``max_uncommitted_per_partition``: once a partition has so many of these it is left alone and others are
     read; the other limit has no default then. Replays may always go. ``partitions``: tasks that read a batch (default:
@@ -56,6 +60,8 @@ class CommonOptions(TypedDict, total=False):
     guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] | Guarantee
     commit_interval_s: float
     group: Assignment | None
+    held: bool
+    message_timeout_s: float | None
     batch_records: int
     max_uncommitted: int | None
     max_uncommitted_per_partition: int | None
@@ -78,6 +84,8 @@ class Options:
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     commit_interval_s: float = 0.0
     group: Assignment | None = None
+    held: bool = True
+    message_timeout_s: float | None = None
     batch_records: int = 500_000
     max_uncommitted: int | None = None
     max_uncommitted_per_partition: int | None = None
@@ -131,6 +139,7 @@ class Options:
         check_seconds("lease_s", self.lease_s)
         if not 0 <= self.commit_interval_s < float("inf"):
             raise ValueError(f"commit_interval_s={self.commit_interval_s}: give seconds; 0 commits with each batch")
+        self._check_held()
         self._check_paths()
         self._check_guarantee()
         self._check_group()
@@ -153,6 +162,19 @@ class Options:
         """The files that this source writes, and which are therefore no input of it."""
         checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
         return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
+
+    def _check_held(self) -> None:
+        if self.held and self.message_timeout_s is not None:
+            raise ValueError(
+                f"message_timeout_s={self.message_timeout_s} with held batches: these end when they are settled, not by"
+                " the clock; leave it out, or give held=False for records that are handed on to another job"
+            )
+        if not self.held and self.message_timeout_s is None:
+            raise ValueError(
+                "held=False: give message_timeout_s, after which a record that was handed on and not acked is replayed"
+            )
+        if self.message_timeout_s is not None:
+            check_seconds("message_timeout_s", self.message_timeout_s)
 
     def _check_guarantee(self) -> None:
         if not self.guarantee.retries and self.dead_letters is not None:

@@ -8,6 +8,7 @@ What an outcome means for a record is `in_flight`'s to decide.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
@@ -20,7 +21,7 @@ from acker_client.core.watched import WatchResult
 from acker_client.plain.client import AckerClient
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.in_flight import Effects, Failures, InFlight, excusing
-from acker_client.source.core.input import Closing, Input, PausableInput, SharedInput
+from acker_client.source.core.input import Closing, Input, PausableInput, SharedInput, TakingUpInput
 from acker_client.source.core.listener import Emissions, Listener
 from acker_client.source.core.parts import Lookup, Parts
 from acker_client.source.core.retry import PIECES, ReplayGroup, Retry
@@ -33,6 +34,7 @@ from acker_client.source.run.dead_lettering import DeadLettering
 from acker_client.source.run.environment import Blame, Environment, FramePlan
 from acker_client.source.run.options import UNLIMITED, Options
 from acker_client.source.run.server_batches import ServerBatches
+from acker_client.source.run.upstream import UpstreamTrees
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Settlement
 
@@ -77,6 +79,9 @@ class Run:
         self._ended_s: float | None = None
         # Batches of which all has been heard.
         self._settled: set[int] = set()
+        # Batches that are not held and were settled: what is pending of them goes on, until so late at the most.
+        self._going_on: deque[tuple[float, Batch]] = deque()
+        self._upstream: UpstreamTrees | None = None
         self._number = 0
         self._broken_in_a_row = 0
         self._is_read = False
@@ -96,6 +101,9 @@ class Run:
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
             undo.callback(self._client.close_source)
             self._server_batches = ServerBatches(self._client, self._environment, self.options.deadline_s)
+            if isinstance(self._input, TakingUpInput) and self._input.acks_upstream:
+                self._upstream = UpstreamTrees(self._environment.connect(self._spark), self._environment.clock)
+                undo.callback(self._upstream.close)
             self._watching = self._environment.watch(self._client)
             undo.callback(self._watching.stop)
             self._tasks = self.options.partitions or self._environment.parallelism(self._spark)
@@ -170,6 +178,7 @@ class Run:
             self._look(0.0)
             self._take_handover()
             now = self._environment.clock()
+            self._end_silent(now)
             if self._checkpointing.is_due(now):
                 self._commit()
             replays = self._in_flight.take(now, self.options.batch_records) or NO_REPLAYS
@@ -292,10 +301,11 @@ class Run:
         self._number += 1
         first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
         scope = BatchScope(self._session, self._number, first)
-        pin = self._server_batches.reserve(scope, len(records))
+        held, timeout_s = self.options.held, self.options.message_timeout_s
+        pin = self._server_batches.reserve(scope, len(records), held=held, message_timeout_s=timeout_s)
         emitted = self._in_flight.emit(records, replays=replays)
         try:
-            plan = FramePlan(self.options.name, scope, pin, self._schema, slices)
+            plan = FramePlan(self.options.name, scope, pin, self._schema, slices, held)
             frame = self._environment.frame(self._spark, plan)
             self._announce(emitted, replays)
         except BaseException:
@@ -361,6 +371,9 @@ class Run:
         """See to it that every root of the batch has exactly one outcome here, and act on those of a broken batch."""
         if is_settled:
             self._drain(batch)
+        if is_settled and batch.error is None and not batch.is_lost and self._goes_on(batch):
+            batch.frame.evidence.release()
+            return
         why = (
             "the servers did not settle the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
         )
@@ -370,6 +383,24 @@ class Run:
         self._settled.discard(batch.number)
         self._isolate(batch, Failures.merged(batch.broken, why), now)
         batch.frame.evidence.release()
+
+    def _goes_on(self, batch: Batch) -> bool:
+        """Whether roots of a batch that was settled as *done* may be pending still: it is not held."""
+        timeout_s = self.options.message_timeout_s
+        if timeout_s is None:
+            return False
+        # What a server has initialised it ends by then; of what it is silent about nothing is known.
+        self._going_on.append((self._environment.clock() + timeout_s + self.options.deadline_s, batch))
+        self._settled.discard(batch.number)
+        return True
+
+    def _end_silent(self, now: float) -> None:
+        """The last resort for roots that went on after their batch: those of which nothing was heard are LOST."""
+        while self._going_on and self._going_on[0][0] <= now:
+            _, batch = self._going_on.popleft()
+            why = "no server has said what became of it"
+            self._act_on(None, self._in_flight.lose(batch.emitted.start, batch.emitted.stop, why, now))
+            self._server_batches.forget(batch.number)
 
     def _isolate(self, batch: Batch, broken: Failures, now: float) -> None:
         """Replay the records of a batch that broke as a whole in smaller pieces; dead letters of what is spent."""
@@ -407,6 +438,8 @@ class Run:
         """Take what the watcher has brought, waiting up to ``wait_s`` for the first of it; whether ``batch`` is
         lost."""
         self._environment.check()
+        if self._upstream is not None:
+            self._upstream.send()
         watched = self._watching.take(wait_s)
         while watched is not None:
             self._hear(watched, batch)
@@ -433,10 +466,12 @@ class Run:
         """What was covered by a read task and never initialised does not exist: it is done."""
         absent = self._in_flight.end_absent(roots)
         log.debug("%d records do not exist", len(absent.records))
+        self._ack_upstream(absent.records)
         self.options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
 
     def _act_on(self, batch: Batch | None, effects: Effects) -> None:
         listener = self.options.listener
+        self._ack_upstream(effects.acked)
         # Nearly everything is acked: a copy of it is made only for somebody who asked for it.
         if self._hears_acks and effects.is_acked.any():
             listener.on_ack(Emissions(effects.acked, effects.acked_roots, self._lookup))
@@ -450,13 +485,29 @@ class Run:
             listener.on_retry(self._emissions_of(retried))
         self._write_dead(effects.spent)
 
+    def _ack_upstream(self, records: RecordNumbers) -> None:
+        """What came with ``records``, which are done, is acked where it came from: now, and not before."""
+        if self._upstream is not None and len(records):
+            taken_up = self._lookup.taken_up(np.sort(records))
+            self._upstream.ack(each for handed in taken_up for each in handed)
+
+    def _fail_upstream(self, spent: Failures) -> None:
+        """What came with records that were given up fails where it came from, which may try it again."""
+        if self._upstream is None or not len(spent):
+            return
+        taken_up = self._lookup.taken_up(spent.records)
+        reasons = (f"{self.options.name}: {spent.reason(k)}" for k in range(len(spent)))
+        self._upstream.fail((each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed)
+
     def _write_dead(self, spent: Failures) -> None:
         if len(spent) and not self.options.guarantee.retries:
             self._in_flight.let_go(spent.records)
+            self._fail_upstream(spent)
             records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
             log.warning("%s not acked, and not tried again: %s", records, gist(spent.reason(0)))
         elif len(spent) and not self._is_leaving:
             self._dead_lettering.write(spent, self._environment.wall())
+            self._fail_upstream(spent)
             self.options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
     def _emissions_of(self, failures: Failures) -> Emissions:

@@ -37,14 +37,23 @@ class ServerBatches:
         self._environment = environment
         self._deadline_s = deadline_s
 
-    def reserve(self, scope: BatchScope, up_to: int) -> Pin:
+    def reserve(
+        self, scope: BatchScope, up_to: int, *, held: bool = True, message_timeout_s: float | None = None
+    ) -> Pin:
         """Open a batch; waits as long as a server has no room (backpressure) or is away, up to the deadline. Returns
         where its roots live."""
         deadline_s = self._environment.clock() + self._deadline_s
         while True:
             budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._environment.clock()))
             try:
-                return self._client.open_batch(scope.number, scope.first, up_to, budget_s=budget_s)
+                return self._client.open_batch(
+                    scope.number,
+                    scope.first,
+                    up_to,
+                    held=held,
+                    message_timeout_s=message_timeout_s,
+                    budget_s=budget_s,
+                )
             except Rejected as error:
                 _refused(error, up_to)
             except RETRYABLE as error:

@@ -75,6 +75,19 @@ class SinkFailed(AckerError):
         self.is_of_the_program = is_of_the_program(error)
 
 
+class NotHeld(AckerError):
+    """Rows of a batch that is not held would be acked before Spark has written them."""
+
+    # No other try can make it go away; ``blame`` asks for this.
+    is_of_the_program = True
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: the batch is not held (held=False), so its rows would count as done before Spark has written"
+            " them; end it with hand_on, or leave held=False out at the source"
+        )
+
+
 class SinkEvidence:
     """What is known of one sink over one frame, in all its calls. Thread-safe."""
 
@@ -130,11 +143,12 @@ class SinkEvidence:
 class BatchEvidence:
     """One batch, as the driver knows it. Thread-safe.
 
-    ``once``: shared by the batches of a run.
+    ``once``: shared by the batches of a run; ``held``: whether roots that are done wait until it is settled.
     """
 
-    def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None) -> None:
+    def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None, *, held: bool = True) -> None:
         self.settings = settings
+        self.held = held
         self.once = once or Once()
         self._note_store = note_store_of(spark.sparkContext)
         self._tags = [tag_of(pin) for pin in settings.pins]
@@ -163,7 +177,9 @@ class BatchEvidence:
 
     def see_acked(self, acked: Acked) -> bool:
         """``ack()`` columns came into a frame of this batch's rows. Returns whether it is to be cached, as such rows
-        were evaluated more than once."""
+        were evaluated more than once. Raises :class:`NotHeld`."""
+        if not self.held:
+            raise NotHeld("ack()")
         with self._lock:
             self._acked_frames.append(acked)
         return self.once.wants(*ACK_COLUMN)

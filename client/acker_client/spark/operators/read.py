@@ -76,14 +76,15 @@ def frame_of(
     slices: Sequence[Slice],
     settings: Settings,
     once: Once | None = None,
+    held: bool = True,
 ) -> TrackedFrame:
     """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source;
-    ``once``: shared by the batches of a run."""
+    ``once``: shared by the batches of a run; ``held``: whether roots that are done wait until the batch is settled."""
     fields = struct_type(schema)
     taken = reserved(fields.names)
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
-    evidence = BatchEvidence(settings, spark, once)
+    evidence = BatchEvidence(settings, spark, once, held=held)
     hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     chain = Chain(settings, Reading(scope, tuple(slices)))

@@ -61,10 +61,11 @@ def frame_of_persisted(
     slices: Sequence[ChosenRows],
     settings: Settings,
     once: Once | None = None,
+    held: bool = True,
 ) -> TrackedFrame:
     """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
     spark = persisted.spark
-    evidence = BatchEvidence(settings, spark, once)
+    evidence = BatchEvidence(settings, spark, once, held=held)
     hand_down(spark, settings)
     runs = _runs_of(slices)
     pages = persisted.pages.some(runs.pages())

@@ -15,13 +15,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 from pyspark.sql import DataFrame
 
+from acker_client.core.pins import Pins
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
+from acker_client.spark.evidence.batch import NotHeld
 from acker_client.spark.evidence.following import follow
 from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
-from acker_client.spark.task.chain import TakeRows
+from acker_client.spark.task.chain import Step, TakeRows
 
 Args = ParamSpec("Args")
 Owner = TypeVar("Owner")
@@ -59,7 +61,8 @@ class Sink(Generic[Args, Value]):
         df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
         applied = fusing.applied_to(df) or fusing.arriving(df, upstream)
-        chain = applied.chain.then(SinkStep(self.name), is_tracked=False)
+        self._check_batches(applied.batches)
+        chain = applied.chain.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
         rows, node = fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
@@ -78,6 +81,15 @@ class Sink(Generic[Args, Value]):
 
     def __repr__(self) -> str:
         return f"<sink {self.name!r}>"
+
+    def _check_batches(self, batches: Sequence[Any]) -> None:
+        """Raise :class:`NotHeld` for rows of a batch that is not held."""
+        if any(not batch.held for batch in batches):
+            raise NotHeld(f"sink {self.name!r}")
+
+    def _step(self, pins: Pins) -> Step:
+        """What its task does with the rows. ``pins``: where their roots live."""
+        return SinkStep(self.name)
 
     def _cached(self, df: DataFrame) -> DataFrame:
         """``df``, cached for the batch where that was asked for, or where its rows were evaluated more than once."""

@@ -1,0 +1,108 @@
+"""Hand on: the end of a job whose records' trees go on in another one, through a topic.
+
+Decides that a row's children are the messages written of it: their edges go into headers, are derived from what is
+written, so that a task that is run again writes the same ones, and enter the tree with the row's own ack. A task
+reports that after every replica of the topic has its messages, and not at all where one was not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from acker_client.core.handed_on import Header, headers_of
+from acker_client.core.pins import Pins
+from acker_client.spark.core.anchors import Anchors, Rows
+from acker_client.spark.core.derive import derive
+from acker_client.spark.core.tally import Tally
+from acker_client.spark.driver.columns import user_schema
+from acker_client.spark.guard import plan
+from acker_client.spark.operators.sink import Sink
+from acker_client.spark.task.chain import Step, TakeRows
+
+Message = tuple[bytes | None, bytes | None, list[Header]]
+
+
+class Messages(Protocol):
+    """Where messages go. Picklable; opened in the task."""
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Write them, in order; they last when this returns. Raises where they do not."""
+        ...
+
+
+class HandOn(Sink[[], None]):
+    """A sink that writes each row to a topic, as a message that carries the row's anchors on."""
+
+    def __init__(self, topic: str, messages: Messages, key: str | None, value: str) -> None:
+        super().__init__(_run, f"hand_on {topic}", owner=self)
+        self._messages = messages
+        self._key = key
+        self._value = value
+
+    def __call__(self, df: DataFrame, /) -> None:
+        """Write the rows of ``df``, and hand their trees on."""
+        types = {each.name: each.dataType for each in user_schema(df).fields}
+        for column in filter(None, (self._key, self._value)):
+            if column not in types:
+                raise plan.Refused(f"{self.name}: there is no column {column!r}; there are {', '.join(types)}")
+            if types[column].typeName() not in ("string", "binary"):
+                raise plan.Refused(
+                    f"{self.name}: the column {column!r} is {types[column].simpleString()}: a message holds string or"
+                    " binary; make it that, as with to_json in an operator"
+                )
+        super().__call__(df)
+
+    def _check_batches(self, batches: Sequence[Any]) -> None:
+        if any(batch.held for batch in batches):
+            raise plan.Refused(
+                f"{self.name}: the batch is held, and what is handed on is not done when its batch is settled: give the"
+                " source held=False and message_timeout_s"
+            )
+
+    def _step(self, pins: Pins) -> Step:
+        return HandOnStep(self.name, self._messages, self._key, self._value, pins)
+
+
+@dataclass(frozen=True, slots=True)
+class HandOnStep:
+    """Writes every row, with the anchors of what was written of it, and acks the row."""
+
+    name: str
+    messages: Messages
+    key: str | None
+    value: str
+    pins: Pins
+
+    def start(self, tally: Tally) -> TakeRows:
+        return partial(self._take, tally)
+
+    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+        names = [name for name in (self.key, self.value) if name is not None]
+        children = derive(tally, rows, [rows.data.column(name) for name in names], names)
+        values = _bytes_of(rows.data.column(self.value))
+        keys = [None] * len(rows) if self.key is None else _bytes_of(rows.data.column(self.key))
+        self.messages.write(zip(keys, values, self._headers(children.anchors, len(rows)), strict=True))
+        yield rows
+
+    def _headers(self, anchors: Anchors, rows: int) -> list[list[Header]]:
+        counts = np.ones(rows, np.int64) if anchors.offsets is None else np.diff(anchors.offsets)
+        owners = np.repeat(np.arange(rows, dtype=np.uint64), counts)
+        anchored = anchors.roots != 0
+        return headers_of(self.pins, anchors.roots[anchored], anchors.edges[anchored], owners[anchored], rows)
+
+
+def _bytes_of(column: Any) -> list[bytes | None]:
+    binary: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    return binary
+
+
+def _run(rows: DataFrame) -> None:
+    """All that is to be done is done as the rows are read."""
+    rows.write.format("noop").mode("overwrite").save()

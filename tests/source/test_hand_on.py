@@ -1,0 +1,365 @@
+"""Trees across jobs: what one source hands on through a topic is ACKED when another source's record is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from acker_client.core.handed_on import HEADER, headers_of, taken_up
+from acker_client.core.pins import ANY_NUMBER, NowhereToSend, Pin
+from acker_client.source import Batch, Files, Kafka, Retry, SourceError, hand_on
+from acker_client.source.constructors.hand_on import TopicMessages
+from acker_client.source.core.input import Chosen
+from acker_client.source.core.kafka_names import KafkaConnection
+from acker_client.source.inputs.kafka import KafkaInput
+from acker_client.source.run.options import Options
+from acker_client.source.run.run import Run
+from acker_client.source.run.upstream import UpstreamTrees
+from acker_client.spark.core.anchors import Anchors, Rows
+from acker_client.spark.core.tally import Tally
+from acker_client.spark.operators.hand_on import HandOnStep, Message
+from acker_protocol.ids import root_ids
+from acker_protocol.placement import Member, View, place
+from tests.source.executors import NO_SPARK, Cluster, Log, frame_of
+from tests.source.executors import Row as Line
+from tests.source.kafka_broker import MockKafka
+
+TIMEOUT_S = 60.0
+
+
+@dataclass
+class Topic:
+    """What a task writes to: the topic, or nothing, as often as it is told to be away."""
+
+    messages: TopicMessages
+    fails: int = 0
+    dies: int = 0
+    written: list[bytes | None] = field(default_factory=list)
+
+    def write(self, messages: Any) -> None:
+        given: list[Message] = list(messages)
+        if self.fails:
+            self.fails -= 1
+            raise SourceError("Kafka: no broker has answered")
+        self.messages.write(given)
+        self.written += [value for _, value, _ in given]
+        if self.dies:
+            self.dies -= 1
+            raise RuntimeError("the executor is gone")
+
+
+@dataclass
+class Jobs:
+    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes what it finds."""
+
+    cluster: Cluster
+    kafka: MockKafka
+    topic: str
+    out: Topic
+    log: Log = field(default_factory=Log)
+    log_2: Log = field(default_factory=Log)
+    saved: list[str] = field(default_factory=list)
+    opened: ExitStack = field(default_factory=ExitStack)
+
+    def open(self, source: Files) -> Run:
+        """A run of the first job, driven by hand, until the end of the test."""
+        return self.opened.enter_context(source._begin(NO_SPARK))
+
+    def first(self, **options: Any) -> Files:
+        given = {"retry": Retry(max_retries=3, initial_s=0.1), "listener": self.log, **options}
+        return self.cluster.source(held=False, message_timeout_s=TIMEOUT_S, **given)
+
+    def second(self, **options: Any) -> Kafka:
+        given = {"name": "second", "max_dead_share": 1.0, "stop": "end", "first_poll": "earliest", **options}
+        given = {"retry": Retry(max_retries=2, initial_s=0.1), "listener": self.log_2, **given}
+        return Kafka(
+            self.topic,
+            bootstrap_servers=self.kafka.servers,
+            acks_upstream=True,
+            timeout_s=10.0,
+            environment=self.cluster.environment(),
+            **given,
+        )
+
+    def hand_on(self, batch: Batch, rows: list[Line] | None = None) -> None:
+        """Hand rows on as a task does: the report leaves when all is written."""
+        frame = frame_of(batch)
+        step = HandOnStep("hand_on", self.out, None, "value", (frame.plan.pin,))
+        lines = frame.rows() if rows is None else rows
+        tally = Tally("hand_on")
+        data = pa.RecordBatch.from_pydict({"value": [row.value for row in lines]})
+        anchors = Anchors(np.array([r.root for r in lines], np.uint64), np.array([r.edge for r in lines], np.uint64))
+        for _ in step.start(tally)(Rows(data, anchors)):
+            pass
+        report = tally.report()
+        frame.client.report_pinned(report.identity, report.entries, None, (frame.plan.pin,))
+
+    def save(self, batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        self.saved += [row.value.decode() for row in rows]
+        frame_of(batch).ack(rows)
+
+    def run_second(self, process: Callable[[Batch], object] | None = None, **options: Any) -> None:
+        self.second(**options).run(NO_SPARK, process or self.save)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, kafka: MockKafka) -> Iterator[Jobs]:
+    topic = kafka.new_topic(prefix="handed")
+    connection = KafkaConnection.of(kafka.servers, "hand-on", None, 10.0)
+    made = Jobs(Cluster(tmp_path), kafka, topic, Topic(TopicMessages(topic, connection)))
+    with made.opened:
+        yield made
+
+
+def test_a_record_is_acked_when_the_record_of_the_second_job_is_and_not_before(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "one", "two", "three")
+    source = jobs.first(batch_records=3)
+    run = jobs.open(source)
+    batch = run.next_batch()
+    assert batch is not None
+    jobs.hand_on(batch)
+    run.settle(batch)
+    assert jobs.log.acked == [] == jobs.log.failed
+
+    def save(batch: Batch) -> None:
+        jobs.save(batch)
+        run._look(0.0)
+        assert jobs.log.acked == [], "the second job's batch is not settled"
+
+    jobs.run_second(save)
+    assert run.next_batch() is None
+    assert sorted(jobs.saved) == ["one", "three", "two"]
+    assert sorted(jobs.log.acked) == [0, 1, 2]
+    assert jobs.log.failed == []
+
+
+def test_what_the_second_job_gives_up_fails_in_the_first_with_its_reason(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "good", "bad")
+
+    def process(batch: Batch) -> None:
+        frame = frame_of(batch)
+        rows = frame.rows()
+        frame.fail({row.root: "ValueError: bad" for row in rows if row.value == b"bad"})
+        frame.ack(row for row in rows if row.value != b"bad")
+
+    first = jobs.first(retry=Retry(max_retries=0))
+    run = jobs.open(first)
+    batch = run.next_batch()
+    assert batch is not None
+    jobs.hand_on(batch)
+    run.settle(batch)
+    jobs.run_second(process, dead_letters=jobs.cluster.folder / "second.jsonl")
+    assert run.next_batch() is None
+    assert jobs.log.acked == [0]
+    assert jobs.log.failed == [(1, "second: ValueError: bad")]
+    assert jobs.log.dead == [1]
+
+
+def test_a_message_that_is_never_taken_up_times_out_and_is_handed_on_again(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "one")
+    run = jobs.open(jobs.first())
+    for _ in range(2):
+        batch = run.next_batch()
+        assert batch is not None
+        jobs.hand_on(batch)
+        run.settle(batch)
+    assert jobs.log.failed == [(0, "message_timeout")]
+    # Both copies are read; that of the root which timed out says nothing to anybody.
+    jobs.run_second()
+    assert run.next_batch() is None
+    assert jobs.saved == ["one", "one"]
+    assert jobs.log.acked == [0]
+
+
+def test_a_task_whose_write_fails_has_reported_nothing_and_its_batch_is_replayed(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "one", "two")
+    jobs.out.fails = 1
+    source, tries = jobs.first(), list[int]()
+
+    def process(batch: Batch) -> None:
+        tries.append(batch.replays)
+        jobs.hand_on(batch)
+        jobs.run_second()
+
+    source.run(NO_SPARK, process)
+    assert tries == [0, 2]
+    assert sorted(jobs.saved) == ["one", "two"]
+    assert sorted(jobs.log.acked) == [0, 1]
+
+
+def test_a_task_that_is_run_again_writes_the_same_edges_and_two_copies_are_acked_once(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "one", "two")
+    jobs.out.dies = 1
+
+    def process(batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        with pytest.raises(RuntimeError, match="gone"):
+            jobs.hand_on(batch, rows)
+        jobs.hand_on(batch, rows)
+        jobs.run_second()
+
+    jobs.first().run(NO_SPARK, process)
+    assert sorted(jobs.saved) == ["one", "one", "two", "two"]
+    assert sorted(jobs.log.acked) == [0, 1]
+    assert jobs.log.failed == []
+
+
+@pytest.mark.parametrize(("name", "is_acked"), [("second", True), ("another", False)])
+def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_other(
+    jobs: Jobs, name: str, is_acked: bool
+) -> None:
+    jobs.cluster.write("a.txt", "one")
+    run = jobs.open(jobs.first())
+    batch = run.next_batch()
+    assert batch is not None
+    frame = frame_of(batch)
+    (row,) = frame.rows()
+    # An operator made two of it, with edges 5 and 9.
+    frame.ack([Line(row.root, row.edge ^ 5 ^ 9, None, 0, "")])
+    of_5, of_9 = ([Line(row.root, edge, f"{edge}", 0, "")] for edge in (5, 9))
+    jobs.hand_on(batch, of_5)
+    run.settle(batch)
+    jobs.run_second()
+    run._look(0.0)
+    assert jobs.log.acked == [], "one of two is not both"
+    jobs.hand_on(batch, of_9)
+    # Who goes on where the other was reads 9; a source that begins anew reads 5 again, and cannot know of it.
+    jobs.run_second(name=name)
+    run._look(0.0)
+    assert jobs.log.acked == ([0] if is_acked else [])
+    assert (run.next_batch() is None) == is_acked
+    assert jobs.log.failed == ([] if is_acked else [(0, "message_timeout")])
+
+
+def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jobs) -> None:
+    jobs.cluster.write("a.txt", "one")
+    run = jobs.open(jobs.first())
+    batch = run.next_batch()
+    assert batch is not None
+    jobs.hand_on(batch)
+    run.settle(batch)
+    upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
+    reader = jobs.second().input()[0]
+    reader.start({})
+    plan = reader.plan(100, 1)
+    assert isinstance(reader, KafkaInput)
+    handed = [each for found in reader.taken_up([Chosen(part) for part in plan.parts]) for each in found]
+    assert len(handed) == 1
+    jobs.cluster.stop_for(7.0)
+    upstream.ack(handed)
+    upstream.ack(handed)
+    jobs.cluster.time.sleep(20.0)
+    jobs.cluster.sleep(1.0)
+    upstream.send()
+    run._look(0.0)
+    assert jobs.log.acked == [0]
+    upstream.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs: Jobs, seed: int) -> None:
+    """Oracle: a set of what the second job's settled batches have written. Tasks die after writing, writes fail,
+    second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
+    draw = random.Random(seed)
+    lines = [f"{seed}-{k}" for k in range(12)]
+    jobs.cluster.write("a.txt", *lines)
+    settled: set[str] = set()
+    jobs.log.on_ack = lambda acked: early.extend(  # type: ignore[method-assign]
+        lines[k] for k in acked.records.tolist() if lines[k] not in settled
+    )
+    early: list[str] = []
+    seconds = 0
+
+    def second(batch: Batch) -> None:
+        rows = frame_of(batch).rows()
+        if draw.random() < 0.3:
+            frame_of(batch).ack(row for row in rows if draw.random() < 0.5)
+            raise ArithmeticError("the second job broke")
+        frame_of(batch).ack(rows)
+        settled.update(row.value.decode() for row in rows)
+
+    def first(batch: Batch) -> None:
+        nonlocal seconds
+        rows = frame_of(batch).rows()
+        jobs.out.dies, jobs.out.fails = draw.random() < 0.3, draw.random() < 0.2
+        try:
+            jobs.hand_on(batch, rows)
+        except (RuntimeError, SourceError):
+            jobs.out.dies = jobs.out.fails = 0
+            if draw.random() < 0.5:
+                raise
+            jobs.hand_on(batch, rows)
+        for _ in range(draw.choice((0, 1, 1, 2))):
+            seconds += 1
+            # Another name reads all from the beginning, as one does that has crashed before its first commit.
+            name = draw.choice(("second", f"second-{seconds}"))
+            jobs.run_second(second, name=name, retry=Retry(max_retries=50, initial_s=0.01), batch_records=5)
+
+    retry = Retry(max_retries=1_000, initial_s=0.1, max_interruptions=1_000)
+    jobs.first(batch_records=4, retry=retry).run(NO_SPARK, first)
+    assert early == []
+    assert settled == set(lines)
+
+
+# -- what travels
+
+
+def two_servers() -> Pin:
+    view = View(3, (Member(0, 11, "a:1"), Member(1, 12, "b:1"), Member(2, 13, "c:1")))
+    return Pin(7, 1, 100, 50, place(view, 7, 1, 2))
+
+
+def test_headers_name_the_replicas_of_each_root_by_id_and_generation_and_no_address() -> None:
+    pin = two_servers()
+    roots = root_ids(100, np.arange(50, dtype=np.uint64))
+    edges = np.arange(1, 51, dtype=np.uint64)
+    owners = np.arange(50, dtype=np.uint64) // np.uint64(5)
+    headers = headers_of((pin,), roots, edges, owners, 10)
+    found = {(anchor, each.replicas) for row in headers for each in taken_up(row) for anchor in each.anchors}
+    generations = [(member.id, member.generation) for member in pin.placement.members]
+    replicas = pin.placement.replicas_of(roots).tolist()
+    assert found == {
+        ((int(root), int(edge)), tuple(generations[index] for index in those))
+        for root, edge, those in zip(roots, edges, replicas, strict=True)
+    }
+    assert all(name == HEADER and b":1" not in value for row in headers for name, value in row)
+    with pytest.raises(NowhereToSend):
+        headers_of((pin,), np.array([1], np.uint64), edges[:1], owners[:1], 1)
+
+
+@pytest.mark.parametrize("value", [b"", b"2[[0,1]]\n", b"1[[0,1]]\n123", b"1[[0]]\n", b"1nothing\n", b"1[[0,1]]", None])
+def test_a_header_that_is_not_to_be_understood_is_an_error_and_never_an_ack(value: bytes | None) -> None:
+    with pytest.raises(ValueError, match=HEADER):
+        taken_up([("other", b"x"), (HEADER, value)])
+
+
+def test_a_message_with_a_header_that_is_not_understood_is_a_record_like_any_other(jobs: Jobs) -> None:
+    jobs.kafka.write(jobs.topic, 0, [b"one"], headers=[(HEADER, b"9?")])
+    jobs.run_second()
+    assert jobs.saved == ["one"]
+
+
+# -- options
+
+
+def test_batches_that_are_not_held_need_a_timeout_and_held_ones_have_none() -> None:
+    with pytest.raises(ValueError, match="message_timeout_s"):
+        Options(name="a", held=False)
+    with pytest.raises(ValueError, match="held=False"):
+        Options(name="a", message_timeout_s=3.0)
+    assert Pin(0, 0, 1, ANY_NUMBER, two_servers().placement).has(np.array([5], np.uint64)).all()
+
+
+def test_a_hand_on_that_does_not_wait_for_all_replicas_is_refused() -> None:
+    for config in ({"acks": 1}, {"request.required.acks": "0"}):
+        with pytest.raises(ValueError, match="acks"):
+            hand_on("topic", bootstrap_servers="localhost:1", config=config)
