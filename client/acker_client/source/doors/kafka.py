@@ -319,7 +319,7 @@ class Reader:
         self._trouble = error.str()
 
 
-class LetterProducer:
+class TopicWriter:
     """Writes messages to a topic, and knows when they last."""
 
     def __init__(self, connection: KafkaConnection) -> None:
@@ -406,14 +406,14 @@ def reader_of(connection: KafkaConnection) -> Reader:
 
 
 # And its writers, likewise.
-_writers: dict[tuple[int, KafkaConnection], Writer] = {}
+_writers: dict[tuple[int, KafkaConnection], TopicWriter] = {}
 
 
-def writer_of(connection: KafkaConnection) -> Writer:
+def writer_of(connection: KafkaConnection) -> TopicWriter:
     """The writer that this process keeps for a connection."""
     key = os.getpid(), connection
     if key not in _writers:
-        _writers[key] = Writer(connection)
+        _writers[key] = TopicWriter(connection)
     return _writers[key]
 
 

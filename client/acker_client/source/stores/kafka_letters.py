@@ -13,7 +13,7 @@ from typing import Any
 
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.kafka_names import KafkaConnection
-from acker_client.source.doors.kafka import LetterProducer, library
+from acker_client.source.doors.kafka import TopicWriter, library
 from acker_client.source.errors import SourceError
 
 # What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.
@@ -43,7 +43,7 @@ class KafkaTopic:
         self.topic = topic
         self.connection = KafkaConnection.of(bootstrap_servers, "dead-letters", config, timeout_s)
         self._message_bytes_max = int((config or {}).get("message.max.bytes", MESSAGE_BYTES_MAX))
-        self._writer: LetterProducer | None = None
+        self._writer: TopicWriter | None = None
 
     def __str__(self) -> str:
         return f"topic {self.topic!r} at {self.connection.servers}"
@@ -66,9 +66,9 @@ class KafkaTopic:
             self._writer.close()
             self._writer = None
 
-    def _opened(self) -> LetterProducer:
+    def _opened(self) -> TopicWriter:
         if self._writer is None:
-            writer = LetterProducer(self.connection)
+            writer = TopicWriter(self.connection)
             writer.check(self.topic)
             self._writer = writer
         return self._writer
