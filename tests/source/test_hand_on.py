@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,8 +27,11 @@ from acker_client.source.run.upstream import UpstreamTrees
 from acker_client.spark.core.anchors import Anchors, Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.hand_on import HandOnStep, Message
-from acker_protocol.ids import root_ids
+from acker_protocol.ids import edge0_column, root_ids
+from acker_protocol.messages import Identity, InitScope, Settlement, Verdict
 from acker_protocol.placement import Member, View, place
+from acker_protocol.reports import fold
+from tests.client.test_client_members import Servers
 from tests.source.executors import NO_SPARK, Cluster, Log, frame_of
 from tests.source.executors import Row as Line
 from tests.source.kafka_broker import MockKafka
@@ -308,6 +312,33 @@ def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs
     jobs.first(batch_records=4, retry=retry).run(NO_SPARK, first)
     assert early == []
     assert settled == set(lines)
+
+
+@pytest.mark.parametrize("trouble", ["none", "stopped", "without its state"])
+def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble: str) -> None:
+    servers = Servers(3)
+    source, executor = servers.client("source"), servers.client("executor")
+    session = source.open_source("first")
+    pin = source.open_batch(1, 1 << 40, 60, held=False, message_timeout_s=60.0)
+    roots = root_ids(1 << 40, np.arange(60, dtype=np.uint64))
+    edges, children = edge0_column(roots), np.arange(1, 61, dtype=np.uint64)
+    covered = InitScope(session, 1, np.array([[0, 60]], np.uint64))
+    executor.report_pinned(Identity(1, 1), fold(roots, edges), covered, (pin,))
+    executor.report_pinned(Identity(1, 2), fold(roots, edges ^ children), None, (pin,))
+    source.settle(1, Settlement.DONE)
+    headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
+    if trouble == "stopped":
+        servers[1].stop()
+    elif trouble == "without its state":
+        servers[1].start(with_state=False)
+    upstream = Upstream(servers.client("second"), lambda: 0.0)
+    upstream.ack(each for row in headers for each in taken_up(row))
+    ended = Counter[Verdict]()
+    while ended.total() < 60:
+        ended.update(outcome.verdict for outcome in source.watch(1.0).outcomes)
+    assert ended == Counter({Verdict.ACKED: 60})
+    upstream.close()
+    servers.close()
 
 
 # -- what travels
