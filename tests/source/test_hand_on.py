@@ -331,7 +331,7 @@ def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble:
         servers[1].stop()
     elif trouble == "without its state":
         servers[1].start(with_state=False)
-    upstream = Upstream(servers.client("second"), lambda: 0.0)
+    upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
     upstream.ack(each for row in headers for each in taken_up(row))
     ended = Counter[Verdict]()
     while ended.total() < 60:

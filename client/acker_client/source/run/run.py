@@ -79,8 +79,9 @@ class Run:
         self._ended_s: float | None = None
         # Batches of which all has been heard.
         self._settled: set[int] = set()
-        # Batches that are not held and were settled: what is pending of them goes on, until so late at the most.
-        self._going_on: deque[tuple[float, Batch]] = deque()
+        # Batches that are not held and were settled: what is pending of them goes on, until so late; number,
+        # and emissions from and up to. Not the batches themselves, which have their frames.
+        self._going_on: deque[tuple[float, int, int, int]] = deque()
         self._upstream: UpstreamTrees | None = None
         self._number = 0
         self._broken_in_a_row = 0
@@ -390,17 +391,18 @@ class Run:
         if timeout_s is None:
             return False
         # What a server has initialised it ends by then; of what it is silent about nothing is known.
-        self._going_on.append((self._environment.clock() + timeout_s + self.options.deadline_s, batch))
+        until_s = self._environment.clock() + timeout_s + self.options.deadline_s
+        self._going_on.append((until_s, batch.number, batch.emitted.start, batch.emitted.stop))
         self._settled.discard(batch.number)
         return True
 
     def _end_silent(self, now: float) -> None:
         """The last resort for roots that went on after their batch: those of which nothing was heard are LOST."""
         while self._going_on and self._going_on[0][0] <= now:
-            _, batch = self._going_on.popleft()
+            _, number, start, stop = self._going_on.popleft()
             why = "no server has said what became of it"
-            self._act_on(None, self._in_flight.lose(batch.emitted.start, batch.emitted.stop, why, now))
-            self._server_batches.forget(batch.number)
+            self._act_on(None, self._in_flight.lose(start, stop, why, now))
+            self._server_batches.forget(number)
 
     def _isolate(self, batch: Batch, broken: Failures, now: float) -> None:
         """Replay the records of a batch that broke as a whole in smaller pieces; dead letters of what is spent."""
