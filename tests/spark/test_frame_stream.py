@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from acker_client.source import Batch, QueryStopped, Retry, tracked
 from acker_client.spark import operator, sink
+from tests.service.caller import eventually
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 # Every so many rows one is poison.
@@ -75,7 +77,8 @@ def query(spark: SparkSession, server: Any, conf: Callable[[str, str], None], tm
     yield Query(spark, tmp_path)
     for each in spark.streams.active:
         each.stop()
-    assert persisted(spark) <= before
+    # A query that was stopped may be at its last lines.
+    eventually(lambda: persisted(spark) <= before)
 
 
 def persisted(spark: SparkSession) -> set[int]:
@@ -176,7 +179,8 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
     while not begun.exists():
         threading.Event().wait(0.02)
     started.stop()
-    assert "InterruptedException" in str(swallowed[0])
+    # Spark interrupts the thread and cancels its job: whichever comes first.
+    assert re.search("InterruptedException|SPARK_JOB_CANCELLED", str(swallowed[0]))
     assert query.committed == 0
     assert "was stopped before every row" in str(started.exception())
     written: list[Row] = []
