@@ -99,21 +99,27 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
     """What a task does that hands on the rows of ``runs`` alone, with their numbers."""
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        check, partition = PageCheck(pages), -1
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            places, digests = _places_of(batch)
-            check.take(places, digests)
-            partition = int(places[0]) >> PARTITION_SHIFT
+        for batch, places, _ in _checked(batches, pages):
             kept, numbers = runs.find(places)
             columns = [column.take(pa.array(kept)) for column in batch.columns[:-2]]
             names = [*batch.schema.names[:-2], NUMBER]
             yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers)], names=names)
-        if partition >= 0:
-            check.end(partition)
 
     return pick
+
+
+def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[pa.RecordBatch, Positions, Column]]:
+    """The batches of a task that have rows, with their places and digests. Raises ``OtherRows`` where these, or at the
+    end all of the partition, are not what was counted."""
+    check, partition = PageCheck(pages), -1
+    for batch in batches:
+        if batch.num_rows:
+            places, digests = _places_of(batch)
+            check.take(places, digests)
+            partition = int(places[0]) >> PARTITION_SHIFT
+            yield batch, places, digests
+    if partition >= 0:
+        check.end(partition)
 
 
 def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
@@ -143,17 +149,14 @@ class FrameReading:
         return False
 
     def rows(self, batches: Iterable[pa.RecordBatch], reports: list[Report]) -> Iterator[Rows]:
-        emitted, check, partition = Tally(READ), PageCheck(self.pages), -1
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            places, digests = _places_of(batch)
-            check.take(places, digests)
+        emitted, partition = Tally(READ), -1
+        for batch, places, found in _checked(batches, self.pages):
             partition = int(places[0]) >> PARTITION_SHIFT
             kept, numbers = self.runs.find(places)
             columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
+            digests = found
             if len(kept) < len(places):
-                columns, digests = columns.take(pa.array(kept)), digests[kept]
+                columns, digests = columns.take(pa.array(kept)), found[kept]
             roots = root_ids(self.scope.first, numbers.view(np.uint64))
             anchors = Anchors(roots, initial_edges(roots, digests))
             emitted.take(anchors, np.zeros(len(roots), np.uint64))
@@ -161,7 +164,6 @@ class FrameReading:
                 yield Rows(columns, anchors)
         # A task without a row does not know which partition it has; its numbers are not covered, and so are LOST.
         if partition >= 0:
-            check.end(partition)
             reports.append(self._inits(emitted, partition))
 
     def _inits(self, emitted: Tally, partition: int) -> Report:
