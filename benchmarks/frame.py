@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +29,7 @@ from acker_client.spark.driver.persisted import Persisted
 from acker_client.spark.driver.session import local_session
 from benchmarks import machine
 from benchmarks.spark import serving
+from benchmarks.turns import medians_of
 
 SCHEMA = "id long, price double, text string"
 FILES = 4
@@ -140,20 +138,6 @@ def parts(bench: Bench) -> dict[str, Job]:
     return {"read": lambda: read().write.format("noop").mode("append").save(), "read_and_keep": keep, "count": count}
 
 
-def measure(jobs: dict[str, Job], rounds: int) -> dict[str, float]:
-    """Median seconds of each job; the jobs take turns."""
-    for job in jobs.values():
-        job()
-    taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds):
-        for name, job in jobs.items():
-            begun = time.perf_counter()
-            job()
-            taken[name].append(time.perf_counter() - begun)
-            print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
-    return {name: statistics.median(times) for name, times in taken.items()}
-
-
 def figures(seconds: dict[str, float], rows: int) -> dict[str, float]:
     return {
         "tracked_over_untracked": seconds["untracked"] / seconds["tracked"],
@@ -170,9 +154,9 @@ def run(rows: int, rounds: int) -> dict[str, Any]:
             spark.conf.set("spark.acker.servers", address)
             bench = Bench(spark, Path(folder), rows)
             found: dict[str, Any] = {
-                kind: figures(measure(jobs(bench, kind), rounds), rows) for kind in ("arrow", "rows")
+                kind: figures(medians_of(jobs(bench, kind), rounds), rows) for kind in ("arrow", "rows")
             }
-            found["parts"] = measure(parts(bench), rounds)
+            found["parts"] = medians_of(parts(bench), rounds)
         spark.stop()
     return found | {"records": rows}
 

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +28,7 @@ from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.spark import arrow_operator, sink
 from acker_client.spark.driver.session import local_session
 from benchmarks.spark import serving
+from benchmarks.turns import medians_of
 from tests.kafka.broker import RealKafka, build
 
 PARTITIONS = 4
@@ -110,15 +108,8 @@ class Jobs:
 
 
 def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {"tracked": [], "untracked": [], "hand_fused": []}
-    for turn in range(rounds + 1):
-        for name, times in taken.items():
-            begun = time.perf_counter()
-            getattr(jobs, name)()
-            if turn:  # the first one warms up
-                times.append(time.perf_counter() - begun)
-                print(f"{name}: {times[-1]:.2f} s", file=sys.stderr, flush=True)
-    medians = {name: statistics.median(times) for name, times in taken.items()}
+    each = {"tracked": jobs.tracked, "untracked": jobs.untracked, "hand_fused": jobs.hand_fused}
+    medians = medians_of(each, rounds)
     return {
         "records": jobs.records,
         "tracked_over_untracked": medians["untracked"] / medians["tracked"],

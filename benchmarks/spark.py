@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from acker_client.spark import arrow_operator, operator, sink
 from acker_client.spark.driver.session import local_session
 from acker_client.spark.operators.read import Records, Slice, frame_of
 from benchmarks import machine
+from benchmarks.turns import medians_of
 
 PARTS = 4
 BATCH_ROWS = 10_000
@@ -265,18 +265,8 @@ def trivial_jobs(bench: Bench) -> dict[str, Job]:
 
 
 def measure(jobs: dict[str, Job], size: Size) -> dict[str, float]:
-    """Median seconds of each job. The jobs take turns, so that what slows the machine slows them all."""
-    for job in jobs.values():
-        for _ in range(size.warm_up):
-            job()
-    taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(size.rounds):
-        for name, job in jobs.items():
-            begun = time.perf_counter()
-            job()
-            taken[name].append(time.perf_counter() - begun)
-            print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    """Median seconds of each job."""
+    return medians_of(jobs, size.rounds, size.warm_up)
 
 
 def words_figures(seconds: dict[str, float], lines: int) -> dict[str, float]:
