@@ -188,3 +188,13 @@ def _server_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call
     yield start
     for process in processes:
         process.close()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Any]:
+    """A Kafka for all tests of this process (a ``MockKafka``); each makes topics of its own."""
+    # Not at the top: most tests do without the extra.
+    from tests.source.kafka_broker import MockKafka
+
+    with MockKafka() as cluster:
+        yield cluster

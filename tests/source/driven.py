@@ -96,3 +96,16 @@ def read_elsewhere(slices: Sequence[Any]) -> str:
     content = pickle.dumps(slices)
     run = subprocess.run([sys.executable, "-c", program], input=content, capture_output=True, check=True)
     return run.stdout.decode().strip()
+
+
+def rows_of(slices: Sequence[Any]) -> list[dict[str, Any]]:
+    """All rows of slices whose every number exists, in order; the numbers are those of the slices."""
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for piece in slices:
+        for read in piece.read():
+            assert read.columns.validate(full=True) is None
+            numbers += read.numbers.tolist()
+            rows += read.columns.to_pylist()
+        assert numbers == list(range(piece.stop))
+    return rows

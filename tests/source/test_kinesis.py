@@ -19,7 +19,7 @@ from acker_client.source.doors.kinesis import LATEST, Begin, Expired, ListedShar
 from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
 from acker_client.source.inputs.kinesis_lineage import Lineage
 from acker_testing import SimulatedTime
-from tests.source.driven import Driven, read_elsewhere
+from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.kinesis_twin import ITERATOR_S, TwinKinesis
 
 TO_END = StreamReading(is_to_end=True)
@@ -76,17 +76,6 @@ class Following(Driven):
 @pytest.fixture
 def twin() -> TwinKinesis:
     return TwinKinesis(SimulatedTime())
-
-
-def rows_of(slices: Any) -> list[dict[str, Any]]:
-    rows, numbers = [], []
-    for piece in slices:
-        for read in piece.read():
-            assert read.columns.validate(full=True) is None
-            numbers += read.numbers.tolist()
-            rows += read.columns.to_pylist()
-        assert numbers == list(range(piece.stop))
-    return rows
 
 
 def test_it_is_an_input_that_can_be_shared(twin: TwinKinesis) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.inputs.parquet import ParquetInput, find_parquet_files, schema_of
 from acker_client.source.run.environment import arrow_schema, spark_schema
-from tests.source.driven import Driven, read_elsewhere
+from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.logs import MemoryCheckpoint
 
@@ -27,18 +27,6 @@ NUMBERS = pa.schema([("value", pa.string())])
 def write(path: Path, values: list[str], rows_per_group: int = 4) -> Path:
     pq.write_table(pa.table({"value": pa.array(values, pa.string())}), path, row_group_size=rows_per_group)
     return path
-
-
-def rows_of(slices: Any) -> list[dict[str, Any]]:
-    """All rows, in order; the numbers are those of the slices."""
-    rows, numbers = [], []
-    for piece in slices:
-        for read in piece.read():
-            assert read.columns.validate(full=True) is None
-            numbers += read.numbers.tolist()
-            rows += read.columns.to_pylist()
-        assert numbers == list(range(piece.stop))
-    return rows
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=3), st.integers(1, 5), st.integers(1, 9), st.data())

@@ -78,6 +78,13 @@ def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
 
 
 @pytest.fixture
+def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
+    """The session, with the test's server as its acker."""
+    conf("spark.acker.servers", server.address)
+    return spark
+
+
+@pytest.fixture
 def live(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> Iterator[Callable[..., Any]]:
     """Open a batch at the test's server: ``live(texts, slices=2)``; see ``live_batch.LiveBatch``."""
     from tests.spark.live_batch import LiveBatch

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Files, PutBack, Retry
@@ -16,12 +14,6 @@ from acker_client.source.stores.put_back import Moved, put_back
 from acker_client.spark import operator, sink
 
 LINES, POISON = 3000, "line 1234"
-
-
-@pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
 
 
 @operator("value string, path string, line bigint")

@@ -20,12 +20,6 @@ QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 
 
 @pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
-
-
-@pytest.fixture
 def save(tmp_path: Path) -> Any:
     """A sink that appends to ``out``."""
 

@@ -24,12 +24,6 @@ QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 POISON = 13
 
 
-@pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
-
-
 @operator("twice long")
 def doubled(row: Row) -> Any:
     if row.id == POISON:

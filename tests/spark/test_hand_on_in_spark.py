@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,6 @@ from acker_client.spark import Refused, functions, group, operator, sink
 from acker_client.spark.evidence.batch import NotHeld
 from tests.source.executors import Log
 from tests.source.kafka_broker import MockKafka
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[MockKafka]:
-    with MockKafka() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
 
 
 @operator("word string, value string")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Kafka, Retry
@@ -15,18 +13,6 @@ from acker_client.spark import operator, sink
 from tests.source.kafka_broker import MockKafka
 
 POISON = 13
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[MockKafka]:
-    with MockKafka() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
 
 
 @operator("id int, source string, at timestamp, place string")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Parquet, Retry
@@ -20,12 +18,6 @@ from acker_client.spark import operator, sink
 ROWS = 60
 POISON, STUCK = 13, 20
 MIDNIGHT = datetime(2026, 3, 29, tzinfo=UTC)
-
-
-@pytest.fixture
-def connected(spark: SparkSession, server: Any, conf: Callable[[str, str], None]) -> SparkSession:
-    conf("spark.acker.servers", server.address)
-    return spark
 
 
 @operator("id long, total decimal(14,2), city string, first_tag string, at timestamp")
