@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,6 @@ WEAK = ("at_most_once", "no_guarantee")
 
 class Crash(Exception):
     """The driver dies here."""
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,11 +21,6 @@ from tests.source.test_kinesis_source import TwinSource
 
 SHARDS = [f"shardId-{k:012d}" for k in range(4)]
 LIMIT_S = 60.0
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,11 +39,6 @@ class TwinSource(Kinesis):
 
     def _open(self) -> KinesisDoor:
         return self.twin
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,6 @@ from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_al
 from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
 
 STUCK = Retry(max_retries=10, initial_s=1000, cap_s=1000)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 def log_of(**records: int) -> Log:

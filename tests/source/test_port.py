@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,11 +34,6 @@ class Noted(Log):
 
     def on_revoke(self, partition: str, dropped: Emissions) -> None:
         self.revoked.append((partition, dropped.origins().column("offset").to_pylist()))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 def source(cluster: Cluster, log: InMemory, **options: Any) -> LogSource:

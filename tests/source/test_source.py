@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, fa
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
 QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 def letters(cluster: Cluster) -> list[dict[str, Any]]:

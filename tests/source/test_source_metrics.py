@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import fields
-from pathlib import Path
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,11 +13,6 @@ from acker_client.source.core.summary import Counts
 from acker_client.source.doors.prometheus import COUNTERS
 from tests.deploy.prometheus import tool
 from tests.source.executors import NO_SPARK, Cluster, failing
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
 
 
 def figures(page: str) -> dict[str, float]:
