@@ -171,6 +171,6 @@ def test_a_server_that_was_silent_long_ago_and_was_not_asked_since_is_not_gone()
         with pytest.raises(Unavailable):
             client.caller("s2:1").greet(client.patience(0.5).deadline)
         servers.now += 1.0
-    assert client.gone(two) == "its server has not answered for 20 s"
+    assert client.gone(two) == "its server has not answered for 19 s"
     servers.now += 60.0
     assert not client.gone(two)

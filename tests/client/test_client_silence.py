@@ -145,3 +145,13 @@ def test_a_call_that_ends_late_begins_no_silence_before_an_answer_that_came_mean
     silence.answered(10.5)
     silence.unanswered(6.0, 12.5, "no answer")
     assert silence.lasts_s(12.5) == 2.0
+
+
+def test_nobody_is_held_silent_for_a_time_in_which_nobody_asked() -> None:
+    silence = Silence("far:7070")
+    silence.unanswered(1.0, 1.5, "refused")
+    silence.unanswered(3.0, 3.2, "refused")
+    assert silence.lasts_s(13.5) == 12.5
+    assert silence.shown_s(13.5) == pytest.approx(2.2)
+    silence.answered(13.6)
+    assert silence.shown_s(13.6) == 0.0

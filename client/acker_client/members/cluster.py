@@ -184,7 +184,7 @@ class Cluster:
             # There is a registry, and what it says was not heard yet.
             self._is_in_doubt = True
             return ""
-        silent_s = self._silent_s(member.address)
+        silent_s = self._shown_silent_s(member.address)
         if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
@@ -250,6 +250,10 @@ class Cluster:
     def _silent_s(self, address: str) -> float:
         caller = self._callers.get(address)
         return 0.0 if caller is None else caller.silent_s
+
+    def _shown_silent_s(self, address: str) -> float:
+        caller = self._callers.get(address)
+        return 0.0 if caller is None else caller.shown_silent_s
 
     def _look(self, patience: Patience) -> View:
         if self._listed is None and self._epoch_heard == 0:
@@ -414,7 +418,7 @@ class Cluster:
         return self._view
 
     def _is_out(self, seed: str) -> bool:
-        return len(self.settings.servers) > 1 and self._silent_s(seed) >= self.settings.gone_after_s
+        return len(self.settings.servers) > 1 and self._shown_silent_s(seed) >= self.settings.gone_after_s
 
     def _is_draining(self, member: Member) -> bool:
         hello = self._hello_of(member.address)
