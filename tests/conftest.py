@@ -26,6 +26,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked ``sampled(n)``, the first of each n cases is run at once and the others with the long
+    ones; those for the versions that users have stay as they are."""
+    cases: dict[str, int] = {}
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        at = cases[test] = cases.get(test, -1) + 1
+        if at % sampled.args[0] and not item.get_closest_marker("matrix"):
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., Any]]:
     """Start a server in this process: ``start_server(max_pending=10)`` takes any option of the server's Config.

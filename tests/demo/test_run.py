@@ -74,7 +74,7 @@ def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_end
 @pytest.mark.parametrize(
     ("source", "batch_records"),
     [
-        ("kafka", "45"),
+        pytest.param("kafka", "45", marks=pytest.mark.long),
         pytest.param("frame", "20", marks=pytest.mark.long),
         pytest.param("kinesis", "45", marks=pytest.mark.long),
     ],

@@ -71,6 +71,7 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     assert {Path(row["path"]).name for row in rows} == {"monday.jsonl"}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     import pyarrow.parquet
@@ -193,6 +194,7 @@ def test_the_program_without_spark_runs_as_it_stands(
     assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path: Path) -> None:
     path = program("Pipeline()", tmp_path).rename(tmp_path / "test_orders.py")

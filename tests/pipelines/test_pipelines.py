@@ -8,7 +8,7 @@ from tests.pipelines.bench import Bench, told
 from tests.pipelines.program import generate
 
 # Of the first ones those that are quick and between them have most of what can go wrong; `make pipelines` runs more.
-SEEDS = (2, 7, 8, 16, 22, 23, 27, 30, 34, 44, 47, 55)
+SEEDS = (2, 8, 16, 27, 34, 47)
 # And of these, for the versions that users have.
 MATRIX = (2, 8, 27)
 LONG = [seed for seed in range(1, 81) if seed not in SEEDS]

@@ -25,6 +25,8 @@ atexit.register(shutil.rmtree, LOCAL_DIR, ignore_errors=True)
 CONF = {
     # Many small jobs: compiling them well costs more than it gives back.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    # Spark takes whoever knocks first at a port of its own for itself: it may be a client that looks for a dead server.
+    "spark.python.unix.domain.socket.enabled": "true",
     "spark.local.dir": str(LOCAL_DIR),
     "spark.sql.shuffle.partitions": "3",
     "spark.sql.warehouse.dir": str(LOCAL_DIR / "warehouse"),

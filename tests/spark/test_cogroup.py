@@ -291,6 +291,7 @@ def plain(left: DataFrame, right: DataFrame, it: Any, schema: str) -> list[Row]:
 KINDS = [("key", pa.int64()), ("left", pa.int64()), ("right", pa.int64()), ("text", pa.string())]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("it", "schema"), [(joins, "text string"), (counts, "key long, left long, right long")], ids=["pairs", "all"]

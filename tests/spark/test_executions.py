@@ -387,8 +387,8 @@ MATRIX = {
 
 
 def cases(of: Iterable[str]) -> list[Any]:
-    """Those for the versions that users have, and one of three of the others, at once; the rest in `make test-long`."""
-    kept = [case for case in of if case not in MATRIX][::3]
+    """Those for the versions that users have, and one of six of the others, at once; the rest in `make test-long`."""
+    kept = [case for case in of if case not in MATRIX][::6]
 
     def marks(case: str) -> Any:
         return pytest.mark.matrix if case in MATRIX else () if case in kept else pytest.mark.long
@@ -556,6 +556,7 @@ def test_an_ack_column_counts_when_an_action_that_hands_rows_on_succeeds(live: A
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("body", "because"),
     [
@@ -585,6 +586,7 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
     noop(rows.sparkSession.createDataFrame(rows.rdd.map(lambda row: (row.word,)), "word string"))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "deliver",
     [
@@ -611,6 +613,7 @@ def test_an_ack_column_counts_when_something_outside_of_sql_hands_all_rows_on(
     assert set(batch.settle().values()) == {Verdict.ACKED}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("body", "because"),
     [

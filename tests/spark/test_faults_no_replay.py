@@ -240,6 +240,7 @@ SHUFFLES: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_rows_are_moved_between_operators(
@@ -252,6 +253,7 @@ def test_rows_are_moved_between_operators(
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_moved_rows_are_evaluated_twice_behind_a_cache(live: Start, tmp_path: Path, shuffle: str) -> None:
     batch = live(texts(30))

@@ -112,6 +112,7 @@ def fickle_arrow(how: str, folder: Path) -> Any:
     return fickle
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("checked", ["true", "false"], ids=["checked", "unchecked"])
 @pytest.mark.parametrize("form", [fickle_rows, fickle_arrow], ids=["rows", "arrow"])
 @pytest.mark.parametrize("how", ["count", "value", "order"])
