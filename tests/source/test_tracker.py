@@ -48,6 +48,12 @@ class Twin:
                 applied.append((self.emissions[numbers[root]], verdict, index))
         return applied, repeated, foreign
 
+    def drop(self, records: set[int]) -> None:
+        self.done |= records
+        for number, record in enumerate(self.emissions):
+            if record in records:
+                self.outcome.setdefault(number, 0)
+
     def done_below(self, reach: int) -> int:
         still_open = set(self.emissions) - self.done
         return min(still_open, default=reach)
@@ -57,7 +63,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
     @initialize(base=st.integers(1, BASE_MAX - 1))
     def begin(self, base: int) -> None:
         self.tracker, self.twin = Tracker(base), Twin(base)
-        self.next_record, self.failed = 0, set[int]()
+        self.next_record, self.failed, self.acked = 0, set[int](), set[int]()
 
     @rule(gaps=st.lists(st.integers(0, 5), max_size=8))
     def emit_new_records_with_gaps(self, gaps: list[int]) -> None:
@@ -102,14 +108,29 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
         assert got.records.tolist() == [record for record, _, _ in expected]
         self._record(expected)
 
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        """Records go to another source while emissions of theirs may have no outcome yet."""
+        still_open = sorted(set(self.twin.emissions) - self.twin.done)
+        records = data.draw(st.sets(st.sampled_from(still_open), max_size=5)) if still_open else set()
+        self.tracker.drop(np.array(sorted(records), np.int64))
+        self.twin.drop(records)
+        self.failed -= records
+
+    @rule()
+    def take_finished(self) -> None:
+        assert self.tracker.take_finished() == Ranges.of(np.array(sorted(self.acked), np.int64))
+        self.acked = set()
+
     def _record(self, outcomes: list[tuple[int, int, int]]) -> None:
-        acked = [record for record, verdict, _ in outcomes if verdict == ACKED]
-        self.tracker.finish(np.array(acked, np.int64))
-        self.twin.done |= set(acked)
+        acked = {record for record, verdict, _ in outcomes if verdict == ACKED}
+        self.twin.done |= acked
+        self.acked |= acked
         self.failed |= {record for record, verdict, _ in outcomes if verdict != ACKED}
 
     @rule()
     def compact(self) -> None:
+        self.take_finished()
         self.tracker.compact()
         assert self.tracker.done_below == self.twin.done_below(self.tracker.reach)
 
@@ -157,7 +178,6 @@ def test_outcomes_of_several_blocks_count_once_whichever_way_they_are_applied(
     assert got.records.tolist() == order[firsts].tolist()
     assert got.verdicts.tolist() == verdicts[firsts].tolist()
     assert (got.repeated, got.foreign, tracker.pending) == (len(order) - count, 3, 0)
-    tracker.finish(got.records[got.verdicts == ACKED])
     tracker.drop(got.records[got.records == got.records[0]])
     done = np.sort(got.records[(got.verdicts == ACKED) & (got.records != got.records[0])])
     assert tracker.take_finished() == Ranges.of(done)
@@ -171,7 +191,6 @@ def test_the_order_of_outcomes_does_not_matter(order: list[int]) -> None:
     tracker.emit(np.arange(40))
     roots = roots_of(7, order)
     applied = tracker.apply(roots, np.full(40, ACKED, np.uint8))
-    tracker.finish(applied.records)
     tracker.compact()
     assert sorted(applied.records.tolist()) == list(range(40))
     assert (tracker.done_below, tracker.pending) == (40, 0)
@@ -190,16 +209,28 @@ def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins(
 def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stranger() -> None:
     tracker = Tracker(99)
     tracker.emit(np.arange(3))
-    tracker.finish(tracker.apply(roots_of(99, [0, 1, 2]), np.full(3, ACKED, np.uint8)).records)
+    tracker.apply(roots_of(99, [0, 1, 2]), np.full(3, ACKED, np.uint8))
     tracker.compact()
     late = tracker.apply(roots_of(99, [1, 2]), np.full(2, FAILED, np.uint8))
     assert (len(late.records), late.repeated, late.foreign) == (0, 2, 0)
 
 
+def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_other_record_done() -> None:
+    """As of a batch that is not held: its roots are pending still when its partition is revoked."""
+    tracker = Tracker(5)
+    gone = tracker.emit(np.arange(10))
+    tracker.emit(np.arange(10, 30))
+    tracker.drop(gone.records)
+    tracker.compact()
+    late = tracker.apply(gone.roots, np.full(10, ACKED, np.uint8))
+    assert (len(late.records), late.repeated, tracker.pending, tracker.open_records) == (0, 10, 20, 20)
+    assert tracker.take_finished() == Ranges()
+
+
 def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     tracker = Tracker(5)
     tracker.emit(np.array([10, 40, 41]))
-    tracker.finish(tracker.apply(roots_of(5, [0, 1]), np.full(2, ACKED, np.uint8)).records)
+    tracker.apply(roots_of(5, [0, 1]), np.full(2, ACKED, np.uint8))
     tracker.compact()
     assert tracker.done_below == 41
 
@@ -209,7 +240,7 @@ def test_what_is_done_and_ended_is_forgotten_so_memory_follows_what_is_in_flight
     sizes = []
     for step in range(200):
         emitted = tracker.emit(np.arange(step * 1000, (step + 1) * 1000))
-        tracker.finish(tracker.apply(emitted.roots, np.full(1000, ACKED, np.uint8)).records)
+        tracker.apply(emitted.roots, np.full(1000, ACKED, np.uint8))
         tracker.compact()
         sizes.append(tracker.nbytes)
     assert max(sizes) == max(sizes[:10])
@@ -235,7 +266,7 @@ def _lines_run(outcomes: int) -> int:
 
     sys.settrace(count)
     try:
-        tracker.finish(tracker.apply(emitted.roots, verdicts).records)
+        tracker.apply(emitted.roots, verdicts)
         tracker.compact()
     finally:
         sys.settrace(None)

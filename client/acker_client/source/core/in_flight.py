@@ -17,7 +17,6 @@ from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.retry import Draw, ReplayGroup, Retry, Schedule
 from acker_client.source.core.summary import Counts
 from acker_client.source.core.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
-from acker_client.source.core.window import blocks
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
 
@@ -150,7 +149,7 @@ class InFlight:
         done."""
         absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
-        self._finish(absent.records)
+        self.tracker.finish(absent.records)
         return absent
 
     def revoke(self, records: RecordNumbers) -> RecordNumbers:
@@ -183,12 +182,12 @@ class InFlight:
     def finish_dead(self, records: RecordNumbers) -> None:
         """Count ``records``, ascending, as done: they are safely in the dead letters."""
         self.counts.dead_lettered += len(records)
-        self._finish(records)
+        self.tracker.finish(records)
 
     def let_go(self, records: RecordNumbers) -> None:
         """Count ``records``, ascending, as done though they were not acked: nobody wants them tried again."""
         self.counts.dropped += len(records)
-        self._finish(records)
+        self.tracker.finish(records)
 
     def take_finished(self) -> Ranges:
         """The records that have become done since the last call; to be called before ``compact``, which forgets."""
@@ -205,8 +204,6 @@ class InFlight:
     ) -> Effects:
         is_acked = applied.verdicts == Verdict.ACKED
         self._count(applied.verdicts)
-        for at in blocks(len(is_acked)):
-            self._finish(applied.records[at][is_acked[at]])
         fell = np.flatnonzero(~is_acked)
         fell = fell[np.argsort(applied.records[fell], kind="stable")]
         failures = Failures(
@@ -217,9 +214,6 @@ class InFlight:
         if not is_broken:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
         return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))
-
-    def _finish(self, records: RecordNumbers) -> None:
-        self.tracker.finish(records)
 
     def _count(self, verdicts: Kinds) -> None:
         self.counts.acked += int(np.count_nonzero(verdicts == Verdict.ACKED))

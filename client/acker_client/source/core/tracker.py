@@ -21,13 +21,15 @@ import numpy.typing as npt
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.window import Window, blocks
 from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
-from acker_protocol.messages import Kinds
+from acker_protocol.messages import Kinds, Verdict
 
 RecordNumbers = npt.NDArray[np.int64]
 
-# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol; its record does not exist.
+# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol; its record does not exist, or is
+# another source's.
 PENDING = 0
 ABSENT = 5
+DROPPED = 6
 
 # What a record is; a number that was never emitted is a gap.
 GAP = 0
@@ -142,7 +144,8 @@ class Tracker:
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply(self, roots: Column, verdicts: Kinds) -> Counted:
-        """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted."""
+        """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted. The
+        records of those that are ACKED are done."""
         kernel = compiled()
         applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
         self._pending -= len(applied.records)
@@ -162,6 +165,8 @@ class Tracker:
             states.start,
             states.values,
             self._emission_record.values,
+            self._record_state.start,
+            self._record_state.values,
             records,
             where,
         )
@@ -185,7 +190,9 @@ class Tracker:
         index, where = _only(self._emission_state.values[index] == PENDING, index, where)
         index, where = _firsts(index, where)
         self._emission_state.values[index] = verdicts[where]
-        return _Applied(self._emission_record.values[index], where, foreign)
+        records = self._emission_record.values[index]
+        self.finish(records[verdicts[where] == Verdict.ACKED])
+        return _Applied(records, where, foreign)
 
     def end(self, start: int, stop: int, ending: int) -> Counted:
         """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
@@ -206,12 +213,16 @@ class Tracker:
         return opened
 
     def finish(self, records: RecordNumbers) -> None:
-        """Count ``records`` as done: acked, absent, or safely in the dead letters."""
+        """Count ``records`` as done though they were not acked: absent, let go, or safely in the dead letters."""
         self._record_state.put(records, FINISHED)
 
     def drop(self, records: RecordNumbers) -> None:
-        """``records`` are no longer this source's: they hold nothing up, and are not done."""
+        """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
         self._record_state.put(records, DONE)
+        dropped = np.flatnonzero(self._emission_state.values == PENDING)
+        dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
+        self._emission_state.values[dropped] = DROPPED
+        self._pending -= len(dropped)
 
     def take_finished(self) -> Ranges:
         """The records that have become done since the last call; to be called before ``compact``, which forgets."""
