@@ -311,6 +311,34 @@ def test_what_ends_after_a_batch_that_is_not_held_was_settled_is_said_once(serve
     assert (ended, watched.settled) == (Counter({Verdict.ACKED: 10}), ())
 
 
+def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_the_other_that_was_silent_first() -> (
+    None
+):
+    """Where a registry still lists both, neither is gone: none of them may be waited for to the end."""
+    servers, asked = Servers(2), Counter[str]()
+
+    class Turned:
+        """The first server answers the first watch and no other, the second none before the first has fallen silent."""
+
+        def __init__(self, address: str) -> None:
+            self._address, self._transport = address, servers.by_address[address].connect(address)
+
+        def watch(self, question: Watch, timeout_s: float) -> Any:
+            asked[self._address] += 1
+            if (self._address == "s0:1") == (asked["s0:1"] > 1):
+                raise errors.Unavailable("silent")
+            return self._transport.watch(question, timeout_s)
+
+        def __getattr__(self, call: str) -> Any:
+            return getattr(self._transport, call)
+
+    settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=2.0)
+    with AckerClient(settings, connect=Turned) as client:
+        client.open_source("orders")
+    assert asked["s0:1"] > 1
+    servers.close()
+
+
 def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
     source = servers.client("source", replicas=1, gone_after_s=100.0)
     source.open_source("orders")

@@ -25,7 +25,7 @@ from acker_client.core.replication import Replication
 from acker_client.core.stream import Stream
 from acker_client.core.votes import Merged
 from acker_client.core.watched import NO_SLOTS, Mask, WatchResult, joined, only
-from acker_client.errors import RETRYABLE, AckerError, Draining, UnknownBatch, UnknownSource
+from acker_client.errors import RETRYABLE, AckerError, Draining, Unavailable, UnknownBatch, UnknownSource
 from acker_client.members.cluster import Cluster
 from acker_client.members.conversation import Conversation, Polled
 from acker_client.members.replicas import ask
@@ -99,22 +99,20 @@ class SourceSession:
 
     def open(self, patience: Patience) -> None:
         """Open the source at the servers of its open stream; where the view has changed, pin the stream anew."""
-        silent: set[Member] = set()
-        while True:
+
+        def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
             placement = self._place(_answering(self._cluster.view(patience), silent), 0)
             with self._lock:
                 if self._stream.is_placed_on(placement):
-                    return
+                    return set()
             opening = _Opening(placement.members)
-            try:
-                self._open_at_members(opening, self._open_stream_at, patience.deadline.left_s)
-            except Draining:
-                continue
+            self._open_at_members(opening, self._open_stream_at, budget_s)
             if not opening.out:
-                break
-            silent |= opening.out
-        log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
-        self._pin_stream(placement, opening.opened, patience)
+                log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
+                self._pin_stream(placement, opening.opened, patience)
+            return opening.out
+
+        _until_opened(attempt, patience)
 
     def new_root(self) -> int:
         """The root id of the next emission in the open stream."""
@@ -152,25 +150,24 @@ class SourceSession:
             raise
 
     def _opened(self, request: OpenBatch, budget_s: float | None) -> Pin:
-        silent: set[Member] = set()
+        patience = self._cluster.patience(budget_s)
         # A try that fails leaves it open where it was opened, and the next may place it elsewhere.
         asked = self._asked.setdefault(request.number, set())
-        while True:
-            batch = self._placed(request, self._cluster.view(self._cluster.patience(budget_s)), silent)
+
+        def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
+            batch = self._placed(request, self._cluster.view(patience), silent)
             with self._lock:
                 self._batches[request.number] = batch
             opening = _Opening(batch.members)
             asked.update(batch.members)
-            try:
-                self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
-            except Draining:
-                continue
-            if not opening.out:
-                break
-            silent |= opening.out
+            self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
+            return opening.out
+
+        _until_opened(attempt, patience)
         del self._asked[request.number]
-        here = set(map(self._cluster.address_of, batch.members))
         with self._lock:
+            batch = self._batches[request.number]
+            here = set(map(self._cluster.address_of, batch.members))
             for address in set(map(self._cluster.address_of, asked)) - here:
                 self._leftovers.setdefault(address, set()).add(request.number)
         return batch.pin
@@ -619,6 +616,28 @@ class _Opening:
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)
+
+
+def _until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Member]], patience: Patience) -> None:
+    """Make attempts until one leaves nobody out, each without the members that were silent so far; when those that are
+    left do not answer either, half of the time goes to all of them again.
+
+    ``attempt(silent, budget_s)`` returns who was silent in it."""
+    silent: AbstractSet[Member] = set()
+    while True:
+        left_s = patience.deadline.left_s
+        try:
+            out = attempt(silent, left_s / 2 if silent else left_s)
+        except Draining:
+            continue
+        except Unavailable:
+            if not silent:
+                raise
+            silent = set()
+            continue
+        if not out:
+            return
+        silent = silent | out
 
 
 def _answering(view: View, silent: AbstractSet[Member]) -> View:
