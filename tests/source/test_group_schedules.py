@@ -17,7 +17,7 @@ import pytest
 from acker_client.source import Batch, Committed, Emissions, Listener, Retry
 from acker_client.source.core.in_flight import Failures
 from acker_client.source.run.run import Run
-from tests.source.executors import NO_SPARK, Cluster, frame_of
+from tests.source.executors import NO_SPARK, Cluster, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log, LogSource, MemoryLetters
 from tests.source.test_groups import Idle
@@ -112,11 +112,13 @@ class Sources:
         self.start("x")
 
     def start(self, name: str) -> None:
-        if name in self.members:
-            return
+        if name not in self.members:
+            self.members[name] = Member(LogSource(self.log, **self.options_of(name))._begin(NO_SPARK).__enter__())
+
+    def options_of(self, name: str) -> dict[str, Any]:
         checkpoint = Checked(self.group, name)
         checkpoint.twin = self.twin
-        options: dict[str, Any] = {
+        return {
             "environment": replace(self.cluster.environment(), sleep=self.idle),
             "listener": Watching(self.twin, name),
             "group": Membership(self.group, name),
@@ -127,7 +129,9 @@ class Sources:
             "commit_interval_s": self.interval_s,
             "retry": Retry(max_retries=1, max_interruptions=50, initial_s=2, cap_s=2),
         }
-        self.members[name] = Member(LogSource(self.log, **options)._begin(NO_SPARK).__enter__())
+
+    def ack(self, batch: Batch, rows: list[Row]) -> None:
+        frame_of(batch).ack(rows)
 
     def idle(self, seconds: float) -> None:
         self.cluster.time.sleep(seconds)
@@ -178,7 +182,7 @@ class Sources:
             rows = frame_of(batch).rows()
             bad = {row.root: "bad" for row in rows if how == "thirds fail" and int(row.value[1:]) % 3 == 0}
             frame_of(batch).fail(bad)
-            frame_of(batch).ack(row for row in rows if row.root not in bad)
+            self.ack(batch, [row for row in rows if row.root not in bad])
         member.run.settle(batch, OSError("disk full") if how == "breaks" else None)
 
     def turn(self) -> None:

@@ -1,0 +1,143 @@
+"""Batches that are not held: what is open of them goes on after they were settled, while partitions come and go."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acker_client.source import Batch, Emissions, Ranges
+from tests.source.executors import NO_SPARK, Cluster, Frame, Row, frame_of
+from tests.source.groups import Group, Membership, SharedCheckpoint
+from tests.source.logs import Log, LogSource
+from tests.source.test_group_schedules import MEMBERS, PARTITIONS, Sources, Watching
+from tests.source.test_port import Noted
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def log() -> Log:
+    log = Log()
+    log.append("a", 8)
+    log.append("b", 8)
+    return log
+
+
+@pytest.mark.parametrize("how", ["taken away", "given to another", "deleted"])
+def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_record(
+    cluster: Cluster, log: Log, how: str
+) -> None:
+    group, noted = Group({"a": "x", "b": "x"}), Noted()
+    options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0, "listener": noted}
+    if how != "deleted":
+        options |= {"group": Membership(group, "x"), "checkpoint": SharedCheckpoint(group, "x")}
+    with LogSource(log, environment=cluster.environment(), **options)._begin(NO_SPARK) as run:
+        batch = run.next_batch()
+        assert batch is not None
+        rows = frame_of(batch).rows()
+        run.settle(batch)
+        if how == "taken away":
+            group.take_away("a")
+        if how == "deleted":
+            log.revoked.append("a")
+            run._plan(1)
+        group.give("a", "y")
+        run._take_handover()
+        run._commit()
+        frame_of(batch).ack(row for row in rows if row.value.startswith("a"))
+        run._look(0.0)
+        run._commit()
+        assert run._parts.done.get("b", Ranges()) == Ranges()
+        assert (run.summary().acked, run.summary().open) == (0, 8)
+        # What went away times out at the server, and is not tried again here.
+        cluster.time.sleep(TIMEOUT_S + 1)
+        run._look(0.0)
+        assert noted.retried == list(range(8, 16))
+        assert not run._in_flight.tracker.pending
+
+
+class Handing(Watching):
+    """Knows of which emissions the ack was sent."""
+
+    def __init__(self, sources: NotHeld, member: str) -> None:
+        super().__init__(sources.twin, member)
+        self.sources = sources
+
+    def on_ack(self, acked: Emissions) -> None:
+        assert set(acked.roots.tolist()) <= self.sources.acked, "ACKED, and the ack was not sent"
+        super().on_ack(acked)
+
+
+class NotHeld(Sources):
+    """Sources whose records another job acks: some time after their batch was settled, twice, or never."""
+
+    def __init__(self, folder: Path, dice: random.Random) -> None:
+        # What was handed on, and from whose executors.
+        self.topic: list[tuple[Frame, Row]] = []
+        self.acked: set[int] = set()
+        super().__init__(folder, dice)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        not_held = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 3600.0, "deadline_s": 10.0}
+        return super().options_of(name) | not_held | {"listener": Handing(self, name)}
+
+    def ack(self, batch: Batch, rows: list[Row]) -> None:
+        """Only handed on."""
+        self.topic += [(frame_of(batch), row) for row in rows]
+
+    def read_topic(self, _: str) -> None:
+        """The other job acks some of what it finds, and of that some once more."""
+        self.dice.shuffle(self.topic)
+        cut = self.dice.randrange(len(self.topic) + 1)
+        read, self.topic = self.topic[:cut], self.topic[cut:]
+        for frame, row in read + self.dice.sample(read, len(read) // 4):
+            self.acked.add(row.root)
+            frame.ack([row])
+
+    def forget(self, _: str) -> None:
+        """Messages are gone, and time passes."""
+        self.topic = self.topic[: len(self.topic) // 2]
+        self.cluster.time.sleep(self.dice.choice((5.0, TIMEOUT_S)))
+
+    def turn(self) -> None:
+        step = self.dice.choices((super().turn, self.read_topic, self.forget), weights=(28, 8, 1))[0]
+        step() if step == super().turn else step("")
+
+    def finish(self) -> None:
+        for name in MEMBERS:
+            self.stop(name)
+        for partition in PARTITIONS:
+            self.group.give(partition, "x")
+        for _ in range(40):
+            self.take("x")
+            self.settle("x", "fine")
+            for _ in range(20):
+                self.read_topic("x")
+            self.cluster.time.sleep(TIMEOUT_S)
+        self.stop("x")
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_at_random_no_record_is_done_before_the_other_job_has_acked_it_and_none_is_lost(
+    seed: int, tmp_path: Path
+) -> None:
+    check(NotHeld(tmp_path, random.Random(seed)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(1_000, 1_300))
+def test_at_random_at_length(seed: int, tmp_path: Path) -> None:
+    check(NotHeld(tmp_path, random.Random(seed)))
+
+
+def check(sources: NotHeld) -> None:
+    for _ in range(80):
+        sources.turn()
+    sources.finish()
+    log, twin = sources.log, sources.twin
+    everything = {(partition, k) for partition in PARTITIONS for k in range(log.end_of(partition))}
+    assert twin.ended == everything
+    assert set().union(*(twin.written(partition) for partition in PARTITIONS)) == everything
