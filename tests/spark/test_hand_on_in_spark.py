@@ -85,3 +85,17 @@ def test_what_would_be_acked_before_spark_has_written_it_is_refused_and_so_is_a_
     ):
         with pytest.raises(error, match=says):
             files(tmp_path, "one", **options).run(connected, process)
+
+
+def test_another_hand_on_of_the_same_rows_is_refused_as_nobody_would_wait_for_its_messages(
+    connected: SparkSession, kafka: MockKafka, tmp_path: Path
+) -> None:
+    topic = kafka.new_topic(prefix="twice")
+    values, paths = (hand_on(topic, bootstrap_servers=kafka.servers, value=column) for column in ("value", "path"))
+
+    def both(batch: Batch) -> None:
+        values(batch.df)
+        paths(batch.df)
+
+    with pytest.raises(Refused, match="branch"):
+        files(tmp_path, "one", held=False, message_timeout_s=60.0).run(connected, both)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.core.kafka_names import KafkaConnection
-from acker_client.source.doors.kafka import Message, library, writer_of
+from acker_client.source.doors.kafka import Message, forget_writer, library, writer_of
+from acker_client.source.errors import SourceError
 
 if TYPE_CHECKING:
     from acker_client.spark.operators.hand_on import HandOn
@@ -39,7 +40,7 @@ def hand_on(
     acks = [setting for name, setting in connection.config if name in ("acks", "request.required.acks")]
     if any(setting not in ("all", -1, "-1") for setting in acks):
         raise ValueError("config: acks: a row is acked once every replica in sync has its message; leave acks out")
-    return HandOn(topic, TopicMessages(topic, connection), key, value)
+    return HandOn(TopicMessages(topic, connection), key, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,14 @@ class TopicMessages:
     topic: str
     connection: KafkaConnection
 
+    def __str__(self) -> str:
+        return f"{self.topic} at {self.connection.servers}"
+
     def write(self, messages: Iterable[Message]) -> None:
         """Write them, in order; every replica in sync has them when this returns. Raises ``SourceError``."""
-        writer_of(self.connection).write(self.topic, messages)
+        try:
+            writer_of(self.connection).write(self.topic, messages)
+        except SourceError:
+            # An idempotent producer may be of no use after an error, and a Python worker of Spark's lives long.
+            forget_writer(self.connection)
+            raise

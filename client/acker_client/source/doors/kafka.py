@@ -351,18 +351,25 @@ class TopicWriter:
             if error is not None:
                 failed.append(error)
 
-        for message in messages:
-            self._produce(topic, message, delivered)
+        try:
+            for message in messages:
+                self._produce(topic, message, delivered)
+        except BaseException:
+            self._drop()
+            raise
         left = self._producer.flush(self.connection.timeout_s + 1)
         if failed or left:
-            # What is still on its way would arrive after its records were read again.
-            self._producer.purge()
-            self._producer.flush(1)
+            self._drop()
             error = failed[0] if failed else library().KafkaError(_codes()._MSG_TIMED_OUT)
             raise error_of(error, f"topic {topic!r}", self.connection, self._trouble)
 
     def close(self) -> None:
         self._producer.flush(0)
+
+    def _drop(self) -> None:
+        """What is still on its way would arrive after its records were read again."""
+        self._producer.purge()
+        self._producer.flush(1)
 
     def _produce(self, topic: str, message: Message, delivered: Any) -> None:
         key, value, *headers = message
@@ -415,6 +422,11 @@ def writer_of(connection: KafkaConnection) -> TopicWriter:
     if key not in _writers:
         _writers[key] = TopicWriter(connection)
     return _writers[key]
+
+
+def forget_writer(connection: KafkaConnection) -> None:
+    """The next :func:`writer_of` makes another one."""
+    _writers.pop((os.getpid(), connection), None)
 
 
 def library() -> Any:

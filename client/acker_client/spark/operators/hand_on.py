@@ -30,7 +30,7 @@ Message = tuple[bytes | None, bytes | None, list[Header]]
 
 
 class Messages(Protocol):
-    """Where messages go. Picklable; opened in the task."""
+    """Where messages go. Picklable; opened in the task. Its ``str()`` says where that is."""
 
     def write(self, messages: Iterable[Message]) -> None:
         """Write them, in order; they last when this returns. Raises where they do not."""
@@ -40,8 +40,11 @@ class Messages(Protocol):
 class HandOn(Sink[[], None]):
     """A sink that writes each row to a topic, as a message that carries the row's anchors on."""
 
-    def __init__(self, topic: str, messages: Messages, key: str | None, value: str) -> None:
-        super().__init__(_run, f"hand_on {topic}", owner=self)
+    def __init__(self, messages: Messages, key: str | None, value: str) -> None:
+        # All that says which messages these are: a frame has one sink of a name, and another one would not be waited
+        # for. The tree would be done when the messages of the first are.
+        what = value if key is None else f"{value} by {key}"
+        super().__init__(_run, f"hand_on {messages}, {what}", owner=self)
         self._messages = messages
         self._key = key
         self._value = value
