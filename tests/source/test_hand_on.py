@@ -14,20 +14,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from acker_client.core.handed_on import HEADER, headers_of, taken_up
+from acker_client import AckerClient
+from acker_client.core.handed_on import HEADER, HandedOn, headers_of, taken_up
 from acker_client.core.pins import ANY_NUMBER, NowhereToSend, Pin
 from acker_client.source import Batch, Files, Kafka, Retry, SourceError, hand_on
 from acker_client.source.constructors.hand_on import TopicMessages
 from acker_client.source.core.input import Chosen
 from acker_client.source.core.kafka_names import KafkaConnection
+from acker_client.source.doors.kafka import writer_of
 from acker_client.source.inputs.kafka import KafkaInput
 from acker_client.source.run.options import Options
 from acker_client.source.run.run import Run
-from acker_client.source.run.upstream import UpstreamTrees
+from acker_client.source.run.upstream import UNSENT_MAX, UpstreamTrees
 from acker_client.spark.core.anchors import Anchors, Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.operators.hand_on import HandOnStep, Message
-from acker_protocol.ids import edge0_column, root_ids
+from acker_protocol.ids import Column, edge0_column, root_ids
 from acker_protocol.messages import Identity, InitScope, Settlement, Verdict
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import fold
@@ -245,19 +247,8 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
 
 
 def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jobs) -> None:
-    jobs.cluster.write("a.txt", "one")
-    run = jobs.open(jobs.first())
-    batch = run.next_batch()
-    assert batch is not None
-    jobs.hand_on(batch)
-    run.settle(batch)
+    run, handed = handed_on_by(jobs, 1)
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
-    reader = jobs.second().input()[0]
-    reader.start({})
-    plan = reader.plan(100, 1)
-    assert isinstance(reader, KafkaInput)
-    handed = [each for found in reader.taken_up([Chosen(part) for part in plan.parts]) for each in found]
-    assert len(handed) == 1
     jobs.cluster.stop_for(7.0)
     upstream.ack(handed)
     upstream.ack(handed)
@@ -317,7 +308,22 @@ def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs
 @pytest.mark.parametrize("trouble", ["none", "stopped", "without its state"])
 def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble: str) -> None:
     servers = Servers(3)
-    source, executor = servers.client("source"), servers.client("executor")
+    source, pin, roots, children = pending_at(servers)
+    headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
+    if trouble == "stopped":
+        servers[1].stop()
+    elif trouble == "without its state":
+        servers[1].start(with_state=False)
+    upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
+    upstream.ack(each for row in headers for each in taken_up(row))
+    assert ends_of(source) == Counter({Verdict.ACKED: 60})
+    upstream.close()
+    servers.close()
+
+
+def pending_at(servers: Servers, replicas: int = 2) -> tuple[AckerClient, Pin, Column, Column]:
+    """A source that has handed 60 records on: where their roots live, these, and the edges of the messages."""
+    source, executor = servers.client("source", replicas=replicas), servers.client("executor")
     session = source.open_source("first")
     pin = source.open_batch(1, 1 << 40, 60, held=False, message_timeout_s=60.0)
     roots = root_ids(1 << 40, np.arange(60, dtype=np.uint64))
@@ -326,19 +332,16 @@ def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble:
     executor.report_pinned(Identity(1, 1), fold(roots, edges), covered, (pin,))
     executor.report_pinned(Identity(1, 2), fold(roots, edges ^ children), None, (pin,))
     source.settle(1, Settlement.DONE)
-    headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
-    if trouble == "stopped":
-        servers[1].stop()
-    elif trouble == "without its state":
-        servers[1].start(with_state=False)
-    upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
-    upstream.ack(each for row in headers for each in taken_up(row))
+    return source, pin, roots, children
+
+
+def ends_of(source: AckerClient) -> Counter[Verdict]:
     ended = Counter[Verdict]()
-    while ended.total() < 60:
+    for _ in range(10):
         ended.update(outcome.verdict for outcome in source.watch(1.0).outcomes)
-    assert ended == Counter({Verdict.ACKED: 60})
-    upstream.close()
-    servers.close()
+        if ended.total() == 60:
+            break
+    return ended
 
 
 # -- what travels
@@ -367,16 +370,71 @@ def test_headers_name_the_replicas_of_each_root_by_id_and_generation_and_no_addr
         headers_of((pin,), np.array([1], np.uint64), edges[:1], owners[:1], 1)
 
 
-@pytest.mark.parametrize("value", [b"", b"2[[0,1]]\n", b"1[[0,1]]\n123", b"1[[0]]\n", b"1nothing\n", b"1[[0,1]]", None])
+MALFORMED = [
+    *(b"", b"2[[0,1]]\n", b"1[[0,1]]\n123", b"1[[0]]\n", b"1nothing\n", b"1[[0,1]]", None),
+    *(b"1[[1e999,1]]\n", b"1" + b"[" * 100_000 + b"\n", b"1[[0,1]]\n" + bytes(8) + b"12345678"),
+]
+
+
+@pytest.mark.parametrize("value", MALFORMED)
 def test_a_header_that_is_not_to_be_understood_is_an_error_and_never_an_ack(value: bytes | None) -> None:
     with pytest.raises(ValueError, match=HEADER):
         taken_up([("other", b"x"), (HEADER, value)])
 
 
 def test_a_message_with_a_header_that_is_not_understood_is_a_record_like_any_other(jobs: Jobs) -> None:
-    jobs.kafka.write(jobs.topic, 0, [b"one"], headers=[(HEADER, b"9?")])
+    for value in (b"9?", *filter(None, MALFORMED)):
+        jobs.kafka.write(jobs.topic, 0, [b"one"], headers=[(HEADER, value)])
     jobs.run_second()
-    assert jobs.saved == ["one"]
+    assert set(jobs.saved) == {"one"}
+
+
+def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
+    """What a run of the first job has handed on, of so many lines."""
+    jobs.cluster.write("a.txt", *(f"{k}" for k in range(lines)))
+    run = jobs.open(jobs.first())
+    batch = run.next_batch()
+    assert batch is not None
+    jobs.hand_on(batch)
+    run.settle(batch)
+    reader = jobs.second().input()[0]
+    assert isinstance(reader, KafkaInput)
+    reader.start({})
+    handed = reader.taken_up([Chosen(part) for part in reader.plan(100, 1).parts])
+    reader.close()
+    return run, [each for found in handed for each in found]
+
+
+def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_place_of_others(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, handed = handed_on_by(jobs, 1)
+    forged = [HandedOn(((7, generation),), ((5, 5),)) for generation in range(3 * UNSENT_MAX)]
+    upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
+    upstream.ack([*handed, *forged])
+    upstream.ack(HandedOn(each.replicas, ((6, 6),)) for each in forged)
+    run._look(0.0)
+    assert jobs.log.acked == [0]
+    said = [
+        message for message in caplog.messages if "servers that are not known here (ids 7; known are 0 at " in message
+    ]
+    assert 1 <= len(said) == len(caplog.messages) <= 10
+    upstream.close()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_an_ack_reaches_servers_that_drain_and_serve_what_they_have_to_its_end(replicas: int) -> None:
+    servers = Servers(3)
+    source, pin, roots, children = pending_at(servers, replicas)
+    upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
+    for member in pin.placement.members[:2]:
+        servers[member.id].ask(lambda shard, now: shard.drain())
+        upstream._client._state().cluster.drains(member)
+    headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
+    upstream.ack(each for row in headers for each in taken_up(row))
+    assert ends_of(source) == Counter({Verdict.ACKED: 60})
+    upstream.close()
+    servers.close()
 
 
 # -- options
@@ -394,3 +452,25 @@ def test_a_hand_on_that_does_not_wait_for_all_replicas_is_refused() -> None:
     for config in ({"acks": 1}, {"request.required.acks": "0"}):
         with pytest.raises(ValueError, match="acks"):
             hand_on("topic", bootstrap_servers="localhost:1", config=config)
+
+
+def test_hand_ons_of_unlike_messages_have_unlike_names_so_that_one_frame_has_one_of_them() -> None:
+    one = hand_on("orders", bootstrap_servers="a:1")
+    assert one.name == hand_on("orders", bootstrap_servers="a:1", config={"linger.ms": 5}).name
+    others = (
+        hand_on("sales", bootstrap_servers="a:1"),
+        hand_on("orders", bootstrap_servers="b:1"),
+        hand_on("orders", bootstrap_servers="a:1", key="sku"),
+        hand_on("orders", bootstrap_servers="a:1", value="sku"),
+    )
+    assert len({one.name, *(other.name for other in others)}) == 5
+
+
+def test_a_producer_that_has_failed_is_not_used_again(kafka: MockKafka) -> None:
+    topic = kafka.new_topic(prefix="large")
+    connection = KafkaConnection.of(kafka.servers, "hand-on", {"message.max.bytes": 2_000}, 10.0)
+    messages, writer = TopicMessages(topic, connection), writer_of(connection)
+    with pytest.raises(SourceError, match=r"[Mm]essage size too large"):
+        messages.write([(None, b"small", []), (None, b"x" * 10_000, [])])
+    assert writer_of(connection) is not writer
+    messages.write([(None, b"small", [])])

@@ -72,7 +72,10 @@ def _handed_on(value: bytes) -> HandedOn:
         raise ValueError(f"header {HEADER!r}: not of version {VERSION.decode()}, or cut")
     try:
         replicas = tuple((int(id_), int(generation)) for id_, generation in json.loads(head[1:]))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"header {HEADER!r}: this says no replicas ({error})") from None
     words = np.frombuffer(pairs, "<u8").tolist()
+    if not all(words[0::2]):
+        # Servers refuse a report that has one, with all that others have handed on.
+        raise ValueError(f"header {HEADER!r}: 0 is not a root id")
     return HandedOn(replicas, tuple(zip(words[0::2], words[1::2], strict=True)))

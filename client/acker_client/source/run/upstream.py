@@ -7,6 +7,7 @@ is not acked again. What is not sent times out where it came from, and is replay
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections import deque
@@ -30,6 +31,8 @@ log = logging.getLogger("acker_client.source")
 UNSENT_MAX = 1_000
 # So long servers that did not answer are left alone.
 PAUSE_S = 10.0
+# So many times it is said that nobody knows the servers that something was handed on from.
+SAID_MAX = 10
 # Anchors that are known to be acked: as many as this, and at most twice as many.
 RECENT = 1_000_000
 
@@ -46,6 +49,11 @@ class UpstreamTrees:
         self._unsent: deque[tuple[Identity, Key, Entries]] = deque()
         self._recent: set[tuple[int, int]] = set()
         self._before: set[tuple[int, int]] = set()
+        # The servers that were ever met, by their ids: one that drains, or is away, is in no view for new batches.
+        self._met: dict[int, Member] = {}
+        self._said: set[Key] = set()
+        with contextlib.suppress(*RETRYABLE):
+            self._meet()
 
     def ack(self, handed: Iterable[HandedOn]) -> None:
         """The records that carried these are done."""
@@ -70,7 +78,9 @@ class UpstreamTrees:
             identity, key, entries = self._unsent[0]
             try:
                 pin = self._pin(key)
-                if pin is not None:
+                if pin is None:
+                    self._say_unknown(key)
+                else:
                     self._client.report_pinned(identity, entries, None, (pin,), may_leave=True)
             except RETRYABLE as error:
                 log.warning("records that another job handed on could not be acked there yet: %s", error)
@@ -104,15 +114,34 @@ class UpstreamTrees:
             kinds = np.array([row[2] for row in rows], np.uint8)
             identity = Identity(secrets.randbits(64), secrets.randbits(64))
             self._unsent.append((identity, key, fold_updates(roots, vals, kinds, reasons)))
+        # First: what is for servers that nobody knows goes at once, and takes no other's place.
+        self.send()
         while len(self._unsent) > UNSENT_MAX:
             self._unsent.popleft()
             log.error("too much waits for another job's servers: some of its roots time out, and are replayed there")
-        self.send()
+
+    def _meet(self) -> None:
+        self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Where roots of these replicas live, as far as they are still there; None: none of them is."""
-        members = tuple(sorted(each for each in self._client.members() if (each.id, each.generation) in key))
+        """Where roots of these replicas live, as far as these servers were ever met; None: none of them was. Who is
+        gone for good the client finds out, and leaves out."""
+        if not set(key) <= {(each.id, each.generation) for each in self._met.values()}:
+            self._meet()
+        members = sorted(each for each in self._met.values() if (each.id, each.generation) in key)
         return _everywhere(members) if members else None
+
+    def _say_unknown(self, key: Key) -> None:
+        if key in self._said or len(self._said) >= SAID_MAX:
+            return
+        self._said.add(key)
+        log.warning(
+            "records were handed on by a job whose trees are on servers that are not known here (ids %s; known are %s):"
+            " they time out there, and are replayed. The servers came back without their state, or the two jobs have"
+            " other servers: give both the same spark.acker.servers",
+            ", ".join(str(id_) for id_, _ in key) or "none",
+            ", ".join(f"{member.id} at {member.address}" for member in sorted(self._met.values())),
+        )
 
 
 def _everywhere(members: Sequence[Member]) -> Pin:
