@@ -9,6 +9,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema
 from tests.source.driven import Driven, read_elsewhere
-from tests.source.executors import NO_SPARK, Cluster, failing, save_all
+from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 from tests.source.kafka_broker import MockKafka
 from tests.source.logs import MemoryCheckpoint
 
@@ -447,6 +448,10 @@ def test_a_partition_of_the_checkpoint_that_is_gone_is_refused(kafka: MockKafka,
     with pytest.raises(CheckpointError, match=rf"{topic}/9 was read to offset 3, and does not exist any more"):
         input_.start({f"{topic}/9": Committed(Ranges.below(3))})
     with pytest.raises(
+        CheckpointError, match=rf"another/0 was read to offset 3, and its topic .* \({topic}\): name it"
+    ):
+        input_.start({"another/0": Committed(Ranges.below(3))})
+    with pytest.raises(
         CheckpointError, match=r"the checkpoint is of another input: 'a.txt' is no partition of a topic"
     ):
         input_.start({"a.txt": Committed(Ranges.below(3))})
@@ -810,6 +815,35 @@ def test_dead_letters_are_in_the_topic_when_write_returns_and_one_that_is_too_lo
     assert (cut["bytes"], set(cut["value"])) == (2_000_000, {"\\"})
     assert 100_000 < len(cut["value"]) < 500_000
     store.close()
+
+
+def test_a_letter_whose_record_has_a_key_as_large_as_a_message_is_no_endless_loop(kafka: MockKafka) -> None:
+    store = KafkaTopic(kafka.new_topic(), bootstrap_servers=kafka.servers, timeout_s=10)
+    store.open()
+    keyed = letter(b"bad")
+    with pytest.raises(SourceError, match=r"dead letters cannot be written to topic .*[Mm]essage size too large"):
+        store.write([replace(keyed, origin={**keyed.origin, "key": "k" * 1_200_000})])
+    store.write([replace(keyed, origin={**keyed.origin, "key": "k" * 10_000})])
+    store.close()
+
+
+def test_at_most_once_without_a_checkpoint_offsets_are_committed_before_their_records_are_emitted(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    cluster, topic, seen = Cluster(tmp_path), kafka.new_topic(20, 10), list[str]()
+    options = options_of(kafka, cluster, group_id=topic, batch_records=8, guarantee="at_most_once")
+    options.pop("dead_letters", None)
+    crashed = Kafka(topic, **options)._new_run(NO_SPARK)
+    crashed.__enter__()
+    for _ in range(2):
+        batch = crashed.next_batch()
+        assert batch is not None
+        rows = frame_of(batch).rows()
+        seen += [row.value.decode() for row in rows]
+        if batch.number == 1:
+            crashed.settle(batch)
+    Kafka(topic, **options).run(NO_SPARK, lambda batch: seen.extend(r.value.decode() for r in frame_of(batch).rows()))
+    assert sorted(seen) == sorted([f"0.{k}" for k in range(20)] + [f"1.{k}" for k in range(10)])
 
 
 def test_a_run_whose_letters_go_to_a_topic_ends_when_they_are_there(kafka: MockKafka, tmp_path: Path) -> None:

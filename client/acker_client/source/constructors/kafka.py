@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.input import Input
 from acker_client.source.core.kafka_names import KafkaConnection, Topics, milliseconds
 from acker_client.source.doors.kafka import library
@@ -36,7 +37,7 @@ class Kafka(Source):
 
     ``checkpoint`` may be "kafka": what is done is kept in the group's offsets, holes in their metadata as far as they
     fit. Without a checkpoint, too, a start goes on from what this source has committed, and reads again what was done
-    beyond it. Other ``options``: see ``CommonOptions``.
+    beyond it; with ``guarantee="at_most_once"`` "kafka" is then the default. Other ``options``: see ``CommonOptions``.
     """
 
     def __init__(
@@ -60,6 +61,9 @@ class Kafka(Source):
         if is_in_kafka:
             options["checkpoint"] = None
         super().__init__(Options.of(options))
+        # A start goes on from what is committed anyway; at most once that has to be there before anything is emitted.
+        is_early = self.options.guarantee is Guarantee.AT_MOST_ONCE
+        is_in_kafka = is_in_kafka or (is_early and self.options.checkpoint is None)
         wanted = Topics.of(topics, pattern)
         connection = KafkaConnection.of(
             bootstrap_servers, self.options.name if group_id is None else group_id, config, timeout_s

@@ -330,6 +330,11 @@ class KafkaInput:
 
     def _refuse_gone(self, at: At, prefix: int) -> None:
         """What was read before and is not there: of a pattern's topics some may go, of those that are named none."""
+        if not self.options.topics.fits(at.topic):
+            raise CheckpointError(
+                f"{at.name} was read to offset {prefix}, and its topic is not among those of this source now"
+                f" ({self.options.topics}): name it too, or give another checkpoint"
+            )
         if self.options.topics.names:
             raise CheckpointError(
                 f"{at.name} was read to offset {prefix}, and does not exist any more: bring it back, or remove the"

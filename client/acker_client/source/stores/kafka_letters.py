@@ -19,6 +19,8 @@ from acker_client.source.errors import SourceError
 # What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.
 MESSAGE_BYTES_MAX = 1_000_000
 AROUND_BYTES = 1024
+# A record's own key is part of where it stands, and may be as large as a message.
+KEY_BYTES_MAX = 4096
 
 
 class KafkaTopic:
@@ -74,9 +76,9 @@ class KafkaTopic:
         return self._writer
 
     def _message(self, letter: DeadLetter) -> tuple[bytes, bytes]:
-        key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")
+        key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")[:KEY_BYTES_MAX]
         text = _bytes_of(letter)
-        room = self._message_bytes_max - len(key) - AROUND_BYTES
+        room = max(0, self._message_bytes_max - len(key) - AROUND_BYTES)
         # What JSON escapes takes more room than it had: cut to what fits in the end.
         kept = room
         while len(text) > room and kept:
