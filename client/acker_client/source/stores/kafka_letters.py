@@ -58,6 +58,8 @@ class KafkaTopic:
         try:
             self._opened().write(self.topic, (self._message(letter) for letter in letters))
         except SourceError as error:
+            # What a producer was made to drop may be dropped of the next ones too.
+            self._writer = None
             raise SourceError(
                 f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
                 " are read again at the next start"
