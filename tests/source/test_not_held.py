@@ -103,8 +103,10 @@ class NotHeld(Sources):
         self.cluster.time.sleep(self.dice.choice((5.0, TIMEOUT_S)))
 
     def turn(self) -> None:
-        step = self.dice.choices((super().turn, self.read_topic, self.forget), weights=(28, 8, 1))[0]
-        step() if step == super().turn else step("")
+        if self.dice.random() < 0.75:
+            super().turn()
+        else:
+            self.dice.choices((self.read_topic, self.forget), weights=(8, 1))[0]("")
 
     def finish(self) -> None:
         for name in MEMBERS:
