@@ -9,7 +9,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from acker_client.source.core.commit_metadata import CommitMetadata
 from acker_client.source.core.input import PausableInput, SharedInput
 from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
 from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, error_of, library, reader_of
+from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, Reader, error_of, library, reader_of
 from acker_client.source.inputs.kafka import KafkaInput, shared_out
 from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
 from acker_client.source.run.environment import arrow_schema
@@ -458,6 +458,57 @@ def test_a_partition_of_the_checkpoint_that_is_gone_is_refused(kafka: MockKafka,
 
 
 # -- what is wrong
+
+
+@dataclass
+class Delivered:
+    """A message of the library's, or an error in its place."""
+
+    at: int
+    code: int | None = None
+
+    def error(self) -> Any:
+        return None if self.code is None else library().KafkaError(self.code)
+
+    def offset(self) -> int:
+        return self.at
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5
+
+    def value(self) -> bytes:
+        return b"value"
+
+    key = headers = lambda self: None
+
+
+@dataclass
+class Delivering:
+    """A consumer that has these messages."""
+
+    messages: list[Delivered]
+
+    def consume(self, count: int, timeout: float) -> list[Delivered]:
+        taken, self.messages = self.messages, []
+        return taken
+
+    def assign(self, partitions: Any) -> None:
+        """Nothing else is there."""
+
+    def unassign(self) -> None:
+        """Nothing more is wanted."""
+
+
+@pytest.mark.parametrize("code", ["_BAD_MSG", "_BAD_COMPRESSION", "_NOT_IMPLEMENTED"])
+def test_a_record_that_the_library_skips_as_it_is_damaged_is_an_error_and_not_absent(code: str) -> None:
+    reader = Reader(KafkaConnection.of("127.0.0.1:1", "damaged", None, 0.5))
+    damaged = Delivered(1, getattr(library().KafkaError, code))
+    reader._consumer = Delivering([Delivered(0), damaged, Delivered(2)])
+    with pytest.raises(SourceError, match=r"orders/0 cannot be read at offset 1 \("):
+        list(reader.read(At("orders", 0), 0, 3))
+    # What lies beyond what was planned is not this read's concern.
+    reader._consumer = Delivering([Delivered(0), damaged])
+    assert [each.offsets.tolist() for each in reader.read(At("orders", 0), 0, 1) if isinstance(each, Fetched)] == [[0]]
 
 
 def test_a_broker_that_is_not_there_and_a_topic_that_is_not_there_are_a_sentence_each(

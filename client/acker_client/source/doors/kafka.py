@@ -272,7 +272,7 @@ class Reader:
             good = [message for message in messages if message.error() is None]
             for message in messages:
                 if message.error() is not None:
-                    gone = self._seen(at, message.error(), position, stop)
+                    gone = self._seen(at, message, position, stop)
                     if gone is not None:
                         yield gone
         if good:
@@ -283,9 +283,15 @@ class Reader:
         ends = (message for message in messages if message.error() is not None)
         return max((end.offset() for end in ends if end.error().code() == _codes()._PARTITION_EOF), default=0)
 
-    def _seen(self, at: At, error: Any, position: int, stop: int) -> Gone | None:
+    def _seen(self, at: At, message: Any, position: int, stop: int) -> Gone | None:
         """An error among messages: what is gone by it, None: it may pass. Raises where it does not."""
-        codes = _codes()
+        codes, error = _codes(), message.error()
+        if error.code() in _damaged() and message.offset() < stop:
+            # The library goes on behind it, as if there were no such records.
+            raise SourceError(
+                f"Kafka: {at.name} cannot be read at offset {message.offset()} ({error.str()}): see to the broker's"
+                " copy of it, and to what the library can decompress; what is not read is not done"
+            )
         if error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
             return self._out_of_range(at, position, stop)
         if error.code() in _forbidden():
@@ -481,6 +487,12 @@ def _forbidden() -> tuple[int, ...]:
         codes.SASL_AUTHENTICATION_FAILED,
         codes._AUTHENTICATION,
     )
+
+
+def _damaged() -> tuple[int, ...]:
+    """Records that are there and cannot be read: their checksum is wrong, or they are packed in an unknown way."""
+    codes = _codes()
+    return codes._BAD_MSG, codes._BAD_COMPRESSION, codes._NOT_IMPLEMENTED
 
 
 def _passing() -> tuple[int, ...]:
