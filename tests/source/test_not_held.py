@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from acker_client.source import Batch, Emissions, Ranges
-from tests.source.executors import NO_SPARK, Cluster, Frame, Row, frame_of
+from acker_client.source.run.environment import Environment
+from tests.client.test_client_members import Servers
+from tests.source.executors import NO_SPARK, Cluster, Frame, Polling, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
-from tests.source.logs import Log, LogSource
+from tests.source.logs import Log, LogSource, MemoryCheckpoint
 from tests.source.test_group_schedules import MEMBERS, PARTITIONS, Sources, Watching
+from tests.source.test_groups import Idle
 from tests.source.test_port import Noted
 
 TIMEOUT_S = 60.0
@@ -57,6 +62,53 @@ def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_reco
         run._look(0.0)
         assert noted.retried == list(range(8, 16))
         assert not run._in_flight.tracker.pending
+
+
+def test_the_checkpoint_moves_while_nothing_is_left_to_read_and_the_other_job_acks(cluster: Cluster, log: Log) -> None:
+    log.is_ended = False
+    checkpoint, options = MemoryCheckpoint(), {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0}
+    environment = replace(cluster.environment(), sleep=idle)
+    run = LogSource(log, environment=environment, checkpoint=checkpoint, **options)._new_run(NO_SPARK)  # type: ignore[arg-type]
+    run.__enter__()
+    batch = run.next_batch()
+    assert batch is not None
+    rows = frame_of(batch).rows()
+    run.settle(batch)
+    frame_of(batch).ack(rows)
+    for _ in range(2):
+        with suppress(Idle):
+            run.next_batch()
+    # The driver dies here.
+    assert {name: each.done.to_runs() for name, each in checkpoint.saved.items()} == {"a": [8], "b": [8]}
+
+
+def idle(seconds: float) -> None:
+    raise Idle
+
+
+def test_a_server_that_loses_its_state_under_a_batch_costs_no_replay_where_another_has_it(log: Log) -> None:
+    servers, noted = Servers(2), Noted()
+    environment = Environment(
+        connect=lambda spark: servers.client("source"),
+        frame=lambda spark, plan: Frame(servers.client("executor"), plan),
+        parallelism=lambda spark: 2,
+        watch=Polling,
+    )
+    options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "listener": noted}
+    with LogSource(log, environment=environment, **options)._begin(NO_SPARK) as run:
+        batch = run.next_batch()
+        assert batch is not None
+        rows = frame_of(batch).rows()
+        servers[1].start(with_state=False)
+        assert any(run._look(0.1, batch) for _ in range(100))
+        run.settle(batch)
+        assert noted.retried == []
+        frame_of(batch).ack(rows)
+        for _ in range(100):
+            if run._in_flight.tracker.pending:
+                run._look(0.1)
+        assert (sorted(noted.acked), noted.failed) == (list(range(16)), [])
+    servers.close()
 
 
 class Handing(Watching):

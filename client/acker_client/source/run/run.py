@@ -179,6 +179,9 @@ class Run:
             self._look(0.0)
             self._take_handover()
             now = self._environment.clock()
+            if self._going_on:
+                # What ends now is of no batch that is still to be settled.
+                self._fold()
             self._end_silent(now)
             if self._checkpointing.is_due(now):
                 self._commit()
@@ -372,7 +375,8 @@ class Run:
         """See to it that every root of the batch has exactly one outcome here, and act on those of a broken batch."""
         if is_settled:
             self._drain(batch)
-        if is_settled and batch.error is None and not batch.is_lost and self._goes_on(batch):
+        # Also where a server was lost meanwhile: another may have it, and if none has, that was heard.
+        if is_settled and batch.error is None and self._goes_on(batch):
             batch.frame.evidence.release()
             return
         why = (
