@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from acker_client.source import Batch, Emissions, Ranges
+from acker_client.source import Batch, Emissions, Kafka, Ranges
+from acker_client.source.inputs import kafka_slices
 from acker_client.source.run.environment import Environment
 from tests.client.test_client_members import Servers
 from tests.source.executors import NO_SPARK, Cluster, Frame, Polling, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
+from tests.source.kafka_broker import MockKafka
 from tests.source.logs import Log, LogSource, MemoryCheckpoint
 from tests.source.test_group_schedules import MEMBERS, PARTITIONS, Sources, Watching
 from tests.source.test_groups import Idle
@@ -68,7 +71,7 @@ def test_the_checkpoint_moves_while_nothing_is_left_to_read_and_the_other_job_ac
     log.is_ended = False
     checkpoint, options = MemoryCheckpoint(), {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0}
     environment = replace(cluster.environment(), sleep=idle)
-    run = LogSource(log, environment=environment, checkpoint=checkpoint, **options)._new_run(NO_SPARK)  # type: ignore[arg-type]
+    run = LogSource(log, environment=environment, checkpoint=checkpoint, **options)._new_run(NO_SPARK)
     run.__enter__()
     batch = run.next_batch()
     assert batch is not None
@@ -80,6 +83,35 @@ def test_the_checkpoint_moves_while_nothing_is_left_to_read_and_the_other_job_ac
             run.next_batch()
     # The driver dies here.
     assert {name: each.done.to_runs() for name, each in checkpoint.saved.items()} == {"a": [8], "b": [8]}
+
+
+def test_a_position_that_does_not_exist_is_done_and_not_tried_again(kafka: MockKafka, tmp_path: Path) -> None:
+    cluster, noted, topic = Cluster(tmp_path), Noted(), kafka.new_topic(10)
+    given: dict[str, Any] = {"bootstrap_servers": kafka.servers, "name": topic, "stop": "end", "lease_s": 600.0}
+    given |= {"held": False, "message_timeout_s": TIMEOUT_S, "deadline_s": 10.0, "listener": noted}
+    source = Kafka(topic, environment=cluster.environment(), **given)
+
+    def process(batch: Batch) -> None:
+        frame_of(batch).ack(frame_of(batch).rows())
+
+    with pytest.MonkeyPatch.context() as patched:
+        # As if these were markers of a transaction.
+        patched.setattr(kafka_slices, "read_chosen", without(3, 4))
+        summary = source.run(NO_SPARK, process)
+    assert (summary.acked, summary.absent, summary.replayed, noted.absent) == (8, 2, 0, ["03", "04"])
+
+
+def without(*gone: int) -> Any:
+    """``read_chosen`` of a log that has no such offsets."""
+    read = kafka_slices.read_chosen
+
+    def read_chosen(reader: Any, chosen: Any) -> Any:
+        for at, fetched in read(reader, chosen):
+            kept = np.flatnonzero(~np.isin(fetched.offsets, gone))
+            if len(kept):
+                yield at[kept], kafka_slices._those(fetched, kept)
+
+    return read_chosen
 
 
 def idle(seconds: float) -> None:

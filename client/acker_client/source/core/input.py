@@ -183,6 +183,15 @@ class TakingUpInput(Input[P], Protocol[P]):
 
 
 @runtime_checkable
+class SparseInput(Input[P], Protocol[P]):
+    """An input that can say, without a task of Spark's, which of the positions that it planned exist."""
+
+    def are_there(self, chosen: Sequence[Chosen[P]]) -> list[bool]:
+        """For each position whether it exists; also where nobody can say just now."""
+        ...
+
+
+@runtime_checkable
 class PausableInput(Input[P], Protocol[P]):
     """An input that can leave some partitions alone while it plans others."""
 

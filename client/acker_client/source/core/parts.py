@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.core.handed_on import HandedOn
-from acker_client.source.core.input import Chosen, Input, Original, P, TakingUpInput
+from acker_client.source.core.input import Chosen, Input, Original, P, SparseInput, TakingUpInput
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
 
@@ -182,6 +182,12 @@ class Lookup:
         """The anchors of other jobs that each of ``records``, which ascend, came with; see ``TakingUpInput``."""
         assert isinstance(self.input, TakingUpInput)
         return self.input.taken_up(self.parts.chosen(records))
+
+    def are_there(self, records: RecordNumbers) -> list[bool]:
+        """Whether each of ``records``, which ascend, exists, as far as the input can say; see ``SparseInput``."""
+        if not isinstance(self.input, SparseInput):
+            return [True] * len(records)
+        return self.input.are_there(self.parts.chosen(records))
 
     def originals(self, records: RecordNumbers) -> list[Original]:
         """Each of ``records``, which ascend, read once more."""

@@ -205,6 +205,13 @@ class Tracker:
         numbers = (where + self._emission_state.start).astype(np.uint64)
         return Counted(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
 
+    def pending_among(self, start: int, stop: int) -> tuple[RecordNumbers, Column]:
+        """The emissions of ``start <= number < stop`` that have no outcome: their records, and their roots."""
+        first = max(start, self._emission_state.start)
+        states = self._emission_state.values[first - self._emission_state.start : stop - self._emission_state.start]
+        numbers = first + np.flatnonzero(states == PENDING)
+        return self._emission_record.take(numbers), root_ids(self.base, numbers.astype(np.uint64))
+
     def open_among(self, records: RecordNumbers) -> RecordNumbers:
         """Those of ``records: int64[k]`` that were emitted and are not done."""
         inside = records[(records >= self._record_state.start) & (records < self._record_state.stop)]

@@ -34,7 +34,14 @@ from acker_client.source.doors.kafka import (
 )
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
 from acker_client.source.inputs.balance import sliced
-from acker_client.source.inputs.kafka_slices import KafkaPart, KafkaSlice, originals_of, origins_of, taken_up_of
+from acker_client.source.inputs.kafka_slices import (
+    KafkaPart,
+    KafkaSlice,
+    are_there,
+    originals_of,
+    origins_of,
+    taken_up_of,
+)
 
 log = logging.getLogger("acker_client.source.kafka")
 
@@ -191,6 +198,10 @@ class KafkaInput:
     def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
         reader = reader_of(self.options.connection)
         return [original for each in chosen for original in originals_of(reader, each)]
+
+    def are_there(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[bool]:
+        reader = reader_of(self.options.connection)
+        return [is_there for each in chosen for is_there in are_there(reader, each)]
 
     @property
     def acks_upstream(self) -> bool:

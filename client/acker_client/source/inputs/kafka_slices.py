@@ -129,6 +129,18 @@ def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
     return [_original(part, offset, *found.get(offset, (None, None))) for offset in chosen.positions.tolist()]
 
 
+def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
+    """Whether each offset is there; all are where they cannot be read."""
+    found = np.zeros(len(chosen), np.bool_)
+    try:
+        for at, _ in read_chosen(reader, chosen):
+            found[at] = True
+    except SourceError as error:
+        log.warning("records of %s could not be read once more: %s", chosen.part.partition, error)
+        found[:] = True
+    return found.tolist()
+
+
 def taken_up_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[list[HandedOn]]:
     """The anchors that each record's headers hand on, read once more; none where they cannot be read, or understood."""
     part = chosen.part

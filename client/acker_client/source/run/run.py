@@ -404,6 +404,11 @@ class Run:
         """The last resort for roots that went on after their batch: those of which nothing was heard are LOST."""
         while self._going_on and self._going_on[0][0] <= now:
             _, number, start, stop = self._going_on.popleft()
+            # Only of a held batch do servers say what was read, and not there.
+            records, roots = self._in_flight.tracker.pending_among(start, stop)
+            is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
+            if is_missing.any():
+                self._end_absent(roots[is_missing])
             why = "no server has said what became of it"
             self._act_on(None, self._in_flight.lose(start, stop, why, now))
             self._server_batches.forget(number)
