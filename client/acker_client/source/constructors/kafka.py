@@ -7,12 +7,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.core.kafka_names import KafkaConnection, Topics, milliseconds
 from acker_client.source.doors.kafka import library
 from acker_client.source.inputs.kafka import FIRST_POLLS, KafkaInput, KafkaOptions
 from acker_client.source.inputs.kafka_slices import COLUMNS
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 from acker_client.source.stores.kafka_letters import KafkaTopic
 from acker_client.source.stores.kafka_offsets import KafkaOffsets
@@ -59,7 +60,7 @@ class Kafka(Source):
         is_in_kafka = options.get("checkpoint") == "kafka"
         if is_in_kafka:
             options["checkpoint"] = None
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Kafka, options))
         wanted = Topics.of(topics, pattern)
         connection = KafkaConnection.of(
             bootstrap_servers, self.options.name if group_id is None else group_id, config, timeout_s
