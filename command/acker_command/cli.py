@@ -108,5 +108,6 @@ def _service(word: str, options: tuple[str, ...]) -> NoReturn:
 def demo(options: tuple[str, ...]) -> None:
     """Count words in Spark, break things on purpose, check every answer (acker demo --help)."""
     from acker_command.demo.command import demo as demo_command
+    from acker_command.options import run
 
-    demo_command.main(options, prog_name="acker demo")
+    sys.exit(run(demo_command, options))
