@@ -39,8 +39,3 @@ def test_the_options_of_the_kind_of_source_are_among_those_that_there_are() -> N
 def test_a_source_without_a_name_is_refused_with_how_to_give_one(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} without a name: give the source one, like name='orders'"):
         CONSTRUCTORS[name]()
-
-
-def test_topics_beside_a_pattern_are_refused_as_only_one_of_them_may_be_given() -> None:
-    with pytest.raises(ValueError, match=r"give either topics, like .* or a pattern"):
-        Kafka("orders", pattern="orders.*", bootstrap_servers="b:1", name="n")
