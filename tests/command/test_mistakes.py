@@ -131,6 +131,11 @@ def test_the_command_demo_says_its_mistakes_as_the_others_do() -> None:
     assert ran.stderr.startswith("acker demo: Invalid value for '--servers': 0 is not in the range")
 
 
+def test_the_list_of_commands_says_what_each_does_to_the_end() -> None:
+    ran = subprocess.run([sys.executable, "-m", "acker_command", "--help"], check=True, capture_output=True, text=True)
+    assert "..." not in ran.stdout
+
+
 def test_a_number_that_is_none_is_named_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "soon")
     assert said == "Invalid value for '--interval-s': 'soon' is not a number; `acker status --help` says what it takes"

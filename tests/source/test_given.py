@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,3 +40,10 @@ def test_the_options_of_the_kind_of_source_are_among_those_that_there_are() -> N
 def test_a_source_without_a_name_is_refused_with_how_to_give_one(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name} without a name: give the source one, like name='orders'"):
         CONSTRUCTORS[name]()
+
+
+def test_a_key_that_is_no_name_of_a_column_is_refused_before_any_row_is_read() -> None:
+    for make in (CONSTRUCTORS["Frame"], CONSTRUCTORS["tracked"]):
+        for key in (3, ["id", 3]):
+            with pytest.raises(TypeError, match=re.escape(f"key={key!r}: give the name of a column, or several")):
+                make(name="n", key=key)

@@ -42,6 +42,7 @@ class Frame(Source):
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(options_of(Frame, options))
+        _names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
         self.storage_level = storage_level
@@ -125,9 +126,17 @@ def tracked(
             "checkpoint: a streaming query has its own, .option('checkpointLocation', ...): leave this out"
         )
     options_of(tracked, options)
+    _names(key)
     if not callable(process):
         raise TypeError(f"tracked({process!r}): give the function that is called for each batch, process(batch)")
     return Tracked(process, key, storage_level, options)
+
+
+def _names(key: str | Sequence[str]) -> tuple[str, ...]:
+    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else (key,)
+    if not all(isinstance(each, str) for each in names):
+        raise TypeError(f"key={key!r}: give the name of a column, or several, like key=['id']")
+    return names
 
 
 def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...]:
@@ -139,7 +148,7 @@ def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...
         raise TypeError(f"source {name!r}: {problem}")
     if problem := refuse_columns(df.columns):
         raise ValueError(f"source {name!r}: {problem}")
-    names = (key,) if isinstance(key, str) else tuple(key)
+    names = _names(key)
     if missing := [each for each in names if each not in df.columns]:
         raise ValueError(
             f"source {name!r}: key={missing[0]!r} is no column of the frame; it has {', '.join(df.columns)}"
