@@ -106,7 +106,7 @@ def _service(word: str, options: tuple[str, ...]) -> NoReturn:
 @main.command(context_settings=_PASS_ON, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def demo(options: tuple[str, ...]) -> None:
-    """Run a Spark job, break things on purpose, check every outcome."""
+    """Run a Spark job, break things on purpose, check outcomes."""
     from acker_command.demo.command import demo as demo_command
     from acker_command.options import run
 
