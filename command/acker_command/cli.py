@@ -81,7 +81,7 @@ def drain(options: tuple[str, ...]) -> None:
 @main.command("dead-letters", context_settings=_PASS_ON, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def dead_letters(options: tuple[str, ...]) -> None:
-    """Look at dead letters, and put them back (acker dead-letters --help)."""
+    """Look at dead letters, and put them back for another try."""
     if find_spec("pyarrow") is None:
         raise click.ClickException("acker dead-letters needs pyarrow: pip install 'acker[spark]'")
     _ask("dead_letters", options)
@@ -106,7 +106,8 @@ def _service(word: str, options: tuple[str, ...]) -> NoReturn:
 @main.command(context_settings=_PASS_ON, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def demo(options: tuple[str, ...]) -> None:
-    """Count words in Spark, break things on purpose, check every answer (acker demo --help)."""
+    """Run a Spark job, break things on purpose, check outcomes."""
     from acker_command.demo.command import demo as demo_command
+    from acker_command.options import run
 
-    demo_command.main(options, prog_name="acker demo")
+    sys.exit(run(demo_command, options))

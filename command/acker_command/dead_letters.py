@@ -71,10 +71,11 @@ def dead_letters(
     PutBack("again.jsonl", name="again", checkpoint="again.ckpt"). A source may be running: it goes on writing. After a
     crash the same command goes on where it was. A letter without the whole record stays.
 
-    Exits with status 2 where a file cannot be read or written, or is in use.
+    Exits with status 2 where a file cannot be read or written, is in use, or holds something else.
     """
     if not files:
         raise Mistake("no file is named: give the file that the source has as dead_letters, like dead.jsonl")
+    files = list(dict.fromkeys(files))
     wanted = Wanted(source, reason, since_s)
     if put_back is not None:
         if by is not None or show is not None:
@@ -102,10 +103,22 @@ def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Sel
     letters: list[DeadLetter] = []
     notes: list[str] = []
     for path in files:
-        lines = read_letters(path)
+        lines = _letters_of(path)
         letters += [line.letter for line in lines if line.letter is not None and is_wanted(line.letter)]
         notes += _damaged(path, lines)
     return Selected(newest_first(letters), notes)
+
+
+def _letters_of(path: Path) -> list[ReadLine]:
+    """Its lines. Raises :class:`Mistake` where whole lines are there and none of them is a letter."""
+    lines = read_letters(path)
+    whole = [line for line in lines if line.raw.endswith(b"\n")]
+    if whole and not any(line.letter for line in lines):
+        raise Mistake(
+            f"{path} is no file of dead letters (line {whole[0].number}: {whole[0].wrong}): give the file that the"
+            " source has as dead_letters"
+        )
+    return lines
 
 
 def _damaged(path: Path, lines: Sequence[ReadLine]) -> list[str]:
@@ -127,6 +140,7 @@ def _show(found: Selected, number: int, *, as_json: bool) -> None:
 
 
 def _put_back(files: Sequence[Path], again: Path, is_wanted: Callable[[DeadLetter], bool], *, as_json: bool) -> None:
+    damaged = [note for path in files for note in _damaged(path, _letters_of(path))]
     moved = {path: store.put_back(path, again, is_wanted) for path in files}
     count, left = (sum(getattr(each, what) for each in moved.values()) for what in ("put_back", "left"))
     kept = [
@@ -136,10 +150,10 @@ def _put_back(files: Sequence[Path], again: Path, is_wanted: Callable[[DeadLette
         if line.letter is not None
     ]
     if as_json:
-        _print({"put_back": count, "left": left, "notes": kept})
+        _print({"put_back": count, "left": left, "notes": [*kept, *damaged]})
         return
     click.echo(f"{count:,} put back into {again}, {left:,} left in {', '.join(map(str, files))}")
-    for note in kept:
+    for note in [*kept, *damaged]:
         click.echo(f"! {note}")
 
 

@@ -19,6 +19,9 @@ from acker_command.overview import Overview, SeenMember
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
+# What click calls the kinds of numbers that an option takes.
+_KINDS = {"float range": "number", "float": "number", "integer range": "whole number", "integer": "whole number"}
+
 servers_option = click.option(
     "--servers",
     metavar="HOST:PORT,...",
@@ -75,7 +78,10 @@ def run(command: click.Command, words: Sequence[str]) -> int:
         near = nearest(error.option_name, [*known, "--help"])
         return _complain(name, f"{error.option_name}: no such option{near}; `{name} --help` lists them all")
     except click.UsageError as error:
-        return _complain(name, f"{error.format_message().rstrip('.')}; `{name} --help` says what it takes")
+        said = error.format_message().rstrip(".")
+        for of_click, of_people in _KINDS.items():
+            said = said.replace(f"is not a valid {of_click}", f"is not a {of_people}")
+        return _complain(name, f"{said}; `{name} --help` says what it takes")
     except click.ClickException as error:
         return _complain(name, error.format_message())
     except AckerError as error:

@@ -172,7 +172,7 @@ def test_a_damaged_line_is_named_and_the_others_are_shown(folder: Path, capsys: 
             "--put-back and --show do not go together: give one of them",
         ),
         (("dead.jsonl", "--put-back", "dead.jsonl"), "is where the letters are: name another file to put them back"),
-        (("none.jsonl", "--put-back", "a"), "none.jsonl cannot be opened (No such file or directory): bring it back"),
+        (("none.jsonl", "--put-back", "a"), "none.jsonl cannot be read (No such file or directory): bring it back"),
         (("dead.jsonl", "--sinse", "2h"), "--sinse: no such option; the nearest is --since"),
         (("dead.jsonl", "--by", "hour"), "'hour' is not one of 'reason', 'source'"),
     ],
@@ -190,6 +190,33 @@ def test_in_a_narrow_terminal_long_reasons_are_folded_not_cut() -> None:
     text = console.export_text()
     assert text.count("long") == 30
     assert max(map(len, text.splitlines())) <= 70
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "orders.ckpt").write_text('{\n "format": "acker-checkpoint"\n}\n')
+    for more in ([], ["--by", "reason"], ["--put-back", "again.jsonl"]):
+        said = mistaken(capsys, "orders.ckpt", *more)
+        assert said.startswith("orders.ckpt is no file of dead letters (line 1: not JSON: ")
+        assert said.endswith("): give the file that the source has as dead_letters")
+    assert not (folder / "again.jsonl").exists()
+
+
+def test_a_letter_that_is_just_being_written_is_no_file_of_something_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "new.jsonl").write_text('{"source": "ord')
+    assert "no dead letters" in printed(capsys, "new.jsonl")
+
+
+def test_what_is_damaged_is_named_where_letters_are_put_back_and_stays(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (folder / "dead.jsonl").open("a") as file:
+        file.write("not JSON\n")
+    told = printed(capsys, "dead.jsonl", "dead.jsonl", "--put-back", "again.jsonl").splitlines()
+    assert told[0] == "6 put back into again.jsonl, 1 left in dead.jsonl"
+    assert told[1] == "! dead.jsonl: line 7 is damaged, and left out (not JSON: Expecting value)"
+    assert (folder / "dead.jsonl").read_text() == "not JSON\n"
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from acker_client.members import connection
+from acker_command.demo.command import demo
 from acker_command.drain import drain
 from acker_command.options import run
 from acker_command.ring import ring
 from acker_command.status import status
 
 COMMANDS = {"ring": ring, "status": status, "drain": drain}
+ALL = COMMANDS | {"demo": demo}
 
 
 def mistaken(capsys: pytest.CaptureFixture[str], name: str, *words: str) -> str:
-    assert run(COMMANDS[name], words) == 2
+    assert run(ALL[name], words) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith(f"acker {name}: ")
@@ -103,3 +105,37 @@ def test_help_names_every_option(name: str, capsys: pytest.CaptureFixture[str]) 
     assert told.startswith(f"Usage: acker {name} [OPTIONS]")
     options = [option for parameter in COMMANDS[name].params for option in parameter.opts if option.startswith("--")]
     assert all(option in told for option in [*options, "ACKER_SERVERS"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ["--source", "rabbits"],
+            "'rabbits' is not one of 'files', 'kafka', 'kinesis', 'frame'; `acker demo --help` says",
+        ),
+        (["--sorce", "kafka"], "--sorce: no such option; the nearest is --source; `acker demo --help` lists them all"),
+        (["--records", "many"], "'many' is not a whole number; `acker demo --help` says what it takes"),
+        (["--input", "/nowhere/*.txt"], "--input /nowhere/*.txt: no file matches"),
+    ],
+)
+def test_what_the_demo_does_not_take(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in mistaken(capsys, "demo", *words)
+
+
+def test_the_command_demo_says_its_mistakes_as_the_others_do() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "acker_command", "demo", "--servers", "0"], check=False, capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert ran.stderr.startswith("acker demo: Invalid value for '--servers': 0 is not in the range")
+
+
+def test_the_list_of_commands_says_what_each_does_to_the_end() -> None:
+    ran = subprocess.run([sys.executable, "-m", "acker_command", "--help"], check=True, capture_output=True, text=True)
+    assert "..." not in ran.stdout.partition("Commands:")[2]
+
+
+def test_a_number_that_is_none_is_named_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    said = mistaken(capsys, "status", "--servers", "127.0.0.1:1", "--interval-s", "soon")
+    assert said == "Invalid value for '--interval-s': 'soon' is not a number; `acker status --help` says what it takes"

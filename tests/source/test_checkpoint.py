@@ -108,7 +108,10 @@ def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
         (lambda text: "[1]", "is not a checkpoint"),
         (lambda text: "\xff\x00", "is not a checkpoint"),
         (lambda text: text.replace('"done": [1]', '"done": [2]'), "digest does not fit"),
-        (lambda text: text.replace('"version": 2', '"version": 9'), "version 9, and this acker reads versions up to 2"),
+        (
+            lambda text: text.replace('"version": 2', '"version": 9'),
+            "version 9, and this acker reads versions up to 2: start",
+        ),
         (lambda text: text.replace('"orders"', '"clicks"'), "of source 'clicks', not of 'orders'"),
         (lambda text: text.replace('"files"', '"kafka"'), "of input 'kafka', not of 'files'"),
     ],

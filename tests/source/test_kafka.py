@@ -275,7 +275,11 @@ def test_a_pattern_that_fits_no_topic_waits_for_one_or_is_at_its_end(
         opened.append(input_)
         input_.start({})
         assert input_.plan(100, 2).is_end is is_end
-    assert "no topic fits /no such topic/ yet: waiting for one" in caplog.text
+    said = [record.message for record in caplog.records if record.message.startswith("no topic fits")]
+    assert said == [
+        "no topic fits /no such topic/ yet: waiting for one",
+        "no topic fits /no such topic/: there is nothing to read",
+    ]
 
 
 def test_the_end_is_where_it_was_at_the_start_and_following_has_none(
@@ -621,8 +625,8 @@ def test_a_topic_that_is_not_listed_for_a_moment_is_waited_for_and_one_that_stay
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "give topics, like Kafka\\('orders', ...\\), or a pattern"),
-        ({"topics": "a", "pattern": "b"}, "give topics, .* or a pattern"),
+        ({}, "give either topics, like Kafka\\('orders', ...\\), or a pattern"),
+        ({"topics": "a", "pattern": "b"}, "give either topics, .* or a pattern"),
         ({"pattern": "("}, "pattern='\\(' is no regular expression"),
         ({"topics": []}, "topics=\\[\\]: name a topic"),
         ({"pattern": "a.*", "dead_letters": KafkaTopic("a.dead", bootstrap_servers="x")}, "'a.dead' is read by this"),

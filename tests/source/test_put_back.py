@@ -214,6 +214,19 @@ def test_a_line_that_died_is_put_back_read_once_and_dies_again_as_the_line_that_
     assert source().run(NO_SPARK, save_all).acked == 1
 
 
+@pytest.mark.parametrize("paths", ["again.jsonl", "", "again.parquet"])
+def test_a_mistake_in_the_paths_is_said_to_be_one_of_put_back(cluster: Cluster, paths: str) -> None:
+    (cluster.folder / "again.parquet").touch()
+    source = PutBack(
+        f"{cluster.folder}/{paths}",
+        name="again",
+        checkpoint=cluster.folder / "c",
+        environment=cluster.environment(),
+    )
+    with pytest.raises(SourceError, match=r"^PutBack: "):
+        source.run(NO_SPARK, save_all)
+
+
 def rows_of(path: Path, parser: Any) -> list[tuple[dict[str, Any], str | None]]:
     driven = Driven(PutBackInput(path, parser))
     return [

@@ -392,6 +392,7 @@ def test_while_zookeeper_is_away_a_poll_says_nothing_and_what_is_held_stays() ->
         ({"digest": "me"}, "digest: give user:password"),
         ({"hosts": "zk//a"}, "hosts='zk//a': give host:port,host:port/chroot"),
         ({"hosts": ""}, "hosts='': give host:port,host:port/chroot"),
+        ({"hosts": "zk:port/a"}, "hosts='zk:port/a': give host:port,host:port/chroot"),
     ],
 )
 def test_options_that_cannot_be_are_refused_in_a_sentence(options: dict[str, object], said: str) -> None:

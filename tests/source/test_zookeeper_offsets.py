@@ -20,6 +20,7 @@ from acker_client.source.core.znodes import Create, Put, Znode
 from acker_client.source.errors import CheckpointError, Fenced
 from acker_client.source.groups.group import ZooKeeperGroup
 from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from tests.source.executors import NO_SPARK, Cluster, save_all
 from tests.source.memory_zookeeper import MemorySession, MemoryZooKeeper
 
 OFFSET = Offset("orders", "kafka", "clicks/3", "/here")
@@ -357,3 +358,32 @@ def test_zookeeper_that_stays_away_ends_a_commit_with_a_sentence() -> None:
     members.zookeeper.is_away = False
     assert store.load()["clicks/3"] == below(1)
     store.save({"clicks/3": below(2)})
+
+
+def test_a_source_that_starts_while_zookeeper_is_away_ends_with_a_sentence_and_runs_once_it_is_back(
+    cluster: Cluster,
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    cluster.write("a.txt", "0", "1")
+    source = cluster.source(checkpoint=ZooKeeperOffsets(session=zookeeper.session()))
+    zookeeper.is_away = True
+    with pytest.raises(CheckpointError, match="ZooKeeper has not answered for 300 s: see to it, and start again"):
+        source.run(NO_SPARK, save_all)
+    zookeeper.is_away = False
+    assert source.run(NO_SPARK, save_all).acked == 2
+
+
+def test_a_member_whose_checkpoint_could_not_be_opened_leaves_the_groups_session_alone() -> None:
+    zookeeper = MemoryZooKeeper()
+    session = zookeeper.session()
+    group = ZooKeeperGroup("memory", "orders", session=session)
+    held = ZooKeeperOffsets(group=group)
+    held.open("orders", "kafka")
+    zookeeper.is_away = True
+    store = ZooKeeperOffsets(group=group)
+    with pytest.raises(CheckpointError, match="ZooKeeper has not answered"):
+        store.open("orders", "kafka")
+    store.close()
+    zookeeper.is_away = False
+    assert session.is_connected
+    held.close()

@@ -611,8 +611,8 @@ class _Opening:
         self.out: set[Member] = set()
 
     def covers(self, member: Member) -> bool:
-        # It is placed anew then, without the one that is silent; one that is alone is waited for.
-        return bool(self.opened) and all(other in self.opened for other in self.left if other != member)
+        # It is placed anew then, without those that are silent.
+        return bool(self.opened)
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)

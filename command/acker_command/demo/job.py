@@ -97,7 +97,8 @@ def run(options: JobOptions) -> DemoResult:
         _log_to(folder / "demo.log", exits)
         view = exits.enter_context(Progress(counts))
         several = "a server" if options.servers == 1 else f"ZooKeeper, {options.servers} servers"
-        view.say(f"{text.records:,} lines in {len(text.paths):,} files; starting {several} and Spark")
+        in_files = "1 file" if len(text.paths) == 1 else f"{len(text.paths):,} files"
+        view.say(f"{text.records:,} lines in {in_files}; starting {several} and Spark")
         size = options.size_of(text.records)
         setup = _set_up(options, kind(text, folder, size), folder, counts, view, exits)
         view.say(f"batches of {size:,} lines from {setup.input.place}")

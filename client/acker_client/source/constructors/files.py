@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from acker_client.core.registration import check_seconds
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.inputs.files import FileInput
 from acker_client.source.inputs.json_lines import JsonParser
 from acker_client.source.inputs.lines import Parser, TextParser
 from acker_client.source.inputs.paths import Paths
 from acker_client.source.run.environment import arrow_schema
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 
 TEXT_SCHEMA = "value string, path string, line bigint"
@@ -40,7 +41,7 @@ class Files(Source):
         follow_s: float | None = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Files, options))
         if format not in FORMATS:
             raise ValueError(f"format={format!r}: give 'text' or 'json'")
         if (schema is None) == (format == "json"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.core.summary import Summary
 from acker_client.source.errors import SourceError
@@ -13,7 +14,7 @@ from acker_client.source.inputs.frame import FrameInput
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.environment import Environment
 from acker_client.source.run.frame import PersistedFrame, StreamingQuery, changed, frame_environment
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.run.run import Run
 from acker_client.source.source import Source
 
@@ -40,7 +41,8 @@ class Frame(Source):
         storage_level: Any = None,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Frame, options))
+        _names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
         self.storage_level = storage_level
@@ -123,10 +125,18 @@ def tracked(
         raise ValueError(
             "checkpoint: a streaming query has its own, .option('checkpointLocation', ...): leave this out"
         )
-    Options.of(options)
+    options_of(tracked, options)
+    _names(key)
     if not callable(process):
         raise TypeError(f"tracked({process!r}): give the function that is called for each batch, process(batch)")
     return Tracked(process, key, storage_level, options)
+
+
+def _names(key: str | Sequence[str]) -> tuple[str, ...]:
+    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else (key,)
+    if not all(isinstance(each, str) for each in names):
+        raise TypeError(f"key={key!r}: give the name of a column, or several, like key=['id']")
+    return names
 
 
 def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...]:
@@ -138,7 +148,7 @@ def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...
         raise TypeError(f"source {name!r}: {problem}")
     if problem := refuse_columns(df.columns):
         raise ValueError(f"source {name!r}: {problem}")
-    names = (key,) if isinstance(key, str) else tuple(key)
+    names = _names(key)
     if missing := [each for each in names if each not in df.columns]:
         raise ValueError(
             f"source {name!r}: key={missing[0]!r} is no column of the frame; it has {', '.join(df.columns)}"

@@ -7,13 +7,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.guarantee import Guarantee
 from acker_client.source.core.input import Input
 from acker_client.source.core.kafka_names import KafkaConnection, Topics, milliseconds
 from acker_client.source.doors.kafka import library
 from acker_client.source.inputs.kafka import FIRST_POLLS, KafkaInput, KafkaOptions
 from acker_client.source.inputs.kafka_slices import COLUMNS
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 from acker_client.source.stores.kafka_letters import KafkaTopic
 from acker_client.source.stores.kafka_offsets import KafkaOffsets
@@ -60,7 +61,7 @@ class Kafka(Source):
         is_in_kafka = options.get("checkpoint") == "kafka"
         if is_in_kafka:
             options["checkpoint"] = None
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Kafka, options))
         # A start goes on from what is committed anyway; at most once that has to be there before anything is emitted.
         is_early = self.options.guarantee is Guarantee.AT_MOST_ONCE
         is_in_kafka = is_in_kafka or (is_early and self.options.checkpoint is None)

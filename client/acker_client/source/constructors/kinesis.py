@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import Any, Unpack
 
 from acker_client.core.registration import check_seconds
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.core.stores import SharedCheckpointStore
 from acker_client.source.doors.kinesis import BotoKinesis, KinesisDoor
 from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
 from acker_client.source.inputs.kinesis_rows import COLUMNS
 from acker_client.source.run.environment import spark_environment
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 
 STOPS = ("never", "end")
@@ -48,7 +49,7 @@ class Kinesis(Source):
         held_bytes_max: int = 256 << 20,
         **options: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Kinesis, options))
         if not isinstance(stream, str) or not stream:
             raise ValueError(f"stream={stream!r}: give the name of a stream, or its ARN")
         if stop not in STOPS:

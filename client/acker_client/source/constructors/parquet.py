@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 from acker_client.core.registration import check_seconds
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.inputs.parquet import ParquetInput, schema_of
 from acker_client.source.inputs.paths import Paths
 from acker_client.source.run.environment import arrow_schema, spark_schema
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 
 
@@ -31,7 +32,7 @@ class Parquet(Source):
     def __init__(
         self, paths: Paths, *, schema: Any = None, follow_s: float | None = None, **options: Unpack[CommonOptions]
     ) -> None:
-        super().__init__(Options.of(options))
+        super().__init__(options_of(Parquet, options))
         if follow_s is not None:
             check_seconds("follow_s", follow_s)
         self.paths = paths

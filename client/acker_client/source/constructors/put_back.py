@@ -6,11 +6,12 @@ from typing import Any, Unpack
 
 from acker_client.core.registration import check_seconds
 from acker_client.source.constructors.files import TEXT_SCHEMA
+from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.inputs.paths import Paths
 from acker_client.source.inputs.put_back import LetterParser, PutBackInput
 from acker_client.source.run.environment import arrow_schema
-from acker_client.source.run.options import CommonOptions, Options
+from acker_client.source.run.options import CommonOptions
 from acker_client.source.source import Source
 
 
@@ -26,7 +27,7 @@ class PutBack(Source):
     def __init__(
         self, paths: Paths, *, schema: Any = None, follow_s: float | None = None, **options: Unpack[CommonOptions]
     ) -> None:
-        super().__init__(Options.of(options))
+        super().__init__(options_of(PutBack, options))
         if self.options.checkpoint is None:
             raise ValueError("checkpoint: give one, like checkpoint='again.ckpt'; it has each record read once")
         if follow_s is not None:

@@ -97,7 +97,9 @@ class Topics:
     def of(cls, names: str | Iterable[str] | None, pattern: str | None) -> Topics:
         """Raises ``ValueError`` for neither, both, or what is no pattern."""
         if (names is None) == (pattern is None):
-            raise ValueError("Kafka: give topics, like Kafka('orders', ...), or a pattern, like pattern='orders-.*'")
+            raise ValueError(
+                "Kafka: give either topics, like Kafka('orders', ...), or a pattern, like pattern='orders-.*'"
+            )
         if pattern is not None:
             try:
                 re.compile(pattern)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,8 @@ ANSWER_S = 5.0
 ATTEMPTS = 5
 
 _GONE = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
+# A server of ZooKeeper: a name, or an IPv6 address in brackets, and a port.
+_ADDRESS = re.compile(r"\s*([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])(:[0-9]{1,5})?\s*")
 # What a transaction answers for the operations before and behind the one that failed.
 _UNTOUCHED = (RolledBackError, RuntimeInconsistency)
 
@@ -282,7 +285,7 @@ def _hosts_and_chroot(hosts: str) -> tuple[str, str]:
         raise ValueError(f"hosts={hosts!r}: give host:port,host:port/chroot")
     listed, _, path = hosts.partition("/")
     path = path.rstrip("/")
-    if not all(host.strip() for host in listed.split(",")) or (path and not all(path.split("/"))):
+    if not all(map(_ADDRESS.fullmatch, listed.split(","))) or (path and not all(path.split("/"))):
         raise ValueError(f"hosts={hosts!r}: give host:port,host:port/chroot")
     return listed, f"/{path}" if path else ""
 

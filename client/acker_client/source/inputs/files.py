@@ -78,6 +78,8 @@ class FileInput:
     files that are new, have grown or were renamed; None: they are read once. ``clock``: monotonic seconds."""
 
     kind = "files"
+    # What errors call the source whose files these are.
+    asker = "Files"
 
     def __init__(
         self,
@@ -110,7 +112,9 @@ class FileInput:
     def start(self, committed: Mapping[str, Committed]) -> None:
         seen = self._find()
         if not seen.by_path:
-            log.warning("Files: nothing matches %r yet; it is looked for every %g s", self._paths, self._follow_s)
+            log.warning(
+                "%s: nothing matches %r yet; it is looked for every %g s", self.asker, self._paths, self._follow_s
+            )
         self._files, self._live, self._missing = {}, {}, {}
         marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
         known = {
@@ -163,8 +167,8 @@ class FileInput:
     # -- which file is which
 
     def _find(self) -> Listing:
-        files = find_line_files(self._paths, may_be_none=self._is_followed)
-        check_not_own(files, self._own_files, "Files", self._paths)
+        files = find_line_files(self._paths, asker=self.asker, may_be_none=self._is_followed)
+        check_not_own(files, self._own_files, self.asker, self._paths)
         self._looked_s = self._clock()
         return Listing.of(files)
 
@@ -287,22 +291,26 @@ class FileInput:
         return now
 
 
-def find_line_files(paths: Paths, *, may_be_none: bool = False) -> list[Found]:
+def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = False) -> list[Found]:
     """The files that ``paths`` name. Raises ``SourceError`` also for a directory, what is not a file of lines, and,
     unless there ``may_be_none`` yet, for a pattern that matches nothing."""
     found = find_files(
-        paths, asker="Files", example="orders/*.jsonl", in_directory=_refuse_directory, may_be_none=may_be_none
+        paths,
+        asker=asker,
+        example="orders/*.jsonl",
+        in_directory=lambda path: _refuse_directory(path, asker),
+        may_be_none=may_be_none,
     )
     for file in found:
         name = Path(file.path)
         if name.suffix.lower() in PACKED or [suffix.lower() for suffix in name.suffixes[-2:]] == [".tar", ".gz"]:
             what = "use Parquet" if file.path.endswith(".parquet") else "unpack or convert it"
-            raise SourceError(f"Files: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
+            raise SourceError(f"{asker}: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
     return found
 
 
-def _refuse_directory(path: str) -> list[str]:
-    raise SourceError(f"Files: {path!r} is a directory: write {os.path.join(path, '*')!r}")
+def _refuse_directory(path: str, asker: str) -> list[str]:
+    raise SourceError(f"{asker}: {path!r} is a directory: write {os.path.join(path, '*')!r}")
 
 
 def _beside(path: str, shown: str) -> Found:

@@ -266,7 +266,8 @@ class KafkaInput:
             self._admit({at: Committed() for at in found if at not in self._logs})
             gone = self._gone(set(found), now_s)
             if not found and not self._has_begun:
-                log.warning("no topic fits %s yet: waiting for one", self.options.topics)
+                to_do = ": there is nothing to read" if self.options.stops_at_end else " yet: waiting for one"
+                log.warning("no topic fits %s%s", self.options.topics, to_do)
         there = [at for at, each in self._logs.items() if each.missing_since_s is None]
         if is_due:
             for at, low in self._connected.offsets(there, EARLIEST, PLAN_S).items():

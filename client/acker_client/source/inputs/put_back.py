@@ -63,6 +63,7 @@ class PutBackInput(FileInput):
     """Files of dead letters as an input (see ``core.input.Input``): what was put back."""
 
     kind = "put-back"
+    asker = "PutBack"
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
         return [_first_original(original) for original in super().originals(chosen)]

@@ -156,7 +156,7 @@ class CheckpointFile:
         if saved.get("version") not in _CONTENT:
             raise CheckpointError(
                 f"checkpoint {self.path} has version {saved.get('version')!r}, and this acker reads versions up to"
-                f" {VERSION}"
+                f" {VERSION}: start with the acker that wrote it, or a newer one"
             )
         if saved.get("digest") != digest_of(saved.get(_CONTENT[saved["version"]])):
             raise CheckpointError(

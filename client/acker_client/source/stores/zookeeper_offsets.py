@@ -117,6 +117,7 @@ class ZooKeeperOffsets:
         # wrote last.
         self._versions: dict[str, int | None] = {}
         self._written: dict[str, Committed] = {}
+        self._is_open = False
         self._filled: set[str] = set()
 
     def __str__(self) -> str:
@@ -142,6 +143,7 @@ class ZooKeeperOffsets:
         except BaseException:
             self.session.close(_nothing)
             raise
+        self._is_open = True
 
     def sign(self, by: Writer) -> None:
         """Whoever commits from now on: its nodes say so, beside the consumer's id."""
@@ -149,6 +151,9 @@ class ZooKeeperOffsets:
 
     def close(self) -> None:
         self._versions, self._written = {}, {}
+        if not self._is_open:
+            return
+        self._is_open = False
         if isinstance(self._owner, _Lock):
             self._owner.release()
         self.session.close(_nothing)
