@@ -339,6 +339,31 @@ def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_
     servers.close()
 
 
+def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still_lists_them_all() -> None:
+    servers = Servers(3)
+
+    class Mute:
+        """Says what it is, and nothing else."""
+
+        def __init__(self, address: str) -> None:
+            self._transport = servers.by_address[address].connect(address)
+            self._is_mute = address != "s1:1"
+
+        def watch(self, question: Watch, timeout_s: float) -> Any:
+            if self._is_mute:
+                raise errors.Unavailable("silent")
+            return self._transport.watch(question, timeout_s)
+
+        def __getattr__(self, call: str) -> Any:
+            return getattr(self._transport, call)
+
+    settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
+    with AckerClient(settings, connect=Mute) as client:
+        client.open_source("orders")
+        assert [members.id for members in client.members()] == [0, 1, 2]
+    servers.close()
+
+
 def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
     source = servers.client("source", replicas=1, gone_after_s=100.0)
     source.open_source("orders")
