@@ -36,7 +36,7 @@ def test_who_is_alone_is_waited_for_and_not_placed_anew_where_it_was() -> None:
     assert not opening.covers(ONE)
 
 
-def test_who_is_silent_while_all_others_have_opened_a_batch_is_left_out() -> None:
+def test_who_is_silent_while_another_has_opened_a_batch_is_left_out() -> None:
     opening = _Opening((ONE, TWO))
     assert not opening.covers(TWO)
     opening.opened[ONE] = 8

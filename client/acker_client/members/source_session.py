@@ -612,7 +612,7 @@ class _Opening:
 
     def covers(self, member: Member) -> bool:
         # It is placed anew then, without those that are silent.
-        return bool(self.opened)
+        return any(other != member for other in self.opened)
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)
