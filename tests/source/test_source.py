@@ -41,6 +41,14 @@ def test_every_record_is_acked_once_and_the_summary_says_so(cluster: Cluster) ->
     assert "acked                    25" in str(summary)
 
 
+def test_what_is_no_function_is_refused_before_a_record_pays_for_it(cluster: Cluster) -> None:
+    cluster.write("a.txt", "line")
+    source = cluster.source()
+    with pytest.raises(TypeError, match=r"run\(spark, 3\): give a function that takes a Batch"):
+        source.run(NO_SPARK, 3)  # type: ignore[arg-type]
+    assert source.summary().failed == 0
+
+
 def test_a_record_that_fails_is_replayed_alone_and_then_acked(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(10)))
     log = Log()

@@ -40,6 +40,8 @@ ValueError: not three
         (RuntimeError(), "RuntimeError"),
         ("", ""),
         ("plain words", "plain words"),
+        ("e.txt:2 (byte 3): not valid UTF-8", "e.txt:2 (byte 3): not valid UTF-8"),
+        ("a.b.c: no", "c: no"),
         (REASON, "words: ValueError: not three"),
         (REASON.partition("\n")[2], "ValueError: not three"),
         ("[STREAM_FAILED] a.b.Py4JException: An Exception\nTraceback (most recent call last):\n  in f\nException",

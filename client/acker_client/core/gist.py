@@ -13,7 +13,7 @@ REASON_LENGTH_MAX = 500
 
 _TRACEBACK = "Traceback (most recent call last):"
 _JAVA_CALL = re.compile(r"^An error occurred while calling [^\n]*\n: ")
-_MODULE = re.compile(r"^(?:[A-Za-z_$][\w$]*\.)+(?=[A-Za-z_$][\w$]*(?::|$))")
+_MODULE = re.compile(r"^(?:[A-Za-z_$][\w$]*\.)+(?=[A-Za-z_$][\w$]*(?::\s|:?$))")
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*$")
 # What Spark puts in front of the failure itself.
 _FRONTS = (

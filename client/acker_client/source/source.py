@@ -62,6 +62,8 @@ class Source:
         program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write
         twice in a row), the run ends at once with that error: nothing is lost, and no record pays for it.
         """
+        if not callable(process):
+            raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
         with self._begin(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
