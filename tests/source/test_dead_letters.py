@@ -145,6 +145,24 @@ def test_what_is_no_letter_is_refused(line: str) -> None:
         DeadLetter.of_json(line)
 
 
+@pytest.mark.parametrize(
+    ("field", "damaged"),
+    [
+        ('"value": "x"', '"value": 5'),
+        ('"value": "x"', '"value": ["x"]'),
+        ('"value": "x"', '"value_base64": "%%"'),
+        ('"value": "x"', '"value": "x", "bytes": "many"'),
+        ('"value": "x"', '"value": ' + "[" * 100_000),
+        ('"failed": 4', '"failed": Infinity'),
+    ],
+)
+def test_a_letter_that_somebody_has_edited_badly_is_damaged_and_nothing_worse(field: str, damaged: str) -> None:
+    line = letter(b"x").to_json()
+    assert field in line
+    with pytest.raises(ValueError, match="not a dead letter"):
+        DeadLetter.of_json(line.replace(field, damaged))
+
+
 def test_a_letter_with_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="not a dead letter"):
         DeadLetter.of_json(letter().to_json().replace("2023", "long ago"))

@@ -106,7 +106,8 @@ def _locked(path: Path, wait_s: float, *, is_made: bool) -> Iterator[FileIO]:
         try:
             file = FileIO(path, "ab+" if is_made else "rb+")
         except OSError as error:
-            fix = to_write(error) if is_made else to_read(error)
+            is_missing = isinstance(error, FileNotFoundError) and not is_made
+            fix = to_read(error) if is_missing else to_write(error)
             raise SourceError(f"{path} cannot be opened ({error.strerror}): {fix}") from None
         with file:
             try:
