@@ -338,3 +338,37 @@ def test_one_look_at_the_groups_checkpoint_serves_all_parents_that_others_have(c
     looks.clear()
     assert following.data(following.drain()) == []
     assert len(looks) == len(set(looks)) > 0
+
+
+def test_a_child_begins_also_where_what_was_done_of_its_parent_was_not_read_again(twin: TwinKinesis) -> None:
+    twin.put(0, *"abcdef")
+    twin.split(0)
+    twin.put(2, "x")
+    saved: dict[str, Committed] = {}
+    first, second, third = (member(twin, saved) for _ in range(3))
+    assign(first, saved, SHARD_0)
+    first.finish(first.drain()[1:])
+    saved |= first.committed()
+    assign(second, saved, SHARD_0)
+    assign(third, saved, "shardId-000000000002")
+    assert third.data(third.drain()) == []
+    second.finish(second.plan(1))
+    saved |= second.committed()
+    assert second.data(second.drain()) == []
+    assert third.data(third.drain()) == ["x"]
+
+
+def test_an_empty_shard_in_between_is_no_end_of_what_was_before_it(twin: TwinKinesis) -> None:
+    twin.put(0, "a")
+    twin.split(0)
+    twin.split(2)
+    twin.put(4, "b")
+    saved: dict[str, Committed] = {}
+    first, second, third = (member(twin, saved) for _ in range(3))
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    assign(third, saved, "shardId-000000000004")
+    assert third.data(third.drain()) == []
+    first.finish(first.drain())
+    saved |= first.committed()
+    assert (second.data(second.drain()), third.data(third.drain())) == ([], ["b"])

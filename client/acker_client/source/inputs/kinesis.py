@@ -230,8 +230,11 @@ class KinesisInput:
         if self._clock() < self._look_due_s.get(name, 0.0):
             return False
         committed = self._look_at(self._saved).get(name, Committed())
+        if not committed.mark and not self._may_begin(name):
+            return False  # nobody has begun it, empty as it may be
         mark = ShardMark.of(name, committed.mark, self._stream)
-        if committed.done.holes or mark.at is not None or not self._is_at_end(name, mark):
+        is_open = committed.done.holes or (mark.at is not None and not mark.skip)
+        if is_open or not self._is_at_end(name, mark):
             self._look_due_s[name] = self._clock() + self._reading.idle_s
             return False
         self._settled_elsewhere.add(name)
@@ -249,13 +252,30 @@ class KinesisInput:
         if mark.end is not None:
             return True
         begin = mark.begin(self._lineage.first_of(name))
+        # Who has it may have read what came since, and has not written that down yet.
+        begin = self._come if begin == LATEST else begin
         try:
-            # Who has it may have read what came since, and has not written that down yet.
-            iterator = self._kinesis.iterator(name, self._come if begin == LATEST else begin)
-            answer = self._kinesis.read(iterator, 1)
+            return self._is_nothing_behind(mark.skip, name, begin)
         except (Throttled, Unanswered, Expired, NotThere):
             return False
-        return not answer.rows.num_rows and self._ends(name, answer)
+
+    def _is_nothing_behind(self, skip: int, name: str, begin: Begin) -> bool:
+        """Whether a shard has no more than ``skip`` records from ``begin`` on, and no more will come."""
+        iterator: str | None = self._kinesis.iterator(name, begin)
+        left = skip
+        while iterator is not None:
+            answer = self._kinesis.read(iterator, left + 1)
+            count = answer.rows.num_rows
+            has_aged = (
+                skip and left == skip and count and str(answer.rows["sequence_number"][0]) != begin.sequence_number
+            )
+            if has_aged or count > left:
+                return False
+            if not count:
+                return self._ends(name, answer)
+            iterator, left = answer.iterator, left - count
+            self._sleep(READ_INTERVAL_S)
+        return True
 
     # -- reading
 
