@@ -342,13 +342,16 @@ class KinesisInput:
     def _look_ahead(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
         """What an answer says of what follows it."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
+        is_to_end = self._reading.is_to_end and self._given is None
         shard.is_behind = not is_newest
-        shard.due_s = self._clock() + (self._reading.idle_s if is_newest else READ_INTERVAL_S)
+        # Where it ends with what is there, that this was the last of it is soon asked.
+        is_idle = is_newest and not (is_to_end and answer.rows.num_rows)
+        shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
         if self._ends(shard.name, answer):
             shard.end()
             self._has_new_shards = True
             log.info("shard %s was read to its end", shard.name)
-        elif _is_nothing(answer) and self._reading.is_to_end and self._given is None:
+        elif _is_nothing(answer) and is_to_end:
             shard.is_caught_up = True
 
     def _ends(self, name: str, answer: ReadAnswer) -> bool:
