@@ -58,6 +58,8 @@ class TwinKinesis:
         self.faults: dict[str, deque[Exception]] = {}
         self.reads: list[tuple[str, float]] = []
         self.read_s = 0.0
+        # An answer has so many records at most, and says in whole seconds how far it is behind.
+        self.answer_max: int | None = None
         self._written = 0
 
     # -- what a producer and an operator do
@@ -137,10 +139,12 @@ class TwinKinesis:
             raise NotThere(f"ResourceNotFoundException: Shard {name} does not exist")
         shard = self.streams[name]
         start = max(int(index), shard.aged)
-        found = shard.records[start : start + records_max]
+        found = shard.records[start : start + min(records_max, self.answer_max or records_max)]
         stop = start + len(found)
         is_end = shard.is_closed and stop == len(shard.records) and not self.like_moto
         behind_ms = 0 if stop == len(shard.records) else 1 + int(1000 * (now - shard.records[stop].arrived_s))
+        if self.answer_max is not None:
+            behind_ms -= behind_ms % 1000
         return ReadAnswer(_rows(found), None if is_end else f"{name}:{stop}:{now}", behind_ms)
 
     def _index(self, shard: TwinShard, begin: Begin) -> int:

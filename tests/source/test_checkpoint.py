@@ -106,6 +106,8 @@ def _crash_at(step: str, patch: pytest.MonkeyPatch) -> None:
         (lambda text: text[: len(text) // 2], "is not a checkpoint of the acker, or is damaged"),
         (lambda text: "", "is not a checkpoint"),
         (lambda text: "[1]", "is not a checkpoint"),
+        (lambda text: "[" * 100_000, "is not a checkpoint"),
+        (lambda text: text.replace('"version": 2', '"version": [2]'), r"has version \[2\]"),
         (lambda text: "\xff\x00", "is not a checkpoint"),
         (lambda text: text.replace('"done": [1]', '"done": [2]'), "digest does not fit"),
         (

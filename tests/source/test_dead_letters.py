@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from acker_client.source import Retry
 from acker_client.source.core.dead_letter import VALUE_BYTES_MAX, DeadLetter
 from acker_client.source.errors import SourceError
+from acker_client.source.stores import dead_letters
 from acker_client.source.stores.dead_letters import DeadLetterFile
 from tests.source.disks import forbidden, full, room_for
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
@@ -145,9 +147,46 @@ def test_what_is_no_letter_is_refused(line: str) -> None:
         DeadLetter.of_json(line)
 
 
+@pytest.mark.parametrize(
+    ("field", "damaged"),
+    [
+        ('"value": "x"', '"value": 5'),
+        ('"value": "x"', '"value": ["x"]'),
+        ('"value": "x"', '"value_base64": "%%"'),
+        ('"value": "x"', '"value": "x", "bytes": "many"'),
+        ('"value": "x"', '"value": ' + "[" * 100_000),
+        ('"failed": 4', '"failed": Infinity'),
+    ],
+)
+def test_a_letter_that_somebody_has_edited_badly_is_damaged_and_nothing_worse(field: str, damaged: str) -> None:
+    line = letter(b"x").to_json()
+    assert field in line
+    with pytest.raises(ValueError, match="not a dead letter"):
+        DeadLetter.of_json(line.replace(field, damaged))
+
+
 def test_a_letter_with_a_time_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="not a dead letter"):
         DeadLetter.of_json(letter().to_json().replace("2023", "long ago"))
+
+
+def test_a_file_that_another_process_holds_for_long_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters, said = DeadLetterFile(tmp_path / "dead.jsonl"), list[str]()
+    letters.open()
+    with open(letters.path, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+
+        def let_go(text: str, *of: object) -> None:
+            said.append(text % of)
+            fcntl.flock(held, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(dead_letters, "LONG_S", 0.0)
+        monkeypatch.setattr(dead_letters.log, "warning", let_go)
+        letters.write([letter()])
+    assert len(letters.path.read_text().splitlines()) == 1
+    assert f"another process holds {letters.path}, and is waited for" in said[0]
 
 
 def test_letters_go_to_a_function_and_count_as_kept_once_it_has_returned(tmp_path: Path) -> None:

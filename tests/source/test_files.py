@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 from collections.abc import Iterator
@@ -183,6 +184,36 @@ def test_paths_are_read_in_the_order_given_each_pattern_sorted_and_no_file_twice
         (tmp_path / name).write_text("x\n")
     found = find_line_files([tmp_path / "b.txt", f"{tmp_path}/**/*.txt"])
     assert [Path(file.path).name for file in found] == ["b.txt", "a.txt", "c.txt"]
+
+
+def test_a_file_to_which_links_lead_is_read_once_also_where_folders_go_round_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.log").write_text("x\n")
+    (tmp_path / "logs" / "current.log").symlink_to("a.log")
+    (tmp_path / "logs" / "0").symlink_to(".")
+    found = find_line_files(f"{tmp_path}/logs/**/*.log")
+    assert [file.path for file in found] == [f"{tmp_path}/logs/a.log"]
+
+
+def test_a_link_to_nothing_and_a_file_that_went_away_are_named_unless_files_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("x\n")
+    (tmp_path / "b.log").symlink_to(tmp_path / "nothing")
+    for paths in (f"{tmp_path}/*.log", f"{tmp_path}/b.log"):
+        with pytest.raises(InputChanged, match=r"b.log cannot be read \(No such file or directory\): bring it back"):
+            Driven(FileInput(paths, TextParser()))
+    assert len(Driven(FileInput(f"{tmp_path}/*.log", TextParser(), follow_s=1.0)).input.plan(10, 1).parts) == 1
+
+
+def test_what_is_no_file_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SourceError, match="pipe' is a pipe, a socket or a device: copy it into a file, or leave it"):
+        find_line_files(f"{tmp_path}/*")
+
+
+def test_a_name_that_no_column_can_hold_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.log")).write_text("x\n")
+    with pytest.raises(SourceError, match="is not valid UTF-8: rename the file, or narrow the pattern"):
+        find_line_files(f"{tmp_path}/*.log")
 
 
 def test_a_file_whose_name_looks_like_a_pattern_is_taken_as_it_stands(tmp_path: Path) -> None:

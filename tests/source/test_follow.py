@@ -170,7 +170,7 @@ def test_a_line_that_nothing_ends_waits_for_its_end_and_is_read_as_it_is_once_it
 
 def test_a_file_that_was_truncated_in_its_place_is_an_error_that_says_how_to_rotate(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
-    for now in ("", "ONE\ntwo\nthree\n"):
+    for now in ("", "ONE\ntwo\nthree\n", "ONE\nTWO\n"):
         log.write_text("one\ntwo\n")
         tail = Tail(str(log))
         tail.look()

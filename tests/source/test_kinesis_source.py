@@ -18,7 +18,7 @@ from acker_client.core.watched import WatchResult
 from acker_client.source import Batch, Kinesis, Retry, SourceError
 from acker_client.source.core.input import Committed
 from acker_client.source.core.parts import Parts
-from acker_client.source.doors.kinesis import KinesisDoor, Unanswered
+from acker_client.source.doors.kinesis import LATEST, TRIM_HORIZON, Begin, KinesisDoor, Unanswered
 from acker_client.source.inputs.kinesis import StreamReading
 from acker_protocol.messages import Outcomes, Verdict
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, failing, frame_of, save_all
@@ -207,9 +207,12 @@ def test_aws_away_in_the_middle_loses_nothing(cluster: Cluster, twin: TwinKinesi
 # -- in a group
 
 
-def member(twin: TwinKinesis, saved: dict[str, Committed], *, is_to_end: bool = False) -> Following:
+def member(
+    twin: TwinKinesis, saved: dict[str, Committed], *, first: Begin = TRIM_HORIZON, is_to_end: bool = False
+) -> Following:
     """A source of a group, which has nothing yet."""
-    following = Following(twin, reading=StreamReading(is_to_end=is_to_end, refresh_s=5.0), saved=lambda: saved)
+    reading = StreamReading(first, is_to_end, refresh_s=5.0)
+    following = Following(twin, reading=reading, saved=lambda: saved)
     shared: Any = following.input
     shared.assign({})
     return following
@@ -299,3 +302,73 @@ def test_a_child_waits_for_the_only_record_of_a_parent_that_another_member_has_n
     first.finish(first.drain())
     saved |= first.committed()
     assert second.data(second.drain()) == ["b"]
+
+
+def test_a_child_waits_for_what_another_member_has_read_of_its_parent_since_latest_and_not_written_down(
+    twin: TwinKinesis,
+) -> None:
+    saved: dict[str, Committed] = {}
+    first, second = (member(twin, saved, first=LATEST) for _ in range(2))
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    first.drain()
+    twin.put(0, "a")
+    records = first.drain()
+    twin.split(0)
+    twin.put(2, "b")
+    assert (first.data(records), second.data(second.drain())) == (["a"], [])
+    first.finish(records)
+    saved |= first.committed()
+    assert second.data(second.drain()) == ["b"]
+
+
+def test_one_look_at_the_groups_checkpoint_serves_all_parents_that_others_have(cluster: Cluster) -> None:
+    twin = TwinKinesis(cluster.time, 8)
+    for first in range(0, 8, 2):
+        twin.put(first, "a")
+        twin.merge(first, first + 1)
+    looks: list[float] = []
+
+    def saved() -> dict[str, Committed]:
+        looks.append(twin.time.clock())
+        return {}
+
+    following = Following(twin, reading=StreamReading(refresh_s=5.0), saved=saved)
+    assign(following, {}, *(f"shardId-{k:012d}" for k in range(8, 12)))
+    looks.clear()
+    assert following.data(following.drain()) == []
+    assert len(looks) == len(set(looks)) > 0
+
+
+def test_a_child_begins_also_where_what_was_done_of_its_parent_was_not_read_again(twin: TwinKinesis) -> None:
+    twin.put(0, *"abcdef")
+    twin.split(0)
+    twin.put(2, "x")
+    saved: dict[str, Committed] = {}
+    first, second, third = (member(twin, saved) for _ in range(3))
+    assign(first, saved, SHARD_0)
+    first.finish(first.drain()[1:])
+    saved |= first.committed()
+    assign(second, saved, SHARD_0)
+    assign(third, saved, "shardId-000000000002")
+    assert third.data(third.drain()) == []
+    second.finish(second.plan(1))
+    saved |= second.committed()
+    assert second.data(second.drain()) == []
+    assert third.data(third.drain()) == ["x"]
+
+
+def test_an_empty_shard_in_between_is_no_end_of_what_was_before_it(twin: TwinKinesis) -> None:
+    twin.put(0, "a")
+    twin.split(0)
+    twin.split(2)
+    twin.put(4, "b")
+    saved: dict[str, Committed] = {}
+    first, second, third = (member(twin, saved) for _ in range(3))
+    assign(first, saved, SHARD_0)
+    assign(second, saved, "shardId-000000000002")
+    assign(third, saved, "shardId-000000000004")
+    assert third.data(third.drain()) == []
+    first.finish(first.drain())
+    saved |= first.committed()
+    assert (second.data(second.drain()), third.data(third.drain())) == ([], ["b"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
 from acker_client.source.inputs.parquet import ParquetInput, find_parquet_files, schema_of
 from acker_client.source.run.environment import arrow_schema, spark_schema
+from tests.source.disks import without_rights
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 from tests.source.logs import MemoryCheckpoint
@@ -209,6 +211,18 @@ def test_paths_that_make_no_sense_are_refused(tmp_path: Path, paths: str, says: 
     (tmp_path / "text.parquet").write_text("no parquet, but long enough to be read as one\n")
     with pytest.raises(SourceError, match=says):
         schema_of(paths.format(folder=tmp_path))
+
+
+def test_a_folder_that_cannot_be_looked_into_is_named_and_not_left_out() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "a.parquet", ["x"])
+        closed = Path(folder) / "closed"
+        closed.mkdir()
+        Path(folder).chmod(0o755)
+        closed.chmod(0)
+        with without_rights(), pytest.raises(InputChanged, match=r"closed cannot be read \(Permission denied\): give"):
+            find_parquet_files(folder)
+        closed.chmod(0o700)
 
 
 def test_slices_of_rows_are_pickled_and_read_without_spark_and_without_grpc(tmp_path: Path) -> None:

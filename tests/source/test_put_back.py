@@ -24,6 +24,7 @@ from acker_client.source.inputs.values import jsonable, of_json
 from acker_client.source.stores import put_back as store
 from acker_client.source.stores.dead_letters import DeadLetterFile
 from acker_client.source.stores.put_back import Moved, put_back, read_letters
+from tests.source.disks import without_rights
 from tests.source.driven import Driven
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 
@@ -166,6 +167,10 @@ def test_files_in_use_missing_or_of_another_kind_are_refused_by_name(tmp_path: P
         put_back(tmp_path / "missing", again, everything)
     with pytest.raises(SourceError, match=r"none/again cannot be opened \(No such file.*\): create its directory"):
         put_back(dead, tmp_path / "none" / "again", everything)
+    dead.chmod(0o444)
+    tmp_path.chmod(0o711)
+    with without_rights(), pytest.raises(SourceError, match=r"denied\): give this user the right to write"):
+        put_back(dead, again, everything)
     with pytest.raises(SourceError, match="is where the letters are: name another file"):
         put_back(dead, tmp_path / "." / "dead.jsonl", everything)
     again.write_text('{"sku": 1}\n')

@@ -116,8 +116,10 @@ def test_a_mark_that_fits_into_no_node_is_an_error_and_nothing_is_cut_of_it() ->
     [
         (b"17", "/here is not a checkpoint of the acker, or is damaged"),
         (b"\xff", "/here is not a checkpoint of the acker, or is damaged"),
-        ({"version": 2}, "has version 2, and this acker reads version 1: upgrade this source"),
-        ({"source": "sales"}, "is of source 'sales', not of 'orders'"),
+        ({"version": 2}, "has version 2, and this acker reads versions up to 1: start with the acker that"),
+        ({"version": []}, r"has version \[\], and this acker reads versions up to 1"),
+        (b"[" * 100_000, "/here is not a checkpoint of the acker, or is damaged"),
+        ({"source": "sales"}, r"is of source 'sales', not of 'orders' \(last written by me\)"),
         ({"input": "kinesis"}, "is of input 'kinesis', not of 'kafka'"),
         ({"partition": "clicks/4"}, "is of partition 'clicks/4', not of 'clicks/3'"),
         ({"done": [4]}, r"is damaged \(its digest does not fit\)"),

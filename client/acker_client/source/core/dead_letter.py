@@ -42,19 +42,21 @@ class DeadLetter:
             read = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error.msg}") from None
+        except RecursionError:
+            raise ValueError("not a dead letter: its brackets have no end") from None
         if not isinstance(read, dict) or not read.keys() >= _NEEDED:
             raise ValueError("not a dead letter")
         try:
             failed, interrupted = (int(read["attempts"][how]) for how in ("failed", "interrupted"))
             first_s, last_s = (datetime.fromisoformat(read[when]).timestamp() for when in ("first", "last"))
-            value = base64.b64decode(read["value_base64"]) if "value_base64" in read else read["value"]
-        except (KeyError, TypeError, ValueError) as error:
+            value, value_bytes = _value_of(read), read.get("bytes")
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise ValueError(f"not a dead letter: {error!r}") from None
-        if isinstance(value, str):
-            value = value.encode(errors="surrogatepass")
+        if not (isinstance(value_bytes, int) or value_bytes is None):
+            raise ValueError(f"not a dead letter: its record has {value_bytes!r} bytes")
         origin = {name: each for name, each in read.items() if name not in _OWN}
         texts = (str(read["source"]), str(read["reason"]))
-        return cls(*texts, failed, interrupted, first_s, last_s, origin, value, read.get("bytes"))
+        return cls(*texts, failed, interrupted, first_s, last_s, origin, value, value_bytes)
 
     @property
     def why_not_again(self) -> str:
@@ -82,6 +84,18 @@ class DeadLetter:
         }
         cut = {} if self.value_bytes is None else {"bytes": self.value_bytes}
         return json.dumps(letter | _value(self.value) | cut, ensure_ascii=False)
+
+
+def _value_of(read: Mapping[str, Any]) -> bytes | dict[str, Any] | None:
+    """What ``_value`` wrote. Raises ``KeyError``, ``TypeError`` or ``ValueError`` where it cannot have."""
+    if "value_base64" in read:
+        return base64.b64decode(read["value_base64"], validate=True)
+    value = read["value"]
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if isinstance(value, dict) or value is None:
+        return value
+    raise TypeError("its value is neither text nor columns")
 
 
 def _value(value: bytes | Mapping[str, Any] | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Offsets: what stands in the node of one partition's checkpoint. Pure.
 
 Decides the format (version, source, kind of input, partition; run lengths of what is done, the input's mark; who wrote
-it; a digest), how much of it fits into a node, and what is refused. Where a node has no room for all the ranges beyond
+it; a digest), and how much of it fits into a node. Where a node has no room for all the ranges beyond
 the prefix, the lowest ones are kept; a restart reads the rest again.
 """
 
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from acker_client.source.core.checkpoint_head import Head
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import CheckpointError
@@ -48,14 +50,11 @@ class Offset:
 
     def load(self, content: bytes) -> Committed:
         """What ``dump`` gave. Raises ``CheckpointError``."""
-        saved = self._parsed(content)
+        saved = self._head.parse(content, self._digest_of)
         try:
             return Committed(Ranges.from_runs(saved["done"]), dict(saved["mark"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"checkpoint {self.place} does not say how far {self.partition} is done ({error!r}): restore it, or"
-                " delete the node to read the partition from its beginning"
-            ) from None
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise self._head.incomplete(self.partition, error) from None
 
     def _content(self, committed: Committed, by: str) -> bytes:
         said = {"done": committed.done.to_runs(), "mark": dict(committed.mark)}
@@ -64,33 +63,20 @@ class Offset:
             {**head, "partition": self.partition, "by": by, **said, "digest": _digest(self.partition, said)}
         )
 
-    def _parsed(self, content: bytes) -> dict[str, Any]:
-        try:
-            saved = json.loads(content)
-        except ValueError:
-            saved = None
-        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{self.place} is not a checkpoint of the acker, or is damaged: name another group, or delete the node"
-                " to read the partition from its beginning"
-            )
-        if saved.get("version") != VERSION:
-            raise CheckpointError(
-                f"checkpoint {self.place} has version {saved.get('version')!r}, and this acker reads version {VERSION}:"
-                " upgrade this source"
-            )
-        for what, expected in (("source", self.source), ("input", self.kind), ("partition", self.partition)):
-            if saved.get(what) != expected:
-                raise CheckpointError(
-                    f"checkpoint {self.place} is of {what} {saved.get(what)!r}, not of {expected!r}: give every source"
-                    " a group of its own, and the sources of a group one name"
-                )
-        if saved.get("digest") != _digest(self.partition, {name: saved.get(name) for name in ("done", "mark")}):
-            raise CheckpointError(
-                f"checkpoint {self.place} is damaged (its digest does not fit): restore it, or delete the node to read"
-                " the partition from its beginning"
-            )
-        return saved
+    @property
+    def _head(self) -> Head:
+        return Head(
+            self.place,
+            FORMAT,
+            (VERSION,),
+            {"source": self.source, "input": self.kind, "partition": self.partition},
+            another="another group",
+            begin_anew="delete the node to read the partition from its beginning",
+            apart="give every source a group of its own, and the sources of a group one name",
+        )
+
+    def _digest_of(self, saved: Mapping[str, Any]) -> str:
+        return _digest(self.partition, {name: saved.get(name) for name in ("done", "mark")})
 
 
 def _digest(partition: str, said: dict[str, Any]) -> str:

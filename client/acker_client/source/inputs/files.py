@@ -43,14 +43,14 @@ class Listing:
     inodes: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Sequence[Found]) -> Listing:
+    def of(cls, files: Sequence[Found], *, may_be_gone: bool) -> Listing:
         seen = cls()
         for found in files:
             try:
                 inode = os.stat(found.path).st_ino
-            except FileNotFoundError:
-                continue  # renamed since, or removed
             except OSError as error:
+                if may_be_gone and isinstance(error, FileNotFoundError):
+                    continue  # renamed since, or removed
                 raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
             seen.by_path[found.path] = found
             seen.inodes[found.path] = inode
@@ -170,7 +170,7 @@ class FileInput:
         files = find_line_files(self._paths, asker=self.asker, may_be_none=self._is_followed)
         check_not_own(files, self._own_files, self.asker, self._paths)
         self._looked_s = self._clock()
-        return Listing.of(files)
+        return Listing.of(files, may_be_gone=self._is_followed)
 
     def _taken_up(self, partition: str, mark: FileMark, seen: Listing) -> Iterator[tuple[Found, LineFile]]:
         """The file of a mark, if it is there. Raises ``CheckpointError`` where it is not the one that was read, or went
@@ -341,16 +341,3 @@ def _originals(chosen: Chosen[LinePart], now: LinePart) -> list[Original]:
 
 def _origin(part: LinePart, index: int, byte: int) -> dict[str, str | int]:
     return {"path": part.shown, "line": part.start + index + 1, "byte": byte}
-
-
-def _check_reaches(part: LinePart) -> None:
-    """A record that is emitted must still be there; executors check the rest when they read."""
-    try:
-        size = os.stat(part.partition).st_size
-    except OSError as error:
-        raise InputChanged(f"{part.shown} cannot be read any more ({error.strerror}): {to_read(error)}") from None
-    if size < part.stop_byte:
-        raise InputChanged(
-            f"{part.shown} had {part.stop_byte} bytes when its lines were counted and now has {size}: a file must not"
-            " shrink while it is read; write a new file beside it"
-        )

@@ -90,6 +90,9 @@ class KinesisInput:
         self._paused: frozenset[str] = frozenset()
         self._settled_elsewhere: set[str] = set()
         self._look_due_s: dict[str, float] = {}
+        # What the group's checkpoint held at the last look at it.
+        self._seen_saved: Mapping[str, Committed] = {}
+        self._saved_due_s = float("-inf")
         self._turn = 0
         self._refresh_due_s = 0.0
         # A shard has ended since they were listed.
@@ -211,10 +214,10 @@ class KinesisInput:
 
     def _is_settled(self, name: str) -> bool:
         """Whether no record of a shard is left that a child of it would overtake."""
-        if name not in self._lineage.shards:
-            return True  # it has aged out
         if name in self._shards:
             return self._shards[name].is_settled
+        if name not in self._lineage.shards:
+            return True  # it has aged out
         if self._given is None or name in self._given:
             return False
         return name in self._settled_elsewhere or self._is_settled_elsewhere(name)
@@ -226,24 +229,53 @@ class KinesisInput:
             return True  # nobody can say
         if self._clock() < self._look_due_s.get(name, 0.0):
             return False
-        committed = self._saved().get(name, Committed())
+        committed = self._look_at(self._saved).get(name, Committed())
+        if not committed.mark and not self._may_begin(name):
+            return False  # nobody has begun it, empty as it may be
         mark = ShardMark.of(name, committed.mark, self._stream)
-        if committed.done.holes or mark.at is not None or not self._is_at_end(name, mark):
+        is_open = committed.done.holes or (mark.at is not None and not mark.skip)
+        if is_open or not self._is_at_end(name, mark):
             self._look_due_s[name] = self._clock() + self._reading.idle_s
             return False
         self._settled_elsewhere.add(name)
         return True
 
+    def _look_at(self, saved: Saved) -> Mapping[str, Committed]:
+        """What the group's checkpoint holds, or held a moment ago: one look serves all shards that are asked about."""
+        now = self._clock()
+        if now >= self._saved_due_s:
+            self._seen_saved, self._saved_due_s = saved(), now + self._reading.idle_s
+        return self._seen_saved
+
     def _is_at_end(self, name: str, mark: ShardMark) -> bool:
         """Whether nothing follows what a mark says is done."""
         if mark.end is not None:
             return True
+        begin = mark.begin(self._lineage.first_of(name))
+        # Who has it may have read what came since, and has not written that down yet.
+        begin = self._come if begin == LATEST else begin
         try:
-            iterator = self._kinesis.iterator(name, mark.begin(self._lineage.first_of(name)))
-            answer = self._kinesis.read(iterator, 1)
+            return self._is_nothing_behind(mark.skip, name, begin)
         except (Throttled, Unanswered, Expired, NotThere):
             return False
-        return not answer.rows.num_rows and self._ends(name, answer, 1)
+
+    def _is_nothing_behind(self, skip: int, name: str, begin: Begin) -> bool:
+        """Whether a shard has no more than ``skip`` records from ``begin`` on, and no more will come."""
+        iterator: str | None = self._kinesis.iterator(name, begin)
+        left = skip
+        while iterator is not None:
+            answer = self._kinesis.read(iterator, left + 1)
+            count = answer.rows.num_rows
+            has_aged = (
+                skip and left == skip and count and str(answer.rows["sequence_number"][0]) != begin.sequence_number
+            )
+            if has_aged or count > left:
+                return False
+            if not count:
+                return self._ends(name, answer)
+            iterator, left = answer.iterator, left - count
+            self._sleep(READ_INTERVAL_S)
+        return True
 
     # -- reading
 
@@ -310,27 +342,29 @@ class KinesisInput:
     def _look_ahead(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
         """What an answer says of what follows it."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
+        is_to_end = self._reading.is_to_end and self._given is None
         shard.is_behind = not is_newest
-        shard.due_s = self._clock() + (self._reading.idle_s if is_newest else READ_INTERVAL_S)
-        if self._ends(shard.name, answer, asked):
+        # Where it ends with what is there, that this was the last of it is soon asked.
+        is_idle = is_newest and not (is_to_end and answer.rows.num_rows)
+        shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
+        if self._ends(shard.name, answer):
             shard.end()
             self._has_new_shards = True
             log.info("shard %s was read to its end", shard.name)
-        elif is_newest and self._reading.is_to_end and self._given is None:
+        elif _is_nothing(answer) and is_to_end:
             shard.is_caught_up = True
 
-    def _ends(self, name: str, answer: ReadAnswer, asked: int) -> bool:
+    def _ends(self, name: str, answer: ReadAnswer) -> bool:
         """Whether nothing follows in a shard: AWS gives no iterator then; where one is given, the shard has to be
         closed, and everything of it read."""
-        is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
-        return answer.iterator is None or (is_newest and self._lineage.is_closed(name))
+        return answer.iterator is None or (_is_nothing(answer) and self._lineage.is_closed(name))
 
     def _renew(self, shard: ShardReading) -> None:
         """An iterator lives for five minutes; the next one begins behind what was read. One at the newest record, of
         a shard that has given nothing yet, is found again by its time."""
         shard.iterator = None
         if shard.begin == LATEST:
-            shard.begin_at(Begin.since(self._stream.now))
+            shard.begin_at(self._come)
         shard.due_s = self._clock() + READ_INTERVAL_S
 
     def _refuse(self, shard: ShardReading, error: NotThere) -> None:
@@ -365,6 +399,11 @@ class KinesisInput:
         return name in self._shards and self._shards[name].is_caught_up
 
     @property
+    def _come(self) -> Begin:
+        """Where the newest record was when the source came."""
+        return Begin.since(self._stream.now)
+
+    @property
     def _name(self) -> str:
         return self._stream.arn.rpartition("/")[2]
 
@@ -372,6 +411,12 @@ class KinesisInput:
         origin = {"stream": self._name}
         origin |= {name: row[name] for name in ("shard", "sequence_number", "partition_key")}
         return Original(origin, row["data"])
+
+
+def _is_nothing(answer: ReadAnswer) -> bool:
+    """Whether nothing more is there just now. Few records are no sign of it: an answer has so many bytes at most, and
+    AWS counts in seconds how far it is behind."""
+    return answer.behind_ms == 0 and not answer.rows.num_rows
 
 
 def first_begin(first_poll: str | float | datetime) -> Begin:

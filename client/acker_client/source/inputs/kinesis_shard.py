@@ -32,11 +32,15 @@ REMOVE = "give the source another checkpoint, or remove this one to begin anew"
 @dataclass(frozen=True, slots=True)
 class ShardMark:
     """``at``: the sequence number of the first record that is not done, where it was read; else ``after``: of the last
-    that was. ``end``: how many positions the shard has, once it was read to its end."""
+    that was. ``end``: how many positions the shard has, once it was read to its end.
+
+    What an earlier run did beyond a hole may be done before this one has read it again: then ``at`` is the last record
+    that was read, and ``skip``: from there on so many are done."""
 
     at: str | None = None
     after: str | None = None
     end: int | None = None
+    skip: int = 0
 
     @classmethod
     def of(cls, shard: str, mark: Mark, stream: StreamIdentity) -> ShardMark:
@@ -46,6 +50,7 @@ class ShardMark:
         try:
             arn, created_ms = str(mark["stream"]), int(mark["created_ms"])
             end = None if mark.get("end") is None else int(mark["end"])
+            skip = int(mark.get("skip", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the checkpoint does not say how far {shard} is done ({error!r})") from None
         if arn != stream.arn:
@@ -55,7 +60,7 @@ class ShardMark:
                 f"stream {arn} was deleted and created anew since the checkpoint was written: {REMOVE}; what the old"
                 " stream held is gone"
             )
-        return cls(mark.get("at"), mark.get("after"), end)
+        return cls(mark.get("at"), mark.get("after"), end, skip)
 
     def begin(self, first: Begin) -> Begin:
         """Where to read on; ``first``: where nothing was read yet."""
@@ -74,7 +79,9 @@ class ShardReading:
         # checkpoint knows of the shard as soon as something was read of it, and a restart begins there.
         if first == LATEST and not self.done.reach:
             self.done = Ranges.below(1)
-        self.next = self.done.prefix
+        # No part begins below what was committed.
+        self._first = self.done.prefix
+        self.next = self._first - mark.skip
         self.iterator: str | None = None
         self.due_s = 0.0
         self.failures = 0
@@ -118,8 +125,12 @@ class ShardReading:
             return []
         if self._last is None:
             self._check_first(str(rows.column("sequence_number")[0]))
-        start, self.next = self.next, self.next + rows.num_rows
         self._last = str(rows.column("sequence_number")[-1])
+        self.next += rows.num_rows
+        start = max(self.next - rows.num_rows, min(self._first, self.next))
+        rows = rows.slice(start - self.next + rows.num_rows)
+        if not rows.num_rows:
+            return []
         held = Held(np.arange(start, self.next, dtype=np.int64), rows)
         held.release(self.done)
         if len(held.positions):
@@ -159,10 +170,12 @@ class ShardReading:
 
     def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:
         mark: dict[str, Any] = {"stream": stream.arn, "created_ms": stream.created_ms}
-        at, after = self._mark.at, self._mark.after
+        at, after, skip = self._mark.at, self._mark.after, self._mark.skip
         if self._last is not None:
-            at, after = self._sequence_number_at(done.prefix), self._last
+            skip = done.prefix - self.next + 1 if done.prefix > self.next else 0
+            at, after = self._last if skip else self._sequence_number_at(done.prefix), self._last
         mark |= {"at": at} if at is not None else {"after": after}
+        mark |= {"skip": skip} if skip else {}
         return mark | ({"end": self.next} if self.is_drained else {})
 
     def _check_first(self, sequence_number: str) -> None:

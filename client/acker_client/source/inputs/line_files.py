@@ -207,7 +207,7 @@ class PlainFile(_File):
         with _opened(self.found, self.inode) as file:
             before, self._size = self._size, os.fstat(file.fileno()).st_size
             if is_followed:
-                self._check_not_truncated(self._size)
+                self._check_not_truncated(file, self._size)
             is_closed = not is_followed or (self._is_renamed and self._size == before)
             while self._byte < self._size:
                 starts, stop = _read_block(file, self._byte, self._size, block_bytes, is_closed=is_closed)
@@ -222,7 +222,7 @@ class PlainFile(_File):
                 yield block
             if is_followed:
                 self._is_torn = is_closed and self._byte > 0 and _byte_before(file, self._byte) != b"\n"
-                self._sealed = (self._byte, _digest(self.found.path, self.inode, self._byte))
+                self._sealed = (self._byte, _digest_of_lines(file, self._byte))
         self.lines = self._line
 
     def add(self, part: LinePart) -> None:
@@ -240,15 +240,16 @@ class PlainFile(_File):
         digest = _digest(self.found.path, self.inode, reach)
         return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._whereabouts()}
 
-    def _check_not_truncated(self, size: int) -> None:
-        """Of a file that is followed: it only grows, and not in the middle of a line that was read."""
+    def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
+        """Of a file that is followed: it only grows, and not in the middle of a line that was read. One of the same
+        size may have been written anew, too."""
         byte, digest = self._sealed
         if self._is_torn and size > byte:
             raise InputChanged(
                 f"{self.found.shown} was renamed, stood still, and its last line (line {self._line}) was read when"
                 f" nothing ended it; it has gone on since: end every line with a line feed; to go on, {FIX}"
             )
-        if size < self._byte or (digest and size > byte and _digest(self.found.path, self.inode, byte) != digest):
+        if size < self._byte or (digest and _digest_of_lines(file, byte) != digest):
             raise InputChanged(
                 f"{self.found.shown} was read to byte {self._byte}, and was truncated or written anew since: what was"
                 " added meanwhile may be gone. Rotate files by renaming them (logrotate's `create`, not"
@@ -450,9 +451,14 @@ def _digest(path: str, inode: int | None, position: int) -> str:
     """Digest of what stands at the beginning of a file and right before ``position``; GONE if it was taken away."""
     try:
         with open_file(path, path, inode) as file:
-            head = file.read(min(MARK_BYTES, position))
-            file.seek(max(0, position - MARK_BYTES))
-            tail = file.read(min(MARK_BYTES, position))
+            return _digest_of_lines(file, position)
     except (OSError, InputChanged):
         return GONE
+
+
+def _digest_of_lines(file: BinaryIO, position: int) -> str:
+    file.seek(0)
+    head = file.read(min(MARK_BYTES, position))
+    file.seek(max(0, position - MARK_BYTES))
+    tail = file.read(min(MARK_BYTES, position))
     return hashlib.blake2b(head + tail, digest_size=16).hexdigest()

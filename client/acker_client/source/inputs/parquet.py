@@ -343,7 +343,7 @@ def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.R
 
 def _in_directory(path: str, *, may_be_none: bool) -> list[str]:
     found: list[str] = []
-    for folder, below, files in os.walk(path):
+    for folder, below, files in os.walk(path, onerror=_refuse_folder):
         below[:] = sorted(name for name in below if name[0] not in "._")
         for name in below:
             if "=" in name:
@@ -355,6 +355,12 @@ def _in_directory(path: str, *, may_be_none: bool) -> list[str]:
     if not found and not may_be_none:
         raise SourceError(f"Parquet: no file in {path!r} ends in .parquet: name the files, or a pattern")
     return sorted(found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    """A folder that cannot be looked into may hold files, which would be left out without a word."""
+    if not isinstance(error, FileNotFoundError):
+        raise InputChanged(f"{error.filename} cannot be read ({error.strerror}): {to_read(error)}") from None
 
 
 def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source.core.ranges import Positions
-from acker_client.source.errors import SourceError
+from acker_client.source.disk import to_read
+from acker_client.source.errors import InputChanged, SourceError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -31,11 +33,11 @@ class Found:
 def find_files(
     paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]], may_be_none: bool = False
 ) -> list[Found]:
-    """The files that ``paths`` name, no file twice. ``asker`` and ``example`` stand in errors; ``in_directory`` says
-    which files a directory stands for.
+    """The files that ``paths`` name, no file twice, whatever links lead to it. ``asker`` and ``example`` stand in
+    errors; ``in_directory`` says which files a directory stands for.
 
-    Raises ``SourceError`` for what is no path, and, unless there ``may_be_none`` yet, for a pattern that matches
-    nothing.
+    Raises ``SourceError`` for what is no path or no file, and, unless there ``may_be_none`` yet, for a pattern that
+    matches nothing and for a file that is gone.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     for path in given:
@@ -44,10 +46,14 @@ def find_files(
     if not given:
         raise SourceError(f"{asker}: no path was given: name a file, or a pattern like {example!r}")
     found: dict[str, Found] = {}
+    folders: dict[str, str] = {}
     for pattern in given:
         for shown in _expand(os.fspath(pattern), asker, in_directory, may_be_none=may_be_none):
-            found.setdefault(os.path.abspath(shown), Found(os.path.abspath(shown), shown))
-    return list(found.values())
+            path = os.path.abspath(shown)
+            real = _real(path, folders)
+            if real not in found or _links(path, real) < _links(found[real].path, real):
+                found[real] = Found(path, shown)
+    return [file for file in found.values() if _is_there(file.shown, asker, may_be_gone=may_be_none)]
 
 
 def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str, paths: Paths) -> None:
@@ -78,3 +84,36 @@ def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], 
     if not files and not may_be_none:
         raise SourceError(f"{asker}: nothing matches {pattern!r} (working directory: {os.getcwd()})")
     return files
+
+
+def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
+    """Whether there is a file. Raises ``SourceError`` for what is none, and where it has to be there."""
+    try:
+        shown.encode()
+    except UnicodeEncodeError:
+        raise SourceError(
+            f"{asker}: the name of {shown!r} is not valid UTF-8: rename the file, or narrow the pattern"
+        ) from None
+    try:
+        mode = os.stat(shown).st_mode
+    except OSError as error:
+        if may_be_gone and isinstance(error, FileNotFoundError):
+            return False
+        raise InputChanged(f"{shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{asker}: {shown!r} is a pipe, a socket or a device: copy it into a file, or leave it out")
+    return True
+
+
+def _links(path: str, real: str) -> tuple[int, bool]:
+    """Of two paths to one file, the lower has fewer links."""
+    return path.count(os.sep), path != real
+
+
+def _real(path: str, folders: dict[str, str]) -> str:
+    """``path`` without links. ``folders``: those of folders that were asked for before."""
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    real = os.path.join(folders[folder], name)
+    return os.path.realpath(real) if os.path.islink(real) else real

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from acker_client.source.core.checkpoint_head import Head
 from acker_client.source.core.input import Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import Committer
@@ -93,15 +94,12 @@ class CheckpointFile:
             raise CheckpointError(
                 f"checkpoint {self.path} cannot be read ({error.strerror}): {to_read(error)}"
             ) from None
-        saved = self._parse(content)
-        self._check(saved)
+        head = self._head
+        saved = head.parse(content, lambda saved: digest_of(saved.get(_CONTENT[saved["version"]])))
         try:
             return _of_version_1(saved["progress"]) if saved["version"] == 1 else _committed(saved["partitions"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"checkpoint {self.path} does not say how far which partition is done ({error!r}): restore it, or"
-                " remove it to read the input from its beginning"
-            ) from None
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise head.incomplete("which partition", error) from None
 
     def save(self, committed: Mapping[str, Committed]) -> None:
         """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole.
@@ -140,43 +138,17 @@ class CheckpointFile:
             return {}
         return {"by": {**asdict(self._by), "time": datetime.fromtimestamp(self._wall(), UTC).isoformat("T", "seconds")}}
 
-    def _parse(self, content: bytes) -> dict[str, Any]:
-        try:
-            saved = json.loads(content)
-        except ValueError:
-            saved = None
-        if not isinstance(saved, dict) or saved.get("format") != FORMAT:
-            raise CheckpointError(
-                f"{self.path} is not a checkpoint of the acker, or is damaged: name another file, or remove it to read"
-                " the input from its beginning"
-            )
-        return saved
-
-    def _check(self, saved: dict[str, Any]) -> None:
-        if saved.get("version") not in _CONTENT:
-            raise CheckpointError(
-                f"checkpoint {self.path} has version {saved.get('version')!r}, and this acker reads versions up to"
-                f" {VERSION}: start with the acker that wrote it, or a newer one"
-            )
-        if saved.get("digest") != digest_of(saved.get(_CONTENT[saved["version"]])):
-            raise CheckpointError(
-                f"checkpoint {self.path} is damaged (its digest does not fit): restore it, or remove it to read the"
-                " input from its beginning"
-            )
-        for what, expected in (("source", self.source), ("input", self.kind)):
-            if saved.get(what) != expected:
-                raise CheckpointError(
-                    f"checkpoint {self.path} is of {what} {saved.get(what)!r}, not of {expected!r}{_written(saved)}:"
-                    " give every source a checkpoint of its own"
-                )
-
-
-def _written(saved: dict[str, Any]) -> str:
-    """Who wrote it last and when, where it says so."""
-    by = saved.get("by")
-    if not isinstance(by, dict):
-        return ""
-    return f" (last written at {by.get('time')} by process {by.get('pid')} on {by.get('host')})"
+    @property
+    def _head(self) -> Head:
+        return Head(
+            str(self.path),
+            FORMAT,
+            _CONTENT,
+            {"source": self.source, "input": self.kind},
+            another="another file",
+            begin_anew="remove it to read the input from its beginning",
+            apart="give every source a checkpoint of its own",
+        )
 
 
 def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:

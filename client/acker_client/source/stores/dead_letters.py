@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
@@ -19,6 +21,12 @@ from acker_client.core.gist import gist
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
+
+# A write of letters takes milliseconds: whoever holds the file for longer is stopped, or stuck.
+LONG_S = 5.0
+LOOK_S = 0.05
+
+log = logging.getLogger("acker_client.source")
 
 
 class DeadLetterFile:
@@ -75,12 +83,26 @@ class DeadLetterFile:
         try:
             while True:
                 file = self._opened()
-                fcntl.flock(file, fcntl.LOCK_EX)
+                self._lock(file)
                 if is_at(file, self.path):
                     return file
                 self.close()
         except OSError as error:
             raise self._unwritable(error) from None
+
+    def _lock(self, file: FileIO) -> None:
+        """Wait for the lock, and say so where that takes long."""
+        long_s = time.monotonic() + LONG_S
+        while time.monotonic() < long_s:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(LOOK_S)
+        log.warning(
+            "dead letters: another process holds %s, and is waited for: let it go on, or end it (fuser -v names it)",
+            self.path,
+        )
+        fcntl.flock(file, fcntl.LOCK_EX)
 
     def close(self) -> None:
         if self._file is not None:

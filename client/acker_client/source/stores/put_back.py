@@ -20,11 +20,10 @@ from pathlib import Path
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import SourceError
-from acker_client.source.stores.dead_letters import is_at
+from acker_client.source.stores.dead_letters import LOOK_S, is_at
 
 # How long another process may hold a file before it is called in use; a write of letters takes milliseconds.
 WAIT_S = 10.0
-LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,8 @@ def _locked(path: Path, wait_s: float, *, is_made: bool) -> Iterator[FileIO]:
         try:
             file = FileIO(path, "ab+" if is_made else "rb+")
         except OSError as error:
-            fix = to_write(error) if is_made else to_read(error)
+            is_missing = isinstance(error, FileNotFoundError) and not is_made
+            fix = to_read(error) if is_missing else to_write(error)
             raise SourceError(f"{path} cannot be opened ({error.strerror}): {fix}") from None
         with file:
             try:
