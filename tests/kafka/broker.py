@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka import admin as library
@@ -28,6 +29,8 @@ admin: Any = library
 PROJECT = Path(__file__).parent
 BUILD = PROJECT.parents[1] / ".build" / "kafka"
 START_S = 60.0
+# The newest connector of Spark's that Maven Central has: there is none of 4.3.0.
+CONNECTOR = "4.2.0"
 
 SETTINGS = """\
 process.roles=broker,controller
@@ -59,12 +62,26 @@ log.cleaner.dedupe.buffer.size=16777216
 
 def build() -> None:
     """Fetch Kafka where it is not here yet. Fails the tests where that cannot be."""
+    if problem := _fetch("pom.xml"):
+        pytest.fail(f"Maven could not fetch Apache Kafka:\n{problem}")
+
+
+def connector() -> str:
+    """Spark's own Kafka connector, as ``spark.jars`` takes it: of PySpark's version, or else of the newest that Maven
+    Central has. Fails the tests where neither can be fetched."""
+    for version in (pyspark.__version__, CONNECTOR):
+        if not (problem := _fetch("spark-pom.xml", f"-Dspark.version={version}")):
+            return (BUILD / f"spark-{version}").read_text().strip().replace(os.pathsep, ",")
+    pytest.fail(f"Maven could not fetch Spark's Kafka connector:\n{problem}")
+
+
+def _fetch(project: str, *more: str) -> str:
+    """What a Maven project asks for, into Maven's own folder; why that cannot be, or nothing ("")."""
     if shutil.which("mvn") is None or shutil.which("java") is None:
         pytest.fail("make test-kafka runs a real Apache Kafka from Maven Central: install maven and a JDK")
-    command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / "pom.xml"), "package"]
+    command = ["mvn", "--quiet", "--batch-mode", "--file", str(PROJECT / project), *more, "package"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.fail(f"Maven could not fetch Apache Kafka:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return f"{done.stdout[-2000:]}{done.stderr[-2000:]}" if done.returncode else ""
 
 
 class RealKafka:
