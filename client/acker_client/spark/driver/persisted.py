@@ -1,34 +1,32 @@
 """Persisted: a user's DataFrame, kept by Spark for as long as its rows are tracked, with each row's place and digest.
 
 Decides how a frame is numbered (by partition and row, once it is materialised: before that AQE may still change its
-partitions), what of a row goes into its digest, and that a frame which the user has persisted stays so. What the pages
-of it are held against is ``core.pages``'s; who reads it, and what for, is ``operators``'s.
+partitions), and that a frame which the user has persisted stays so. What of a row goes into its digest is
+``row_digest``'s; what the pages of it are held against is ``core.pages``'s; who reads it, and what for, is
+``operators``'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import reduce
 from typing import Any
 
 import numpy as np
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from acker_client.spark import compat
 from acker_client.spark.core.anchors import Positions
 from acker_client.spark.core.pages import PAGE_SHIFT, Pages
+from acker_client.spark.driver.row_digest import row_digest
 from acker_client.spark.task.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 COMPRESSED = "spark.sql.inMemoryColumnarStorage.compressed"
 # A condition names so many stretches of pages; above that it lists the pages.
 STRETCHES_MAX = 20
-# In one number there is room for so many columns' "is null".
-BITS = 63
 
 
 class Persisted:
@@ -86,12 +84,7 @@ class Persisted:
         return [f"_{index}" for index in range(len(self.schema.fields))]
 
     def _digest(self) -> Column:
-        """A row's digest: of its place and every value. Spark's hash passes nulls over, so where they stand goes in."""
-        pairs = list(zip(self._names, self.schema.fields, strict=True))
-        values = [_hashable(name, field) for name, field in pairs]
-        nullable = [name for name, field in pairs if field.nullable]
-        masks = [_null_mask(nullable[at : at + BITS]) for at in range(0, len(nullable), BITS)]
-        return F.xxhash64(F.col(PLACE), *masks, *values)
+        return row_digest(PLACE, self._names, self.schema.fields)
 
 
 @contextmanager
@@ -104,32 +97,6 @@ def _uncompressed(spark: SparkSession) -> Iterator[None]:
         yield
     finally:
         spark.conf.set(COMPRESSED, str(before))
-
-
-def _null_mask(names: Sequence[str]) -> Column:
-    bits = [F.when(F.col(name).isNull(), F.lit(1 << bit)).otherwise(F.lit(0)) for bit, name in enumerate(names)]
-    return reduce(lambda mask, bit: mask + bit, bits).cast("long")
-
-
-def _hashable(name: str, field: StructField) -> Column:
-    """A column as Spark's hash takes it: maps and the like as their JSON."""
-    if not _is_hashed_as_text(field.dataType):
-        return F.col(name)
-    return F.to_json(F.struct(F.col(name)), {"ignoreNullFields": "false"})
-
-
-def _is_hashed_as_text(kind: DataType) -> bool:
-    """Whether Spark refuses to hash values of this type, or takes different ones for equal."""
-    if isinstance(kind, ArrayType):
-        return _is_hashed_as_text(kind.elementType)
-    if isinstance(kind, StructType):
-        return any(_is_hashed_as_text(field.dataType) for field in kind.fields)
-    return isinstance(kind, MapType) or kind.typeName() == "variant" or (isinstance(kind, StringType) and _folds(kind))
-
-
-def _folds(kind: StringType) -> bool:
-    """Whether strings that differ may be equal by their collation."""
-    return "collate" in kind.simpleString() and not kind.simpleString().endswith("UTF8_BINARY")
 
 
 def _is_in(pages: Positions) -> Column:
