@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -152,9 +154,80 @@ def test_every_row_of_a_stream_is_written_or_dead_at_each_commit_over_failed_wri
     assert watchers() == []
 
 
-@pytest.mark.matrix
-def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
+@pytest.mark.long
+def test_a_worker_that_is_killed_in_a_stream_costs_neither_a_row_nor_a_replay(query: Query, tmp_path: Path) -> None:
+    for number in range(3):
+        query.add(number * 20_000, (number + 1) * 20_000)
+    killed, save, batches = tmp_path / "killed", saving(tmp_path), list[tuple[int, int]]()
+
+    @operator("id long")
+    def deadly(row: Row) -> Any:
+        if row.id == 20_007 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield (row.id,)
+
+    def process(batch: Batch) -> None:
+        batches.append((batch.records, batch.replays))
+        save(batch.df.transform(deadly))
+
+    job = tracked(process, name="deadly", retry=QUICK, dead_letters=tmp_path / "dead")
+    query.run(job)
+    assert killed.exists()
+    assert (query.committed, batches) == (3, [(20_000, 0)] * 3)
+    written = query.spark.read.parquet(str(tmp_path / "out"))
+    assert (written.count(), written.distinct().count()) == (60_000, 60_000)
+    assert (tmp_path / "dead").read_text() == ""
+
+
+def test_two_queries_of_one_session_under_one_name_at_one_time_are_each_their_own(
+    spark: SparkSession, server: Any, conf: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    conf("spark.acker.servers", server.address)
+    both, meet = list[StreamingQuery](), threading.Barrier(2, timeout=120)
+    found = {"a": list[Row](), "b": list[Row]()}
+    for number, name in enumerate(found):
+        (tmp_path / name).mkdir()
+        query = Query(spark, tmp_path / name)
+        query.add(number * 100, number * 100 + 50)
+
+        def process(batch: Batch, name: str = name) -> None:
+            if not batch.replays:
+                meet.wait()
+            collecting(found[name])(batch.df.transform(doubled))
+
+        both.append(query.start(tracked(process, name="same", retry=QUICK, dead_letters=tmp_path / name / "dead")))
+    for each in both:
+        each.awaitTermination()
+    assert sorted(row.id for row in found["a"]) == sorted(set(range(50)) - {13})
+    assert sorted(row.id for row in found["b"]) == list(range(100, 150))
+
+
+def test_output_that_is_named_by_the_micro_batch_and_the_batch_is_never_written_over(
     query: Query, tmp_path: Path
+) -> None:
+    for number in range(2):
+        query.add(number * 20, (number + 1) * 20)
+
+    @sink
+    def save(rows: DataFrame, place: str) -> None:
+        rows.write.mode("overwrite").parquet(place)
+
+    def each(df: DataFrame, batch_id: int) -> None:
+        def process(batch: Batch) -> None:
+            save(batch.df.transform(doubled), str(tmp_path / "out" / f"{batch_id}-{batch.number}"))
+
+        tracked(process, name="named", retry=QUICK, dead_letters=tmp_path / "dead")(df, batch_id)
+
+    query.run(each)
+    written = query.spark.read.parquet(str(tmp_path / "out" / "*"))
+    assert sorted(row.id for row in written.collect()) == sorted(set(range(40)) - {13})
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("makes", [False, True], ids=["as it is", "with a frame made before"])
+def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_commit_the_micro_batch(
+    query: Query, tmp_path: Path, makes: bool
 ) -> None:
     query.add(0, 100)
     begun = tmp_path / "begun"
@@ -175,7 +248,14 @@ def test_a_stop_in_the_middle_of_an_action_that_the_program_swallows_does_not_co
             swallowed.append(error)
 
     job = tracked(lambda batch: save(batch.df.transform(slow)), name="slow")
-    started = query.start(job)
+
+    def function(df: DataFrame, batch_id: int) -> None:
+        if makes:
+            # Makes the session of the micro-batch the active one, which lists no query.
+            df.sparkSession.createDataFrame([(1,)], "id int")
+        job(df, batch_id)
+
+    started = query.start(function)
     while not begun.exists():
         threading.Event().wait(0.02)
     started.stop()

@@ -25,8 +25,7 @@ class Query:
         self._id = self._context.getLocalProperty(QUERY_ID)
         self._call_site = {key: self._context.getLocalProperty(key) for key in CALL_SITE}
         self._jvm: Any = spark._jvm
-        # The micro-batch has a session of its own, which lists no query; the thread's is the one that began it.
-        self._query = None if self._id is None else _found(self._id, SparkSession.getActiveSession() or spark)
+        self._query = None if self._id is None else _found(self._id, spark)
 
     @property
     def is_stopped(self) -> bool:
@@ -46,5 +45,8 @@ class Query:
 
 
 def _found(query_id: str, spark: SparkSession) -> Any:
-    active: Any = spark._jsparkSession.streams().active()
-    return next((query for query in active if str(query.id()) == query_id), None)
+    # A session lists the queries that it began, and which one that was nobody can say: the micro-batch has one of its
+    # own, and the thread's active one is whichever made a frame last.
+    session: Any = spark._jsparkSession
+    active: Any = session.sharedState().activeStreamingQueries()
+    return next((query for query in active.values() if query is not None and str(query.id()) == query_id), None)
