@@ -118,8 +118,9 @@ def tracked(
 
     ``process(batch)`` is called for each batch of its rows, replays among them, as in ``Source.run``; ``options`` are
     meant for one micro-batch each. A micro-batch that does not end so raises what went wrong (``QueryStopped`` when the
-    query was stopped), which ends the query; its next start gets that micro-batch again. The rest as in ``Frame``.
-    There is no ``checkpoint``: Spark has one.
+    query was stopped), which ends the query; its next start gets that micro-batch again. ``batch.number`` begins at 1
+    in each micro-batch: what names its output by it has to name it by Spark's number of the micro-batch, too. The rest
+    as in ``Frame``. There is no ``checkpoint``: Spark has one.
     """
     if options.get("checkpoint") is not None:
         raise ValueError(
