@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from acker_client.source import Batch, CheckpointError, Frame, InputChanged, Retry
 from acker_client.spark import operator, sink
+from acker_client.spark.driver.persisted import ADAPTIVE, COMPRESSED, Persisted
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 POISON = 13
@@ -233,6 +234,25 @@ def test_partitions_are_counted_once_aqe_has_made_them(
     source = Frame(df, name="counts", batch_records=150)
     summary = source.run(connected, lambda batch: collecting(found)(batch.df))
     assert (summary.acked, summary.replayed, len(found)) == (400, 0, 400)
+
+
+def test_a_frame_is_kept_and_counted_in_one_job_and_the_settings_of_the_session_stay(
+    spark: SparkSession, conf: Callable[[str, str], None]
+) -> None:
+    settings = [COMPRESSED, ADAPTIVE]
+    for setting in settings:
+        conf(setting, "true")
+    persisted = Persisted(spark.range(0, 10_000, 1, 4))
+    context = spark.sparkContext
+    context.setJobGroup("counting", "a frame")
+    try:
+        persisted.begin()
+        assert len(context.statusTracker().getJobIdsForGroup("counting")) == 1
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None removes it
+        persisted.release()
+    assert persisted.pages.rows.sum() == 10_000
+    assert [spark.conf.get(setting) for setting in settings] == ["true", "true"]
 
 
 def test_a_frame_that_the_user_has_persisted_stays_so_and_one_without_rows_ends_at_once(

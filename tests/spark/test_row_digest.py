@@ -27,6 +27,7 @@ OTHERS: dict[str, list[Any]] = {
     "map<string, string>": [None, {}, {"a": None}, {"a": "null"}, {"a": "b"}, {"b": "a"}],
     "map<int, array<int>>": [{1: [2]}, {1: [None]}, {1: None}, {2: [1]}],
     "map<string, timestamp>": [{"a": datetime(2026, 1, 1, 1, 1, 1, 1)}, {"a": datetime(2026, 1, 1, 1, 1, 1, 2)}],
+    "array<array<array<int>>>": [[[[1]]], [[[1], []]], [[[None]]], [[None]], [None]],
     "map<string, double>": [{"a": 0.1}, {"a": 0.1 + 2**-56}],
 }
 

@@ -8,8 +8,10 @@ partitions), and that a frame which the user has persisted stays so. What of a r
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,9 @@ from acker_client.spark.driver.row_digest import row_digest
 from acker_client.spark.task.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
-COMPRESSED = "spark.sql.inMemoryColumnarStorage.compressed"
+COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
+# Who sets a setting puts it back before another looks at it.
+_PLANNING = threading.Lock()
 # A condition names so many stretches of pages; above that it lists the pages.
 STRETCHES_MAX = 20
 
@@ -42,13 +46,14 @@ class Persisted:
 
     def begin(self) -> None:
         """Persist it, unless the user has, and count its rows: this reads all of it."""
-        level = self._df.storageLevel
-        self._is_ours = not (level.useMemory or level.useDisk)
+        self._is_ours = not self._is_kept
         try:
-            with _uncompressed(self.spark):
-                if self._is_ours:
+            if self._is_ours:
+                # Compressing rows that live for one batch costs more than it gives back (keeping 800,000 of them took
+                # twice as long).
+                with _planning(self.spark, COMPRESSED):
                     self._df.persist(*filter(None, [self._level]))
-                self.pages = self._counted()
+            self.pages = self._counted()
         except BaseException:
             self.release()
             raise
@@ -61,42 +66,57 @@ class Persisted:
 
     def read(self, pages: Positions) -> DataFrame:
         """The rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""
-        placed = self._placed()
+        placed = self._placed
         if len(pages) < len(self.pages.ids):
             placed = placed.where(_is_in(pages))
-        return placed.withColumn(DIGEST, self._digest())
+        return placed.withColumn(DIGEST, self._digest)
 
+    @cached_property
     def _placed(self) -> DataFrame:
         return self._df.toDF(*self._names).withColumn(PLACE, F.monotonically_increasing_id())
 
     def _counted(self) -> Pages:
         page = F.shiftright(F.col(PLACE), PAGE_SHIFT).alias(PAGE)
-        digests = self._placed().select(page, self._digest().alias(DIGEST))
+        digests = self._placed.select(page, self._digest.alias(DIGEST))
         grouped = digests.groupBy(PAGE).agg(F.count(F.lit(1)).alias("rows"), F.bit_xor(DIGEST).alias(DIGEST))
         # A few rows in as many shuffle partitions as the user's own work needs: one task reads them all.
-        counted = grouped.coalesce(1).toArrow()
+        whole = grouped.coalesce(1)
+        if self._is_kept:
+            # Planned adaptively, keeping the rows would be a job of its own, and another would read them again. The
+            # frame itself is planned as the user wants it, from when it was persisted.
+            with _planning(self.spark, ADAPTIVE):
+                execution: Any = whole._jdf.queryExecution()
+                execution.executedPlan()
+        counted = whole.toArrow()
         ids, rows, found = (counted.column(name).to_numpy() for name in (PAGE, "rows", DIGEST))
         order = np.argsort(ids)
         return Pages(ids[order], rows[order], found[order].view(np.uint64))
 
     @property
+    def _is_kept(self) -> bool:
+        level = self._df.storageLevel
+        return bool(level.useMemory or level.useDisk)
+
+    @property
     def _names(self) -> list[str]:
         return [f"_{index}" for index in range(len(self.schema.fields))]
 
+    @cached_property
     def _digest(self) -> Column:
         return row_digest(PLACE, self._names, self.schema.fields)
 
 
 @contextmanager
-def _uncompressed(spark: SparkSession) -> Iterator[None]:
-    """Let what is persisted meanwhile be kept as it is: compressing rows that live for one batch costs more than it
-    gives back (keeping 800,000 of them took twice as long)."""
-    before = spark.conf.get(COMPRESSED)
-    spark.conf.set(COMPRESSED, "false")
-    try:
-        yield
-    finally:
-        spark.conf.set(COMPRESSED, str(before))
+def _planning(spark: SparkSession, setting: str) -> Iterator[None]:
+    """Plan meanwhile without ``setting``. The session is the user's, who may be in it in several threads: nothing may
+    run long in here."""
+    with _PLANNING:
+        before = spark.conf.get(setting)
+        spark.conf.set(setting, "false")
+        try:
+            yield
+        finally:
+            spark.conf.set(setting, str(before))
 
 
 def _is_in(pages: Positions) -> Column:

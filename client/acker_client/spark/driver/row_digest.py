@@ -8,60 +8,62 @@ their entries, and takes strings for equal that are so by their collation, which
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
+from acker_client.spark.driver.columns import quoted
+
 # In one number there is room for so many columns' "is null".
 BITS = 63
 # As JSON writes them, times lose their microseconds.
-JSON = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
+JSON = (
+    "map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\","
+    " 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
+)
 
 
 def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> Column:
-    """A digest of the column ``place``, and of the columns ``names``, which are as ``fields`` say."""
+    """A digest of the column ``place``, and of the columns ``names``, which are as ``fields`` say. All are plain names,
+    as ``_0``."""
     pairs = list(zip(names, fields, strict=True))
     nullable = [name for name, field in pairs if field.nullable]
     masks = [_null_mask(nullable[at : at + BITS]) for at in range(0, len(nullable), BITS)]
-    values = [part for name, field in pairs for part in _parts(F.col(name), field.dataType)]
-    return F.xxhash64(F.col(place), *masks, *values)
+    values = [part for name, field in pairs for part in _parts(name, field.dataType)]
+    # As text it is one call of the JVM, and each function of its own would be several.
+    return F.expr(f"xxhash64({', '.join([place, *masks, *values])})")
 
 
-def _null_mask(names: Sequence[str]) -> Column:
-    bits = [F.when(F.col(name).isNull(), F.lit(1 << bit)).otherwise(F.lit(0)) for bit, name in enumerate(names)]
-    return reduce(lambda mask, bit: mask + bit, bits).cast("long")
+def _null_mask(names: Sequence[str]) -> str:
+    return " + ".join(f"if({name} is null, {1 << bit}L, 0L)" for bit, name in enumerate(names))
 
 
-def _parts(value: Column, kind: DataType) -> list[Column]:
+def _parts(value: str, kind: DataType) -> list[str]:
     """What of a value of this type a hash is to take, beside whether it is null."""
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType, False).add("value", kind.valueType, kind.valueContainsNull)
-        return _parts(F.map_entries(value), ArrayType(entry, False))
+        return _parts(f"map_entries({value})", ArrayType(entry, False))
     if isinstance(kind, ArrayType):
-        return [F.size(value), *_elements(value, kind)]
+        return [f"size({value})", *_elements(value, kind)]
     if isinstance(kind, StructType) and _can_be_told_apart(kind.names):
-        return [part for field in kind.fields for part in _field(value.getField(field.name), field)]
+        return [part for field in kind.fields for part in _field(f"{value}.{quoted(field.name)}", field)]
     if isinstance(kind, StructType) or kind.typeName() == "variant":
-        return [F.to_json(F.struct(value), JSON)]
-    return [value.cast("binary") if isinstance(kind, StringType) and _folds(kind) else value]
+        return [f"to_json(struct({value}), {JSON})"]
+    return [f"cast({value} as binary)" if isinstance(kind, StringType) and _folds(kind) else value]
 
 
-def _field(value: Column, field: StructField) -> list[Column]:
+def _field(value: str, field: StructField) -> list[str]:
     parts = _parts(value, field.dataType)
-    return [value.isNull(), *parts] if field.nullable else parts
+    return [f"{value} is null", *parts] if field.nullable else parts
 
 
-def _elements(value: Column, kind: ArrayType) -> list[Column]:
+def _elements(value: str, kind: ArrayType) -> list[str]:
     element = kind.elementType
     if _is_hashed_as_it_is(element):
-        return [value, *([F.transform(value, F.isnull)] if kind.containsNull else [])]
-    return [F.transform(value, lambda each: F.xxhash64(each.isNull(), *_parts(each, element)))]
+        return [value, *([f"transform({value}, each -> each is null)"] if kind.containsNull else [])]
+    # Names of lambdas hide those further out, which are not needed any more.
+    return [f"transform({value}, each -> xxhash64({', '.join(['each is null', *_parts('each', element)])}))"]
 
 
 def _is_hashed_as_it_is(kind: DataType) -> bool:
