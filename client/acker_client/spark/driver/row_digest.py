@@ -46,7 +46,7 @@ def _parts(value: str, kind: DataType) -> list[str]:
         return _parts(f"map_entries({value})", ArrayType(entry, False))
     if isinstance(kind, ArrayType):
         return [f"size({value})", *_elements(value, kind)]
-    if isinstance(kind, StructType) and _can_be_told_apart(kind.names):
+    if isinstance(kind, StructType) and _has_plain_names(kind.names):
         return [part for field in kind.fields for part in _field(f"{value}.{quoted(field.name)}", field)]
     if isinstance(kind, StructType) or kind.typeName() == "variant":
         return [f"to_json(struct({value}), {JSON})"]
@@ -77,6 +77,6 @@ def _folds(kind: StringType) -> bool:
     return "collate" in kind.simpleString() and not kind.simpleString().endswith("UTF8_BINARY")
 
 
-def _can_be_told_apart(names: Sequence[str]) -> bool:
+def _has_plain_names(names: Sequence[str]) -> bool:
     """Whether each of a struct's fields can be asked for by its name, which Spark may read without its case."""
     return len({name.lower() for name in names}) == len(names)
