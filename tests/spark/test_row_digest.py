@@ -44,7 +44,7 @@ def test_rows_that_are_not_the_same_have_other_digests_whatever_is_null_in_them(
     df = spark.createDataFrame(rows, schema).coalesce(1).withColumn("place", F.lit(7))
     # Beside a column that is the same in all rows.
     digests = [row_digest("place", [name, "place"], [df.schema[name], df.schema["place"]]) for name in names]
-    found = df.select(*digests).collect()
+    found = df.selectExpr(*digests).collect()
     for column, (kind, values) in enumerate(OTHERS.items()):
         pairs = {(at % len(values), row[column]) for at, row in enumerate(found)}
         assert len(pairs) == len({digest for _, digest in pairs}) == len(values), kind

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import compat
@@ -26,6 +26,7 @@ from acker_client.spark.driver.row_digest import row_digest
 from acker_client.spark.task.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
+PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
 # Who sets a setting puts it back before another looks at it.
 _PLANNING = threading.Lock()
@@ -69,16 +70,16 @@ class Persisted:
         placed = self._placed
         if len(pages) < len(self.pages.ids):
             placed = placed.where(_is_in(pages))
-        return placed.withColumn(DIGEST, self._digest)
+        return placed.selectExpr("*", f"{self._digest} as {DIGEST}")
 
     @cached_property
     def _placed(self) -> DataFrame:
-        return self._df.toDF(*self._names).withColumn(PLACE, F.monotonically_increasing_id())
+        return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
     def _counted(self) -> Pages:
-        page = F.shiftright(F.col(PLACE), PAGE_SHIFT).alias(PAGE)
-        digests = self._placed.select(page, self._digest.alias(DIGEST))
-        grouped = digests.groupBy(PAGE).agg(F.count(F.lit(1)).alias("rows"), F.bit_xor(DIGEST).alias(DIGEST))
+        # Expressions as text: each function of Python's is half a dozen calls of the JVM.
+        digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
+        grouped = digests.groupBy(PAGE).agg(F.expr("count(1) as rows"), F.expr(f"bit_xor({DIGEST}) as {DIGEST}"))
         # A few rows in as many shuffle partitions as the user's own work needs: one task reads them all.
         whole = grouped.coalesce(1)
         if self._is_kept:
@@ -102,7 +103,7 @@ class Persisted:
         return [f"_{index}" for index in range(len(self.schema.fields))]
 
     @cached_property
-    def _digest(self) -> Column:
+    def _digest(self) -> str:
         return row_digest(PLACE, self._names, self.schema.fields)
 
 
@@ -119,15 +120,13 @@ def _planning(spark: SparkSession, setting: str) -> Iterator[None]:
             spark.conf.set(setting, str(before))
 
 
-def _is_in(pages: Positions) -> Column:
+def _is_in(pages: Positions) -> str:
     cuts = np.flatnonzero(np.diff(pages) != 1) + 1
     stretches = np.split(pages, cuts)
-    page = f"shiftright({PLACE}, {PAGE_SHIFT})"
     if len(stretches) <= STRETCHES_MAX:
-        return F.expr(
-            " or ".join(f"{page} between {each[0]} and {each[-1]}" for each in stretches if len(each)) or "false"
-        )
-    return F.expr(f"{page} in ({', '.join(f'{number}L' for number in pages.tolist())})")
+        between = (f"{PAGE_OF_PLACE} between {each[0]} and {each[-1]}" for each in stretches if len(each))
+        return " or ".join(between) or "false"
+    return f"{PAGE_OF_PLACE} in ({', '.join(f'{number}L' for number in pages.tolist())})"
 
 
 def refuse(df: Any) -> str:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from acker_client.spark.driver.columns import quoted
@@ -24,15 +22,14 @@ JSON = (
 )
 
 
-def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> Column:
-    """A digest of the column ``place``, and of the columns ``names``, which are as ``fields`` say. All are plain names,
-    as ``_0``."""
+def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> str:
+    """An expression of SQL: a digest of the column ``place``, and of the columns ``names``, which are as ``fields``
+    say. All are plain names, as ``_0``."""
     pairs = list(zip(names, fields, strict=True))
     nullable = [name for name, field in pairs if field.nullable]
     masks = [_null_mask(nullable[at : at + BITS]) for at in range(0, len(nullable), BITS)]
     values = [part for name, field in pairs for part in _parts(name, field.dataType)]
-    # As text it is one call of the JVM, and each function of its own would be several.
-    return F.expr(f"xxhash64({', '.join([place, *masks, *values])})")
+    return f"xxhash64({', '.join([place, *masks, *values])})"
 
 
 def _null_mask(names: Sequence[str]) -> str:
