@@ -143,10 +143,10 @@ class Config:
         None,
         _user,
         "user:password",
-        "Who this server is to ZooKeeper; then nobody else may read or change its nodes.",
+        "Who this server is to ZooKeeper, as user:password; then nobody else may read or change its nodes.",
     )
     zookeeper_ca: str | None = _option(
-        None, _text, "a path", "Certificates of those that ZooKeeper's may be signed by; with it, TLS is spoken."
+        None, _text, "a path", "CA certificates that ZooKeeper's own has to be signed by; with it, TLS is used."
     )
     zookeeper_cert: str | None = _option(None, _text, "a path", "This server's certificate for ZooKeeper.")
     zookeeper_key: str | None = _option(None, _text, "a path", "The key of that certificate.")

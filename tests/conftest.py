@@ -28,8 +28,8 @@ PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked ``sampled(n)``, the first of each n cases is run at once and the others with the long
-    ones; those for the versions that users have stay as they are."""
+    """Of a test that is marked ``sampled(n)``, the first of each n cases is run at once, and the others with the long
+    ones."""
     cases: dict[str, int] = {}
     for item in items:
         sampled = item.get_closest_marker("sampled")
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         test = item.nodeid.partition("[")[0]
         at = cases[test] = cases.get(test, -1) + 1
-        if at % sampled.args[0] and not item.get_closest_marker("matrix"):
+        if at % sampled.args[0]:
             item.add_marker(pytest.mark.long)
 
 

@@ -119,6 +119,7 @@ def test_a_sink_that_drops_rows_is_found_out() -> None:
     assert told["lost"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}

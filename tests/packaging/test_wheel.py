@@ -89,22 +89,26 @@ def test_the_wheel_holds_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or "test_" in name]
 
 
+@pytest.mark.long
 def test_a_base_install_brings_three_dependencies(base: Path) -> None:
     script = "import importlib.metadata as m; print(*(d.metadata['Name'] for d in m.distributions()))"
     installed = {name.lower().replace("-", "_") for name in succeed(base / "python", "-c", script).split()}
     assert installed <= BASE
 
 
+@pytest.mark.long
 def test_a_base_install_knows_nothing_of_the_extras(base: Path) -> None:
     script = f"from importlib.util import find_spec; print([name for name in {OUTSIDE!r} if find_spec(name)])"
     assert succeed(base / "python", "-c", script).strip() == "[]"
 
 
+@pytest.mark.long
 def test_importing_the_client_loads_no_grpc(base: Path) -> None:
     script = "import sys, acker_client; print('grpc' in sys.modules)"
     assert succeed(base / "python", "-c", script).strip() == "False"
 
 
+@pytest.mark.long
 def test_a_base_install_tracks_trees_against_a_server(
     base: Path, start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_base_install_tracks_trees_against_a_server(
     assert sorted(told) == ["jumps over ACKED", "the lazy dog ACKED", "the quick brown fox ACKED"]
 
 
+@pytest.mark.long
 def test_the_command_names_the_missing_extra_in_one_line(base: Path) -> None:
     done = run(base / "acker", "--help")
     assert done.returncode == 1
@@ -123,6 +128,7 @@ def test_the_command_names_the_missing_extra_in_one_line(base: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_the_server_names_the_missing_extra_in_one_line(base: Path) -> None:
     done = run(base / "python", "-m", "acker_service", "serve")
     assert done.returncode == 2

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -69,6 +70,20 @@ class Stopping(Server):
         self._process.close()
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing in the log meanwhile: it is full of what was broken on purpose."""
+    loggers = [logging.getLogger(name) for name in ("acker_client", "acker.spark", "py4j")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 class Bench:
     """Runs programs. A context manager; ``spark`` and ``server`` (an address) where they are there already."""
 
@@ -79,9 +94,6 @@ class Bench:
         self._own: Any = None
 
     def __enter__(self) -> Self:
-        logging.getLogger("acker_client").setLevel(logging.CRITICAL)
-        logging.getLogger("acker.spark").setLevel(logging.CRITICAL)
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         # The session first: a fork beside gRPC's threads may hang.
         self.spark = self._given or session()
         if self._address is None:
@@ -111,7 +123,8 @@ class Bench:
             server = self._stopping = self._stopping or Stopping(Path(tempfile.mkdtemp(prefix="acker-server-"), "own"))
         if program.of_kind("driver killed"):
             self._kill_driver(program, folder, server)
-        return run(program, self.spark, server, folder)
+        with _quiet():
+            return run(program, self.spark, server, folder)
 
     def die(self, seed: int, folder: str) -> None:
         """Run a program whose driver is killed: this process ends here."""

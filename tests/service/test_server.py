@@ -409,6 +409,7 @@ def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["state", "consumed", "ready"])
 def test_a_full_disk_is_one_line_that_names_the_path_and_the_state_stays(
     what: str, server_process: Callable[..., Any], tmp_path: Path

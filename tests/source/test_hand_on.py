@@ -260,6 +260,7 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
     upstream.close()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs: Jobs, seed: int) -> None:
     """Oracle: a set of what the second job's settled batches have written. Tasks die after writing, writes fail,

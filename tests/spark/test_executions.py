@@ -387,13 +387,7 @@ MATRIX = {
 
 
 def cases(of: Iterable[str]) -> list[Any]:
-    """Those for the versions that users have, and one of six of the others, at once; the rest in `make test-long`."""
-    kept = [case for case in of if case not in MATRIX][::6]
-
-    def marks(case: str) -> Any:
-        return pytest.mark.matrix if case in MATRIX else () if case in kept else pytest.mark.long
-
-    return [pytest.param(case, marks=marks(case)) for case in of]
+    return [pytest.param(case, marks=[pytest.mark.matrix] * (case in MATRIX)) for case in of]
 
 
 @pytest.fixture
@@ -410,11 +404,13 @@ def run(live: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[C
     spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", cases(DONE))
 def test_a_sink_that_hands_all_its_rows_on_has_done_its_work(run: Any, case: str) -> None:
     assert run(DONE[case]) == ({Verdict.ACKED}, "")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", cases(NOT_DONE))
 def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_lost(run: Any, case: str) -> None:
     function, because = NOT_DONE[case]

@@ -77,6 +77,7 @@ def break_down() -> None:
     raise RuntimeError("harm on purpose")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", [break_down, faults.kill_this_worker])
 @pytest.mark.parametrize("form", [lambda df: df, unfused], ids=["fused", "unfused"])
 def test_a_task_that_fails_after_its_work_is_run_again(
@@ -112,6 +113,7 @@ def test_a_python_worker_is_killed_in_an_operator(
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_shuffle_file_is_lost_and_the_stage_is_run_again(
     live: Start, tmp_path: Path, local_dir: Path, conf: Options, adaptive: str
@@ -130,6 +132,7 @@ def test_a_shuffle_file_is_lost_and_the_stage_is_run_again(
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("cached", [False, True], ids=["not cached", "cached"])
 @pytest.mark.parametrize("form", [lambda df: df, unfused], ids=["fused", "unfused"])
 def test_a_frame_is_counted_and_then_written(

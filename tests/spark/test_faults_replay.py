@@ -229,6 +229,7 @@ def test_a_batch_that_nobody_touched(live: Start) -> None:
     assert batch.settle() == dict.fromkeys(range(20), LOST)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::acker_client.spark.MovingBoundaries")
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_frame_with_moving_task_boundaries_is_evaluated_twice(

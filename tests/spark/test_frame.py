@@ -182,6 +182,7 @@ def test_a_dead_letter_is_never_written_of_another_row_than_the_one_that_failed(
     assert (tmp_path / "dead").read_text() == ""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("made", ["rand(7)", "rand()", "spark_partition_id()", "monotonically_increasing_id()"])
 def test_a_frame_that_gives_the_same_rows_when_it_is_computed_anew_goes_on(
     connected: SparkSession, made: str, tmp_path: Path

@@ -67,6 +67,7 @@ def made(number: int) -> list[str]:
     return [f"w{number}.0 w{number}.1 w{number}.2/{name}" for name in ODD]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [after, after_pandas, after_arrow], ids=lambda step: str(step.name))
 def test_columns_of_any_name_pass_a_hop(live: Callable[..., Any], step: Step) -> None:
     batch = live(texts(4))
@@ -83,6 +84,7 @@ def test_where_takes_columns_of_any_name(live: Callable[..., Any]) -> None:
     assert batch.settle() == ALL
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*"])
 def test_explode_takes_a_column_of_any_name(live: Callable[..., Any], name: str) -> None:
     batch = live(texts(4))
@@ -94,6 +96,7 @@ def test_explode_takes_a_column_of_any_name(live: Callable[..., Any], name: str)
     assert batch.settle() == ALL
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*"])
 def test_join_takes_columns_of_any_name(spark: SparkSession, live: Callable[..., Any], name: str) -> None:
     batch = live(texts(4))
@@ -104,6 +107,7 @@ def test_join_takes_columns_of_any_name(spark: SparkSession, live: Callable[...,
     assert batch.settle() == ALL
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keys", [["a.b"], ["a`b", "*", "", "case", "größe"]])
 def test_group_takes_columns_of_any_name(live: Callable[..., Any], keys: list[str]) -> None:
     @group(keys, StructType([*ODD_SCHEMA.fields, StructField("a`.b", IntegerType())]))
@@ -116,6 +120,7 @@ def test_group_takes_columns_of_any_name(live: Callable[..., Any], keys: list[st
     assert batch.settle() == ALL
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keys", [["a.b"], ["a`b", "*", "", "case", "größe"]])
 def test_cogroup_takes_columns_of_any_name(live: Callable[..., Any], keys: list[str]) -> None:
     @cogroup(keys, StructType([*ODD_SCHEMA.fields, StructField("a`.b", IntegerType())]))
@@ -277,6 +282,7 @@ def with_x(frame: Any) -> Any:
     return frame.assign(x="x")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", LARGE)
 def test_text_and_bytes_with_wide_offsets_pass_everywhere(
@@ -311,6 +317,7 @@ def test_functions_take_packed_anchors_with_wide_offsets(live: Callable[..., Any
     assert batch.settle() == ALL
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("preserve", ["false", "true"])
 def test_columns_of_char_and_varchar_are_strings(
     spark: SparkSession, live: Callable[..., Any], conf: Conf, preserve: str
@@ -355,6 +362,7 @@ def thin_and_packed(df: DataFrame, name: str) -> DataFrame:
     return first.unionByName(second.transform(merged), allowMissingColumns=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", MIXED)
 def test_thin_and_packed_frames_meet_in_a_union(live: Callable[..., Any], step: str) -> None:

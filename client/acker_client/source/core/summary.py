@@ -112,7 +112,7 @@ class Summary:
             ("acked", self.acked, "everything derived from them was processed"),
             ("dead letters", self.dead_lettered, "tried often enough, kept in the dead letters"),
             ("open", self.open, "no answer yet; read again at the next start"),
-            ("failed", self.failed, "attempts that an operator or the settling of the batch failed"),
+            ("failed", self.failed, "attempts: a function raised, or the batch was settled before all was done"),
             ("timed out", self.timed_out, "attempts that took too long"),
             ("lost", self.lost, "attempts that a failed job or a lost server interrupted"),
             ("replayed", self.replayed, "emissions beyond the first"),
