@@ -152,6 +152,8 @@ def test_nobody_is_held_silent_for_a_time_in_which_nobody_asked() -> None:
     silence.unanswered(1.0, 1.5, "refused")
     silence.unanswered(3.0, 3.2, "refused")
     assert silence.lasts_s(13.5) == 12.5
-    assert silence.shown_s(13.5) == pytest.approx(2.2)
+    assert silence.shown_s(13.5, 0.0) == pytest.approx(2.2)
+    assert silence.shown_s(13.5, 3.0) == pytest.approx(0.2)
+    assert silence.shown_s(13.5, 13.4) == 0.0
     silence.answered(13.6)
-    assert silence.shown_s(13.6) == 0.0
+    assert silence.shown_s(13.6, 0.0) == 0.0

@@ -34,9 +34,12 @@ class Silence:
         """For how long nobody has answered; 0: the last try was answered, or nobody has tried for a while."""
         return 0.0 if self._since is None or now - self._until > IDLE_S else now - self._since
 
-    def shown_s(self, now: float) -> float:
-        """Of that time, how much tries have shown: up to the end of the last. Who was not asked since may be back."""
-        return 0.0 if self._since is None or now - self._until > IDLE_S else self._until - self._since
+    def shown_s(self, now: float, begun_at: float) -> float:
+        """Of that time, how much tries have shown, from ``begun_at`` on and up to the end of the last: who was not
+        asked since may be back, and who was started then was not there before."""
+        if self._since is None or not self.lasts_s(now):
+            return 0.0
+        return max(0.0, self._until - max(self._since, begun_at))
 
     def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
         """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""

@@ -44,10 +44,9 @@ class Caller:
         """For how long nobody has answered, as far as was tried; 0: the last try was answered."""
         return self._silence.lasts_s(self._clock())
 
-    @property
-    def shown_silent_s(self) -> float:
-        """Of that time, how much tries have shown: nobody knows of the time after the last."""
-        return self._silence.shown_s(self._clock())
+    def shown_silent_s(self, begun_at: float) -> float:
+        """Of that time, how much tries have shown that were made from ``begun_at`` on: nobody knows of the rest."""
+        return self._silence.shown_s(self._clock(), begun_at)
 
     def greeted(self, patience: Patience) -> Greeted:
         """The server, once it has answered the handshake."""

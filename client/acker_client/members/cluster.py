@@ -65,8 +65,8 @@ class Cluster:
         # What was last said of members when it first spoke against them; and whether to ask for the view for that.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         self._is_in_doubt = False
-        # Members on which something was placed, on this view or on older ones.
-        self._placed: set[Member] = set()
+        # Members on which something was placed, on this view or on older ones, and when that was first heard.
+        self._placed: dict[Member, float] = {}
         self._placed_on = 0
 
     # -- calls
@@ -159,7 +159,9 @@ class Cluster:
     def hear_of(self, placement: Placement) -> None:
         """Something lives on the members of ``placement``: an older view than its own says nothing against them."""
         self._placed_on = max(self._placed_on, placement.epoch)
-        self._placed.update(placement.members)
+        now = self.clock()
+        for member in placement.members:
+            self._placed.setdefault(member, now)
 
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
@@ -184,7 +186,7 @@ class Cluster:
             # There is a registry, and what it says was not heard yet.
             self._is_in_doubt = True
             return ""
-        silent_s = self._shown_silent_s(member.address)
+        silent_s = self._shown_silent_s(member.address, self._placed.get(member, float("-inf")))
         if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
@@ -251,9 +253,9 @@ class Cluster:
         caller = self._callers.get(address)
         return 0.0 if caller is None else caller.silent_s
 
-    def _shown_silent_s(self, address: str) -> float:
+    def _shown_silent_s(self, address: str, begun_at: float = float("-inf")) -> float:
         caller = self._callers.get(address)
-        return 0.0 if caller is None else caller.shown_silent_s
+        return 0.0 if caller is None else caller.shown_silent_s(begun_at)
 
     def _look(self, patience: Patience) -> View:
         if self._listed is None and self._epoch_heard == 0:
