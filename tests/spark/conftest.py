@@ -56,6 +56,15 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def _active_session() -> Iterator[None]:
+    """Python has one active session for all threads: that of a micro-batch has the settings of its query for good."""
+    before = SparkSession._activeSession
+    yield
+    if before is not None and SparkSession._instantiatedSession is not None:
+        SparkSession._activeSession = before
+
+
 @pytest.fixture
 def local_dir() -> Path:
     """Where Spark keeps its shuffle files."""

@@ -81,8 +81,6 @@ def query(spark: SparkSession, server: Any, conf: Callable[[str, str], None], tm
         each.stop()
     # A query that was stopped may be at its last lines.
     eventually(lambda: persisted(spark) <= before)
-    # Python has one active session for all threads; one of a micro-batch has the settings of its query for good.
-    spark.createDataFrame([(1,)], "id int")
 
 
 def persisted(spark: SparkSession) -> set[int]:
