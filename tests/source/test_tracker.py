@@ -227,6 +227,16 @@ def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_
     assert tracker.take_finished() == Ranges()
 
 
+def test_nothing_is_pending_among_emissions_that_are_forgotten_whatever_came_after_them() -> None:
+    tracker = Tracker(5)
+    tracker.apply(tracker.emit(np.arange(10)).roots, np.full(10, ACKED, np.uint8))
+    later = tracker.emit(np.arange(10, 40))
+    tracker.compact()
+    assert [len(column) for column in tracker.pending_among(0, 8)] == [0, 0]
+    records, roots = tracker.pending_among(8, 15)
+    assert (records.tolist(), roots.tolist()) == (list(range(10, 15)), later.roots[:5].tolist())
+
+
 def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     tracker = Tracker(5)
     tracker.emit(np.array([10, 40, 41]))

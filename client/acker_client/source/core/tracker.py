@@ -196,9 +196,7 @@ class Tracker:
 
     def end(self, start: int, stop: int, ending: int) -> Counted:
         """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
-        start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
-        first = start - self._emission_state.start
-        where = first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
+        where = self._where_pending(start, stop)
         verdicts = np.full(len(where), ending, np.uint8)
         self._emission_state.values[where] = verdicts
         self._pending -= len(where)
@@ -207,10 +205,9 @@ class Tracker:
 
     def pending_among(self, start: int, stop: int) -> tuple[RecordNumbers, Column]:
         """The emissions of ``start <= number < stop`` that have no outcome: their records, and their roots."""
-        first = max(start, self._emission_state.start)
-        states = self._emission_state.values[first - self._emission_state.start : stop - self._emission_state.start]
-        numbers = first + np.flatnonzero(states == PENDING)
-        return self._emission_record.take(numbers), root_ids(self.base, numbers.astype(np.uint64))
+        where = self._where_pending(start, stop)
+        numbers = (where + self._emission_state.start).astype(np.uint64)
+        return self._emission_record.values[where], root_ids(self.base, numbers)
 
     def open_among(self, records: RecordNumbers) -> RecordNumbers:
         """Those of ``records: int64[k]`` that were emitted and are not done."""
@@ -226,10 +223,16 @@ class Tracker:
     def drop(self, records: RecordNumbers) -> None:
         """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
         self._record_state.put(records, DONE)
-        dropped = np.flatnonzero(self._emission_state.values == PENDING)
+        dropped = self._where_pending(self._emission_state.start, self.emitted)
         dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
         self._emission_state.values[dropped] = DROPPED
         self._pending -= len(dropped)
+
+    def _where_pending(self, start: int, stop: int) -> RecordNumbers:
+        """Where in the window the emissions of ``start <= number < stop`` stand that have no outcome."""
+        start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
+        first = start - self._emission_state.start
+        return first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
 
     def take_finished(self) -> Ranges:
         """The records that have become done since the last call; to be called before ``compact``, which forgets."""
