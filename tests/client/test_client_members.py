@@ -47,13 +47,14 @@ class Servers:
 
 
 class Cut:
-    """A transport whose calls are not answered while ``is_cut``."""
+    """A transport whose calls, or ``only`` those of one name, are not answered while ``is_cut``."""
 
-    def __init__(self, transport: Any, is_cut: Callable[[], bool]) -> None:
-        self._transport, self._is_cut = transport, is_cut
+    def __init__(self, transport: Any, is_cut: Callable[[], bool], only: str = "") -> None:
+        self._transport, self._is_cut, self._only = transport, is_cut, only
 
     def __getattr__(self, call: str) -> Any:
-        if call != "close" and self._is_cut():
+        may_be_cut = call == self._only if self._only else call != "close"
+        if may_be_cut and self._is_cut():
             raise errors.Unavailable("cut")
         return getattr(self._transport, call)
 
@@ -317,23 +318,17 @@ def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_
     """Where a registry still lists both, neither is gone: none of them may be waited for to the end."""
     servers, asked = Servers(2), Counter[str]()
 
-    class Turned:
+    def turned(address: str) -> Any:
         """The first server answers the first watch and no other, the second none before the first has fallen silent."""
 
-        def __init__(self, address: str) -> None:
-            self._address, self._transport = address, servers.by_address[address].connect(address)
+        def is_silent() -> bool:
+            asked[address] += 1
+            return (address == "s0:1") == (asked["s0:1"] > 1)
 
-        def watch(self, question: Watch, timeout_s: float) -> Any:
-            asked[self._address] += 1
-            if (self._address == "s0:1") == (asked["s0:1"] > 1):
-                raise errors.Unavailable("silent")
-            return self._transport.watch(question, timeout_s)
-
-        def __getattr__(self, call: str) -> Any:
-            return getattr(self._transport, call)
+        return Cut(servers.by_address[address].connect(address), is_silent, only="watch")
 
     settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=2.0)
-    with AckerClient(settings, connect=Turned) as client:
+    with AckerClient(settings, connect=turned) as client:
         client.open_source("orders")
     assert asked["s0:1"] > 1
     servers.close()
@@ -342,23 +337,12 @@ def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_
 def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still_lists_them_all() -> None:
     servers = Servers(3)
 
-    class Mute:
-        """Says what it is, and nothing else."""
-
-        def __init__(self, address: str) -> None:
-            self._transport = servers.by_address[address].connect(address)
-            self._is_mute = address != "s1:1"
-
-        def watch(self, question: Watch, timeout_s: float) -> Any:
-            if self._is_mute:
-                raise errors.Unavailable("silent")
-            return self._transport.watch(question, timeout_s)
-
-        def __getattr__(self, call: str) -> Any:
-            return getattr(self._transport, call)
+    def mute(address: str) -> Any:
+        """All but one say what they are, and nothing else."""
+        return Cut(servers.by_address[address].connect(address), lambda: address != "s1:1", only="watch")
 
     settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
-    with AckerClient(settings, connect=Mute) as client:
+    with AckerClient(settings, connect=mute) as client:
         client.open_source("orders")
         assert [members.id for members in client.members()] == [0, 1, 2]
     servers.close()

@@ -190,12 +190,15 @@ class Sources:
         step = self.dice.choices(steps, weights=(9, 8, 3, 2, 1, 1, 1))[0]
         step(self.dice.choice(MEMBERS))
 
-    def finish(self) -> None:
-        """In the end one source has everything, and reads what is left."""
+    def leave_all_to_one(self) -> None:
         for name in MEMBERS:
             self.stop(name)
         for partition in PARTITIONS:
             self.group.give(partition, "x")
+
+    def finish(self) -> None:
+        """In the end one source has everything, and reads what is left."""
+        self.leave_all_to_one()
         for _ in range(100):
             self.take("x")
             self.settle("x", "fine")

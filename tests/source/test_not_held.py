@@ -19,7 +19,7 @@ from tests.source.executors import NO_SPARK, Cluster, Frame, Polling, Row, frame
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.kafka_broker import MockKafka
 from tests.source.logs import Log, LogSource, MemoryCheckpoint
-from tests.source.test_group_schedules import MEMBERS, PARTITIONS, Sources, Watching
+from tests.source.test_group_schedules import PARTITIONS, Sources, Watching
 from tests.source.test_groups import Idle
 from tests.source.test_port import Noted
 
@@ -193,10 +193,7 @@ class NotHeld(Sources):
             self.dice.choices((self.read_topic, self.forget), weights=(8, 1))[0]("")
 
     def finish(self) -> None:
-        for name in MEMBERS:
-            self.stop(name)
-        for partition in PARTITIONS:
-            self.group.give(partition, "x")
+        self.leave_all_to_one()
         for _ in range(40):
             self.take("x")
             self.settle("x", "fine")
