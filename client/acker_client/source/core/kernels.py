@@ -8,13 +8,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit, types
 
-from acker_client.source.core.tracker import FINISHED, PENDING
 from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
 from acker_protocol.messages import Verdict
 
 _I1, _I2 = np.uint64(pow(MULTIPLIER_1, -1, 1 << 64)), np.uint64(pow(MULTIPLIER_2, -1, 1 << 64))
 _U27, _U30, _U31, _U54, _U60, _U62 = (np.uint64(n) for n in (27, 30, 31, 54, 60, 62))
-_PENDING, _ACKED, _FINISHED = np.uint8(PENDING), np.uint8(Verdict.ACKED), np.uint8(FINISHED)
+_PENDING, _ACKED, _FINISHED = np.uint8(0), np.uint8(Verdict.ACKED), np.uint8(3)
 
 _U64S_IN = types.Array(types.uint64, 1, "C", readonly=True)
 _U8S_IN = types.Array(types.uint8, 1, "C", readonly=True)
