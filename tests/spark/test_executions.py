@@ -321,6 +321,8 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
             rows.createOrReplaceTempView("v"),
             rows.sparkSession.sql("cache table cached_words as select * from v"),
             rows.sparkSession.catalog.uncacheTable("cached_words"),
+            # A micro-batch has the views of the session that it was started from.
+            rows.sparkSession.catalog.dropTempView("cached_words"),
         ),
         "it ",
     ),
