@@ -125,6 +125,8 @@ TASK_RATES = {
 }
 # Those that only happen once in a while, as whatever they touch has to be replayed.
 DIFFERING = ("makes other children", "fails a row this time", "job is cut otherwise")
+# Where nearly every batch differs, records are replayed on and on: after so many batches none does.
+DIFFERING_BATCHES = 200
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,12 @@ class Case:
             tasks=tasks,
             faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         )
+
+    def tasks_in(self, batch: int) -> dict[str, float]:
+        """What goes wrong with tasks and jobs of a run's batch of this number, and how often."""
+        if batch <= DIFFERING_BATCHES:
+            return self.tasks
+        return {name: rate for name, rate in self.tasks.items() if name not in DIFFERING}
 
     def __str__(self) -> str:
         rough = ", rough" if self.is_rough else ""

@@ -14,29 +14,36 @@ from unittest import mock
 
 import numpy as np
 
+from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.registration import Registration
-from acker_client.core.votes import BatchVotes
+from acker_client.core.votes import bits_of, slots_of
 from acker_client.members.source_session import SourceSession
 from acker_client.source.run.run import Run
 from acker_client.spark.core import derive
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
 from acker_protocol import reports
+from acker_protocol.ids import numbers_of
 from acker_protocol.messages import FAIL, NO_KINDS, NO_REASON_IDS, Entries, Identity, Status
 from acker_service.core.applying import Applying
 from acker_service.core.dedupe import Dedupe
 from acker_service.core.shard import Shard
 
-# Makes something else of a method: takes the real one, gives the mistaken one.
-Mistake = Callable[[Callable[..., Any]], Callable[..., Any]]
+# Makes something else of a method or a property: takes the real one, gives the mistaken one.
+Mistake = Callable[[Any], Any]
+
+# Why a member is out whose server is there.
+WITHOUT_IT = "a task went on without it"
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake)."""
+    """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake); ``kind``: what has to come of
+    it, "" for anything that should not."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]
+    kind: str = ""
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -145,15 +152,43 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
     return watch
 
 
-def _heard_after_leaving(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A replica that has left is listened to all the same."""
+def _left_with_those_out(real: Any) -> property:
+    """A batch is settled also where a task went on without the server; who is gone would not answer."""
+    return property(
+        lambda self: [member for member in self.not_settled if self.out.get(member, WITHOUT_IT) == WITHOUT_IT]
+    )
 
-    def leave(self: BatchVotes, member: int, why: str) -> Any:
-        merged = real(self, member, why)
-        self._silenced.discard(member)
-        return merged
+
+def _left_again(real: Callable[..., Any]) -> Callable[..., Any]:
+    """One that is out and does not answer when the batch is settled is asked no more."""
+
+    def leave(self: PinnedBatch, member: Any, why: str) -> Any:
+        if member in self.out:
+            self.out[member] = why
+        return real(self, member, why)
 
     return leave
+
+
+def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What a replica that is out says of roots that are open counts."""
+
+    def hear(self: PinnedBatch, member: Any, outcomes: Any) -> Any:
+        index, votes = self.members.index(member), self.votes
+        # Where it was the only replica nothing is open.
+        if member not in self.out or votes._votes._everybody == 1:
+            return real(self, member, outcomes)
+        rows = numbers_of(votes._first, outcomes.root_ids)
+        is_own = rows < np.uint64(votes.up_to)
+        is_own[is_own] = ~votes._votes.has_ended(rows[is_own].view(np.int64))
+        bits = bits_of(votes._replicas, index)[slots_of(outcomes.root_ids)]
+        votes._votes._spoken[rows[is_own].view(np.int64)] &= ~bits[is_own]
+        votes._silenced.discard(index)
+        merged = real(self, member, outcomes)
+        votes._silenced.add(index)
+        return merged
+
+    return hear
 
 
 def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,7 +219,19 @@ MUTANTS = (
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),
     Mutant("a conflict forgiven", ((Applying, "_spoil", _nothing),)),
     Mutant("outcomes forgotten when they were sent", ((Shard, "watch", _forgotten_when_sent),)),
-    Mutant("a vote of a replica that is out counted", ((BatchVotes, "leave", _heard_after_leaving),)),
-    Mutant("a vote of a server that a task went on without counted", ((SourceSession, "leave_out", _nothing),)),
+    Mutant(
+        "a vote of a replica that is out counted",
+        (
+            (PinnedBatch, "left", _left_with_those_out),
+            (PinnedBatch, "leave", _left_again),
+            (PinnedBatch, "hear", _heard_when_out),
+        ),
+        "false ACK",
+    ),
+    Mutant(
+        "a vote of a server that a task went on without counted",
+        ((SourceSession, "leave_out", _nothing),),
+        "false ACK",
+    ),
     Mutant("children not in the tree", ((Tally, "take", _children_first),)),
 )

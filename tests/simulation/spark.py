@@ -268,7 +268,7 @@ class Job:
         executor = dice.choice(up)
         sources = [each.done for at in self.stages[task.stage].inputs for each in self.tasks[at] if each.done]
         inputs = self._inputs(task, sources, dice)
-        oracle, rates = self.world.oracle, self.case.tasks
+        oracle, rates = self.world.oracle, self.case.tasks_in(self.plan.scope.number)
         attempt = Attempt(
             number, self, task.stage, task.partition, executor, inputs, dice, oracle, fates, rates, sources
         )

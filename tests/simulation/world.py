@@ -218,7 +218,7 @@ class World:
         frame: Any = batch.df
         key = self._key(batch.number)
         dice = random.Random(f"{self.case.seed} batch {key}")
-        rates, conflicts = self.case.tasks, 0
+        rates, conflicts = self.case.tasks_in(batch.number), 0
         try:
             for sink, stages in enumerate(self.pipeline.jobs):
                 runs = 2 if dice.random() < rates.get("job is run again", 0.0) else 1
