@@ -37,6 +37,8 @@ def session() -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     conf = {
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        # As the tests' own session has it: see tests/spark/conftest.py.
+        "spark.executor.heartbeat.maxFailures": "100000",
         "spark.local.dir": folder,
         "spark.sql.shuffle.partitions": "3",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",

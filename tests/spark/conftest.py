@@ -27,6 +27,9 @@ CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # Spark takes whoever knocks first at a port of its own for itself: it may be a client that looks for a dead server.
     "spark.python.unix.domain.socket.enabled": "true",
+    # Once shuffle files are lost, the executor of a local session cannot register any more: each heartbeat fails, and
+    # after the sixtieth, ten minutes on, Spark ends the JVM with status 56.
+    "spark.executor.heartbeat.maxFailures": "100000",
     "spark.local.dir": str(LOCAL_DIR),
     "spark.sql.shuffle.partitions": "3",
     "spark.sql.warehouse.dir": str(LOCAL_DIR / "warehouse"),
