@@ -17,9 +17,12 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from acker_client.core.pins import decode
 from acker_client.source import Batch, CheckpointError, Frame, InputChanged, Retry
+from acker_client.spark import functions as AF
 from acker_client.spark import operator, sink
 from acker_client.spark.driver.persisted import ADAPTIVE, COMPRESSED, Persisted
+from acker_client.spark.driver.session import PINS
 
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 POISON = 13
@@ -86,6 +89,33 @@ def test_every_row_of_a_frame_is_acked_or_in_the_dead_letters_under_its_key_and_
     assert (letter["key"], letter["value"]) == ({"name": "n13"}, {"id": 13, "name": "n13"})
     assert letter["reason"].startswith("doubled: ValueError: poison")
     assert not is_persisted(df)
+
+
+def test_a_batch_goes_on_after_other_sources_were_run_to_their_end_inside_it(
+    spark: SparkSession, start_server: Callable[..., Any], conf: Callable[[str, str], None]
+) -> None:
+    # A batch lives on one of two servers, drawn for each.
+    conf("spark.acker.servers", ",".join(start_server(id=number).address for number in range(2)))
+    conf("spark.acker.spread", "1")
+    conf("spark.acker.replicas", "1")
+    lived_on: list[Any] = []
+
+    def lives_on() -> Any:
+        (pin,) = decode(spark.sparkContext.getLocalProperty(PINS) or "")
+        return pin.placement.members
+
+    def inner(batch: Batch) -> None:
+        lived_on.append(lives_on())
+        batch.df.select(AF.ack()).collect()
+
+    def outer(batch: Batch) -> None:
+        own = lives_on()
+        while lived_on[-1:] in ([], [own]):
+            assert Frame(spark.range(3), name="inner", retry=QUICK).run(spark, inner).acked == 3
+        batch.df.select(AF.ack()).collect()
+
+    summary = Frame(spark.range(20), name="outer", retry=QUICK).run(spark, outer)
+    assert (summary.acked, summary.replayed) == (20, 0)
 
 
 def test_rows_keep_their_schema_and_a_row_without_a_key_is_named_by_its_partition_and_row(

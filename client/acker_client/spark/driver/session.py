@@ -97,22 +97,36 @@ def settings_here() -> Settings:
     return found
 
 
-def hand_down(spark: SparkSession, settings: Settings) -> None:
+def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own, and only to
-    jobs of frames."""
+    jobs of frames. Returns what hands down again what was handed down before: a batch may be worked on in the midst of
+    another one."""
+    context = spark.sparkContext
     values = {
         SERVERS: ",".join(settings.servers),
         TOKEN: settings.token,
         BUDGET_S: str(settings.budget_s),
         ON_UNREACHABLE: settings.on_unreachable,
         PINS: encode(settings.pins),
-        NOTES: handed_down(note_store_of(spark.sparkContext).note_writer),
-        OUTER: spark.sparkContext.getLocalProperty(EXECUTION),
+        NOTES: handed_down(note_store_of(context).note_writer),
+        OUTER: context.getLocalProperty(EXECUTION),
         # In foreachBatch all would be the start of the query, and a collect not known as one.
         **dict.fromkeys(CALL_SITE),
     }
+    keys = values if context.getLocalProperty(PINS) else (PINS,)
+    before = {key: context.getLocalProperty(key) for key in keys}
+    _set(context, values)
+
+    def take_back() -> None:
+        if context.getLocalProperty(PINS) == values[PINS]:
+            _set(context, before)
+
+    return take_back
+
+
+def _set(context: SparkContext, values: Mapping[str, str | None]) -> None:
     for key, value in values.items():
-        spark.sparkContext.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
+        context.setLocalProperty(key, value)  # type: ignore[arg-type]  # None removes it
 
 
 def pins_here() -> Pins:

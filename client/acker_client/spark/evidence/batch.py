@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -164,6 +164,8 @@ class BatchEvidence:
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
         self.unfinished_because = ""
         self.is_released = False
+        # Undoes what was handed down for it.
+        self.take_back: Callable[[], None] = lambda: None
 
     def evidence_of(self, key: object, name: str) -> SinkEvidence:
         """The evidence of sink ``name`` over one frame with the same arguments; ``key`` (hashable) says which."""
@@ -218,7 +220,8 @@ class BatchEvidence:
         return df
 
     def release(self) -> None:
-        """Release what the batch has cached and noted; to be called when it is settled."""
+        """Release what the batch has cached and noted; when it is settled, in the thread that planned it."""
+        self.take_back()
         with self._lock:
             cached, self._cached = self._cached, []
         for df in cached:

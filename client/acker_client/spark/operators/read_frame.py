@@ -66,7 +66,7 @@ def frame_of_persisted(
     """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
     spark = persisted.spark
     evidence = BatchEvidence(settings, spark, once, held=held)
-    hand_down(spark, settings)
+    evidence.take_back = hand_down(spark, settings)
     runs = _runs_of(slices)
     pages = persisted.pages.some(runs.pages())
     base = persisted.read(pages.ids)
