@@ -348,6 +348,25 @@ def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still
     servers.close()
 
 
+def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_another_that_has_come_since() -> None:
+    servers, asked = Servers(2), Counter[str]()
+
+    def late(address: str) -> Any:
+        """The first server answers no watch, and the second nothing before the first was asked for one."""
+
+        def is_silent() -> bool:
+            asked[address] += 1
+            return address == "s0:1" or not asked["s0:1"]
+
+        return Cut(servers.by_address[address].connect(address), is_silent, only="watch" if address == "s0:1" else "")
+
+    settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
+    with AckerClient(settings, connect=late) as client:
+        client.open_source("orders")
+    assert asked["s0:1"] > 0
+    servers.close()
+
+
 def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
     source = servers.client("source", replicas=1, gone_after_s=100.0)
     source.open_source("orders")

@@ -140,6 +140,11 @@ class Cluster:
                     f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
                 )
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The members of the view that is known, be it empty; asks nobody."""
+        return (self._answering_view() if self._listed is None else self._listed_view(self._listed)).members
+
     def refresh(self) -> None:
         """Look whether something has changed, if there is reason to; raises nothing and waits for little."""
         if self.is_alone:

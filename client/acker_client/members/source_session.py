@@ -105,7 +105,7 @@ class SourceSession:
             with self._lock:
                 if self._stream.is_placed_on(placement):
                     return set()
-            opening = _Opening(placement.members)
+            opening = _Opening(placement.members, self._others_than(silent))
             self._open_at_members(opening, self._open_stream_at, budget_s)
             if not opening.out:
                 log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
@@ -158,7 +158,7 @@ class SourceSession:
             batch = self._placed(request, self._cluster.view(patience), silent)
             with self._lock:
                 self._batches[request.number] = batch
-            opening = _Opening(batch.members)
+            opening = _Opening(batch.members, self._others_than(silent))
             asked.update(batch.members)
             self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             return opening.out
@@ -273,6 +273,10 @@ class SourceSession:
         placement = self._place(_answering(view, silent), request.number)
         pin = Pin(self.session, request.number, request.first, request.up_to, placement)
         return PinnedBatch(pin, request)
+
+    def _others_than(self, silent: AbstractSet[Member]) -> Callable[[], AbstractSet[Member]]:
+        """Who is there by now, but for those that were ``silent``."""
+        return lambda: set(self._cluster.members) - silent
 
     def _open_at_members(
         self, opening: _Opening, open_at: Callable[[Member, Patience], int | None], budget_s: float | None
@@ -603,16 +607,18 @@ class _BatchParty:
 
 
 class _Opening:
-    """Something that is to be opened at its members. ``opened``: under which registration it is, by member."""
+    """Something that is to be opened at its members. ``opened``: under which registration it is, by member; ``others``:
+    where it might be placed instead."""
 
-    def __init__(self, members: tuple[Member, ...]) -> None:
+    def __init__(self, members: tuple[Member, ...], others: Callable[[], AbstractSet[Member]]) -> None:
         self.left = members
+        self._others = others
         self.opened: dict[Member, int | None] = {}
         self.out: set[Member] = set()
 
     def covers(self, member: Member) -> bool:
         # It is placed anew then, without those that are silent.
-        return any(other != member for other in self.opened)
+        return any(other != member for other in self.opened) or not self._others() <= set(self.left)
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)
@@ -631,7 +637,7 @@ def _until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Me
         except Draining:
             continue
         except Unavailable:
-            if not silent:
+            if not silent or not patience.deadline.left_s:
                 raise
             silent = set()
             continue
