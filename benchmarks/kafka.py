@@ -2,7 +2,8 @@
 
 All plan the same ranges, batch by batch, read them by the same slices, split the values into words and write Parquet.
 Untracked as a user writes it without the acker (a call for reading, a call for splitting), and untracked and fused by
-hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns.
+hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns. ``others``: the
+rate of the records beside a poison one in each partition, which fails in every try, over their rate without it.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
-from acker_client.source import Chosen, Kafka, Ranges
+from acker_client.source import Chosen, Emissions, Kafka, Listener, Ranges
 from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.spark import arrow_operator, sink
 from acker_client.spark.driver.session import local_session
@@ -32,6 +35,8 @@ from benchmarks.turns import medians_of
 from tests.kafka.broker import RealKafka, build
 
 PARTITIONS = 4
+# So many that the poison records' replays fall in between.
+BATCHES_OF_OTHERS = 10
 VALUE = b"the quick brown fox jumps over the lazy dog %d"
 
 
@@ -43,6 +48,30 @@ def split_batch(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
 @arrow_operator("word string")
 def words(batch: pa.RecordBatch) -> Any:
     return split_batch(batch)
+
+
+def words_but(poison: bytes) -> Any:
+    """As ``words``, but that ``poison`` is a value it cannot do."""
+
+    @arrow_operator("word string", name="words")
+    def split(batch: pa.RecordBatch) -> Any:
+        if pc.any(pc.equal(batch.column("value"), pa.scalar(poison))).as_py():
+            raise ValueError("poison")
+        return split_batch(batch)
+
+    return split
+
+
+class Others(Listener):
+    """When so many records were acked."""
+
+    def __init__(self, records: int) -> None:
+        self._left = records
+        self.at = 0.0
+
+    def on_ack(self, acked: Emissions) -> None:
+        self._left -= len(acked)
+        self.at = self.at or (time.perf_counter() if self._left <= 0 else 0.0)
 
 
 @sink
@@ -59,6 +88,7 @@ class Jobs:
         self._servers = servers
         self._topic = topic
         self._out = str(folder / "out")
+        self._letters = folder / "letters"
 
     def tracked(self) -> None:
         summary = self._source().run(self.spark, lambda batch: save(batch.df.transform(words), self._out))
@@ -74,6 +104,13 @@ class Jobs:
 
     def hand_fused(self) -> None:
         self._plan(lambda slices: self._read(slices, "word string", lambda batch: split_batch(batch)[0]))
+
+    def others_s(self, poison: bytes) -> float:
+        """Seconds until all are acked but one record a partition."""
+        begun, others = time.perf_counter(), Others(self.records - PARTITIONS)
+        source = self._source(BATCHES_OF_OTHERS, listener=others, dead_letters=self._letters)
+        source.run(self.spark, lambda batch: save(batch.df.transform(words_but(poison)), self._out))
+        return others.at - begun
 
     def _plan(self, frame: Callable[[list[Any]], DataFrame]) -> None:
         source = self._source()
@@ -96,14 +133,15 @@ class Jobs:
 
         return self.spark.range(0, len(slices), 1, len(slices)).mapInArrow(read, schema)
 
-    def _source(self) -> Kafka:
+    def _source(self, batches: int = 2, **options: Any) -> Kafka:
         return Kafka(
             self._topic,
             bootstrap_servers=self._servers,
             name="bench",
             group_id=uuid.uuid4().hex,
             stop="end",
-            batch_records=max(1, self.records // 2),
+            batch_records=max(1, self.records // batches),
+            **options,
         )
 
 
@@ -112,11 +150,17 @@ def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
     medians = medians_of(each, rounds)
     return {
         "records": jobs.records,
+        "others_beside_poison_over_without": _beside_poison(jobs, rounds),
         "tracked_over_untracked": medians["untracked"] / medians["tracked"],
         "tracked_over_hand_fused": medians["hand_fused"] / medians["tracked"],
         "tracked_records_per_s": jobs.records / medians["tracked"],
         "untracked_records_per_s": jobs.records / medians["untracked"],
     }
+
+
+def _beside_poison(jobs: Jobs, rounds: int) -> float:
+    turns = [(jobs.others_s(VALUE % 0), jobs.others_s(b"nobody's")) for _ in range(rounds)]
+    return statistics.median(without / beside for beside, without in turns)
 
 
 def run(records: int, rounds: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Run: every benchmark, one after the other, each in a process of its own; one JSON file and one table.
 
-    python -m benchmarks.run [--quick] [--storm] [--only PART ...]
+    python -m benchmarks.run [--quick] [--storm] [--kafka] [--only PART ...]
 
 Writes .build/bench.json and prints the table: what was measured, on which machine, and which targets are met. A part
 that fails is named, the others go on, and the exit status is 1. Targets that are not met do not fail the run.
@@ -31,7 +31,8 @@ class Benchmark:
     quick: tuple[str, ...] = ("--quick",)
 
 
-STORM = Benchmark("storm")
+# Those that fetch much from Maven Central.
+ON_REQUEST = (Benchmark("kafka"), Benchmark("storm"))
 PARTS = (
     Benchmark("ledger", ("--pending", "10000", "100000")),
     Benchmark("service"),
@@ -39,6 +40,7 @@ PARTS = (
     Benchmark("tracker", ("--outcomes", "200000")),
     Benchmark("placement"),
     Benchmark("spark"),
+    Benchmark("frame"),
 )
 
 
@@ -66,14 +68,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
     parser.add_argument("--storm", action="store_true", help="Apache Storm too, from Maven Central")
-    parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in (*PARTS, STORM)])
+    parser.add_argument("--kafka", action="store_true", help="Apache Kafka too, from Maven Central")
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in (*PARTS, *ON_REQUEST)])
     options = parser.parse_args()
-    parts = [part for part in (*PARTS, STORM) if part is not STORM or options.storm or "storm" in (options.only or ())]
+    wanted = options.only or [part.name for part in (*PARTS, *ON_REQUEST) if part in PARTS or vars(options)[part.name]]
     figures: dict[str, Any] = {"machine": machine.describe(), "quick": options.quick}
     failed = []
-    for part in parts:
-        if options.only and part.name not in options.only:
-            continue
+    for part in (part for part in (*PARTS, *ON_REQUEST) if part.name in wanted):
         try:
             figures[part.name] = measure(part, options.quick)
         except (RuntimeError, ValueError) as error:

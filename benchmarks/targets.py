@@ -8,6 +8,7 @@ from typing import Any
 
 Figures = Mapping[str, Any]
 
+KEY_OF_UNTRACKED = "tracked_over_untracked"
 LEDGER_AND_STORM = (100_000, 1_000_000, 10_000_000)
 
 
@@ -183,6 +184,21 @@ TARGETS: tuple[Target, ...] = (
         "trivial job over Storm's acked spout, bolt, bolt, in trees/s",
         over(at("spark", "trivial", "trees_per_s"), storm_trees),
         2,
+        "x",
+    ),
+    *(
+        Target(
+            "frame", f"a query behind tracked, {kind}, over untracked", at("frame", kind, KEY_OF_UNTRACKED), 0.8, "x"
+        )
+        for kind in ("arrow", "rows")
+    ),
+    Target("kafka", "words job over untracked, same reader", at("kafka", KEY_OF_UNTRACKED), 0.8, "x"),
+    Target("kafka", "likewise, untracked and fused by hand", at("kafka", "tracked_over_hand_fused"), 0.8, "x"),
+    Target(
+        "kafka",
+        "other records beside poison ones, over without",
+        at("kafka", "others_beside_poison_over_without"),
+        0.9,
         "x",
     ),
 )
