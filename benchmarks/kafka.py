@@ -2,8 +2,9 @@
 
 All plan the same ranges, batch by batch, read them by the same slices, split the values into words and write Parquet.
 Untracked as a user writes it without the acker (a call for reading, a call for splitting), and untracked and fused by
-hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns. ``others``: the
-rate of the records beside a poison one in each partition, which fails in every try, over their rate without it.
+hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns.
+``others_beside_poison_over_without``: the rate of the records beside a poison one in each partition, which fails in
+every try, over their rate without it.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 
@@ -109,7 +110,9 @@ class Jobs:
         """Seconds until all are acked but one record a partition."""
         begun, others = time.perf_counter(), Others(self.records - PARTITIONS)
         source = self._source(BATCHES_OF_OTHERS, listener=others, dead_letters=self._letters)
-        source.run(self.spark, lambda batch: save(batch.df.transform(words_but(poison)), self._out))
+        summary = source.run(self.spark, lambda batch: save(batch.df.transform(words_but(poison)), self._out))
+        if summary.acked + summary.dead_lettered != self.records or summary.acked < self.records - PARTITIONS:
+            raise RuntimeError(f"of {self.records} records there came {summary.brief}")
         return others.at - begun
 
     def _plan(self, frame: Callable[[list[Any]], DataFrame]) -> None:
@@ -159,8 +162,10 @@ def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
 
 
 def _beside_poison(jobs: Jobs, rounds: int) -> float:
-    turns = [(jobs.others_s(VALUE % 0), jobs.others_s(b"nobody's")) for _ in range(rounds)]
-    return statistics.median(without / beside for beside, without in turns)
+    """Who is first in a round, is second in the next."""
+    poisons = (VALUE % 0, b"nobody's")
+    taken = [{poison: jobs.others_s(poison) for poison in poisons[:: (-1) ** turn]} for turn in range(rounds + 1)]
+    return statistics.median(each[poisons[1]] / each[poisons[0]] for each in taken[1:])
 
 
 def run(records: int, rounds: int) -> dict[str, Any]:

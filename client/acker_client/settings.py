@@ -40,7 +40,7 @@ class Settings:
     roots that a plain client folds before it flushes.
 
     ``replicas``: on how many servers each root lives (None: two where there are two, else one); ``spread``: on how many
-    a batch lives at most. ``replica_wait_s``: how long one replica is waited for when another has answered.
+    a batch lives at most. ``replica_wait_s``: how long one server is waited for while another answers.
     ``gone_after_s``: a server of a list, without ZooKeeper, that was silent for so long is gone. ``pins``: where the
     roots of batches live, as whoever opened them decided.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client import AckerClient, Settings, Settlement, Verdict
+from acker_client import AckerClient, Settings, Settlement, Verdict, errors
 from acker_client.core import delivery as delivery_module
 from acker_client.core.delivery import Delivery
 from acker_client.core.pins import Pin
@@ -93,6 +93,36 @@ def test_a_source_is_opened_without_a_server_that_has_just_died(
     servers.servers[1].stop()
     client.open_source("orders")
     assert [server.shard.stats.sources for server in servers.servers] == [1, 0, 1]
+
+
+def test_where_nobody_answers_any_more_a_source_that_begins_gives_up_when_its_budget_is_spent(
+    time: SimulatedTime,
+) -> None:
+    servers, tries = Servers(2, time), Counter[str]()
+
+    def falls_silent(address: str) -> Any:
+        def watch(request: Any, timeout_s: float) -> Any:
+            tries[address] += 1
+            time.sleep(0.1)
+            raise errors.Unavailable("silent")
+
+        transport: Any = servers.connect(address)
+        transport.watch = watch
+        return transport
+
+    settings = Settings(servers.addresses, replicas=1, spread=1, replica_wait_s=0.5, gone_after_s=1000.0, budget_s=8.0)
+    client = AckerClient(
+        settings,
+        connect=falls_silent,
+        clock=time.clock,
+        sleep=time.sleep,
+        random=lambda: 0.5,
+        side_by_side=InTurn(),
+    )
+    with pytest.raises(errors.Unavailable):
+        client.open_source("orders")
+    assert time.clock() < 12.0
+    assert tries.total() < 100
 
 
 def test_a_watch_that_waits_for_several_servers_hears_each_at_once() -> None:

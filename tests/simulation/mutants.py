@@ -39,7 +39,7 @@ WITHOUT_IT = "a task went on without it"
 @dataclass(frozen=True)
 class Mutant:
     """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake); ``kind``: what has to come of
-    it, "" for anything that should not."""
+    it, "" for anything wrong."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]

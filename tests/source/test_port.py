@@ -83,6 +83,24 @@ def test_what_ends_while_its_batch_is_being_made_counts(cluster: Cluster) -> Non
     assert (summary.acked, summary.dead_lettered, summary.open) == (4, 1, 0)
 
 
+def test_a_batch_whose_listener_raises_is_released_and_abandoned(cluster: Cluster) -> None:
+    class Refusing(Noted):
+        def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
+            raise RuntimeError("no")
+
+    log, made, environment = InMemory(), list[Any](), cluster.environment()
+    log.append("a", 5)
+
+    def noted(spark: Any, plan: Any) -> Any:
+        made.append(environment.frame(spark, plan))
+        return made[-1]
+
+    with pytest.raises(RuntimeError, match="no"):
+        source(cluster, log, environment=replace(environment, frame=noted), listener=Refusing()).run(NO_SPARK, save_all)
+    assert [frame.evidence.released for frame in made] == [True]
+    assert cluster.server.shard.stats.open_batches == 0
+
+
 def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) -> None:
     log = InMemory()
     log.append("a", 10)

@@ -30,6 +30,11 @@ class Silence:
         """When the first try began that was not answered, with none answered after it; None: the last one was."""
         return self._since
 
+    @property
+    def heard_at(self) -> float:
+        """When a try was last answered; minus infinity: none was."""
+        return self._heard_at
+
     def lasts_s(self, now: float) -> float:
         """For how long nobody has answered; 0: the last try was answered, or nobody has tried for a while."""
         return 0.0 if self._since is None or now - self._until > IDLE_S else now - self._since

@@ -44,6 +44,11 @@ class Caller:
         """For how long nobody has answered, as far as was tried; 0: the last try was answered."""
         return self._silence.lasts_s(self._clock())
 
+    @property
+    def heard_at(self) -> float:
+        """When it last answered; minus infinity: never."""
+        return self._silence.heard_at
+
     def shown_silent_s(self, begun_at: float) -> float:
         """Of that time, how much tries have shown that were made from ``begun_at`` on: nobody knows of the rest."""
         return self._silence.shown_s(self._clock(), begun_at)

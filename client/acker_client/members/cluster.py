@@ -140,11 +140,6 @@ class Cluster:
                     f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
                 )
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The members of the view that is known, be it empty; asks nobody."""
-        return (self._answering_view() if self._listed is None else self._listed_view(self._listed)).members
-
     def refresh(self) -> None:
         """Look whether something has changed, if there is reason to; raises nothing and waits for little."""
         if self.is_alone:
@@ -212,6 +207,20 @@ class Cluster:
         # From now on all is news; a view of many members is not kept for it.
         self._doubted[member, type(said)] = None
         return True
+
+    def answering_instead_of(self, member: Member) -> set[Member]:
+        """Members of the view, as far as it is known, that have answered since ``member`` fell silent; none where it is
+        not silent: a server that is full answers."""
+        caller = self._callers.get(member.address)
+        if caller is None or caller.silent_since is None:
+            return set()
+        try:
+            view = self._answering_view() if self._listed is None else self._listed_view(self._listed)
+        except Rejected:
+            # Whoever looks at the view next is told.
+            return set()
+        others = {other: self._callers.get(other.address) for other in view.members}
+        return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
 
     # -- replicas that keep others waiting
 

@@ -36,7 +36,7 @@ class Party(Protocol):
         ...
 
     def covers(self, member: Member) -> bool:
-        """Whether the answers of others make that of ``member`` dispensable."""
+        """Whether the answers of others make that of ``member`` dispensable, given or to be had elsewhere."""
         ...
 
     def leave(self, member: Member, why: str) -> None:

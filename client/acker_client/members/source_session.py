@@ -99,13 +99,15 @@ class SourceSession:
 
     def open(self, patience: Patience) -> None:
         """Open the source at the servers of its open stream; where the view has changed, pin the stream anew."""
+        tried = set[Member]()
 
         def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
             placement = self._place(_answering(self._cluster.view(patience), silent), 0)
             with self._lock:
                 if self._stream.is_placed_on(placement):
                     return set()
-            opening = _Opening(placement.members, self._others_than(silent))
+            opening = _Opening(placement.members, self._elsewhere(tried))
+            tried.update(placement.members)
             self._open_at_members(opening, self._open_stream_at, budget_s)
             if not opening.out:
                 log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
@@ -153,12 +155,14 @@ class SourceSession:
         patience = self._cluster.patience(budget_s)
         # A try that fails leaves it open where it was opened, and the next may place it elsewhere.
         asked = self._asked.setdefault(request.number, set())
+        tried = set[Member]()
 
         def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
             batch = self._placed(request, self._cluster.view(patience), silent)
             with self._lock:
                 self._batches[request.number] = batch
-            opening = _Opening(batch.members, self._others_than(silent))
+            opening = _Opening(batch.members, self._elsewhere(tried))
+            tried.update(batch.members)
             asked.update(batch.members)
             self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             return opening.out
@@ -274,9 +278,9 @@ class SourceSession:
         pin = Pin(self.session, request.number, request.first, request.up_to, placement)
         return PinnedBatch(pin, request)
 
-    def _others_than(self, silent: AbstractSet[Member]) -> Callable[[], AbstractSet[Member]]:
-        """Who is there by now, but for those that were ``silent``."""
-        return lambda: set(self._cluster.members) - silent
+    def _elsewhere(self, tried: AbstractSet[Member]) -> Callable[[Member], bool]:
+        """Whether there is somebody to go to instead of a silent member who was not ``tried`` yet."""
+        return lambda member: not self._cluster.answering_instead_of(member) <= tried
 
     def _open_at_members(
         self, opening: _Opening, open_at: Callable[[Member, Patience], int | None], budget_s: float | None
@@ -607,18 +611,18 @@ class _BatchParty:
 
 
 class _Opening:
-    """Something that is to be opened at its members. ``opened``: under which registration it is, by member; ``others``:
-    where it might be placed instead."""
+    """Something that is to be opened at its members. ``opened``: under which registration it is, by member;
+    ``is_there_another``: whether it might be placed on somebody else instead of one."""
 
-    def __init__(self, members: tuple[Member, ...], others: Callable[[], AbstractSet[Member]]) -> None:
+    def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
         self.left = members
-        self._others = others
+        self._is_there_another = is_there_another
         self.opened: dict[Member, int | None] = {}
         self.out: set[Member] = set()
 
     def covers(self, member: Member) -> bool:
         # It is placed anew then, without those that are silent.
-        return any(other != member for other in self.opened) or not self._others() <= set(self.left)
+        return any(other != member for other in self.opened) or self._is_there_another(member)
 
     def leave(self, member: Member, why: str) -> None:
         self.out.add(member)
@@ -637,7 +641,7 @@ def _until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Me
         except Draining:
             continue
         except Unavailable:
-            if not silent or not patience.deadline.left_s:
+            if not silent:
                 raise
             silent = set()
             continue

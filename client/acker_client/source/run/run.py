@@ -308,13 +308,13 @@ class Run:
         held, timeout_s = self.options.held, self.options.message_timeout_s
         pin = self._server_batches.reserve(scope, len(records), held=held, message_timeout_s=timeout_s)
         emitted = self._in_flight.emit(records, replays=replays)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._server_batches.settle_once, self._number, Settlement.ABANDON)
             plan = FramePlan(self.options.name, scope, pin, self._schema, slices, held)
             frame = self._environment.frame(self._spark, plan)
+            undo.callback(frame.evidence.release)
             self._announce(emitted, replays)
-        except BaseException:
-            self._server_batches.settle_once(self._number, Settlement.ABANDON)
-            raise
+            undo.pop_all()
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
         return Batch(self._number, len(emitted), replays, frame, emitted, group.depth)
 

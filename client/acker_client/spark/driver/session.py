@@ -99,8 +99,11 @@ def settings_here() -> Settings:
 
 def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own, and only to
-    jobs of frames. Returns what hands down again what was handed down before: a batch may be worked on in the midst of
-    another one."""
+    jobs of frames.
+
+    Returns what takes them back, in the same thread: a batch may be worked on in the midst of another one, whose
+    settings count again then. After the outermost batch nobody's roots are at home here, and the rest may stay.
+    """
     context = spark.sparkContext
     values = {
         SERVERS: ",".join(settings.servers),
@@ -118,7 +121,8 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
     _set(context, values)
 
     def take_back() -> None:
-        if context.getLocalProperty(PINS) == values[PINS]:
+        is_stopped = context._jsc is None
+        if not is_stopped and context.getLocalProperty(PINS) == values[PINS]:
             _set(context, before)
 
     return take_back

@@ -221,7 +221,6 @@ class BatchEvidence:
 
     def release(self) -> None:
         """Release what the batch has cached and noted; when it is settled, in the thread that planned it."""
-        self.take_back()
         with self._lock:
             cached, self._cached = self._cached, []
         for df in cached:
@@ -229,6 +228,7 @@ class BatchEvidence:
         self.is_released = True
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_over(node))])
+        self.take_back()
 
     def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, look: Look) -> None:
         """Remember for later batches whose rows were evaluated more than once."""

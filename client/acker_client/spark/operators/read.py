@@ -85,11 +85,12 @@ def frame_of(
     if taken:
         raise ValueError(f"source {name!r}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}")
     evidence = BatchEvidence(settings, spark, once, held=held)
-    evidence.take_back = hand_down(spark, settings)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     chain = Chain(settings, Reading(scope, tuple(slices)))
     df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
+    # At the end: where planning raises there is nothing to take back.
+    evidence.take_back = hand_down(spark, settings)
     return TrackedFrame(df, evidence)
 
 

@@ -66,7 +66,6 @@ def frame_of_persisted(
     """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
     spark = persisted.spark
     evidence = BatchEvidence(settings, spark, once, held=held)
-    evidence.take_back = hand_down(spark, settings)
     runs = _runs_of(slices)
     pages = persisted.pages.some(runs.pages())
     base = persisted.read(pages.ids)
@@ -75,6 +74,8 @@ def frame_of_persisted(
     chain = Chain(settings, FrameReading(scope, names, runs, pages, ranges))
     df, _ = plan_chain(base, chain, "source", name, persisted.schema, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
+    # At the end: where planning raises there is nothing to take back.
+    evidence.take_back = hand_down(spark, settings)
     return TrackedFrame(df, evidence)
 
 
