@@ -47,6 +47,7 @@ class Troubles:
         self._unlisted: list[tuple[float, int]] = []
         self._relisted: list[tuple[float, float, int]] = []
         self._down: dict[int, float] = {}
+        self._first_up: dict[int, float] = {}
         self._unregistered: list[tuple[float, float]] = []
         self._losses: list[tuple[float, int, str]] = []
         self._gaps: list[tuple[float, int, str]] = []
@@ -70,7 +71,8 @@ class Troubles:
         self._down.setdefault(server, self._scheduler.now)
 
     def is_up(self, server: int) -> None:
-        """It answers again."""
+        """It answers, again or for the first time."""
+        self._first_up.setdefault(server, self._scheduler.now)
         if server in self._down:
             self._stretches.append(Stretch(self._down.pop(server), self._scheduler.now, None, server))
 
@@ -91,6 +93,11 @@ class Troubles:
     def unreached_s(self, client: str, servers: Collection[int], since: float) -> float:
         """For how long since then the client could not reach one of ``servers``, the worst of them."""
         return max((self._unreached_s(client, server, since) for server in servers), default=0.0)
+
+    def absent_s(self, server: int, since: float) -> float:
+        """For how long since then a server had not answered anybody yet: it joined later, or could not register."""
+        now = self._scheduler.now
+        return max(0.0, self._first_up.get(server, now) - since)
 
     def clients_of(self, server: int) -> set[str]:
         return {each.client for each in self._stretches if each.client and each.server in (None, server)}

@@ -370,7 +370,10 @@ class World:
 
     def _check_start_error(self, error: Exception, began_at: float) -> None:
         """A run could not be opened: was that called for?"""
-        each_s = [self.troubles.unreached_s("driver", [server], began_at) for server in self.servers]
+        each_s = [
+            self.troubles.unreached_s("driver", [server], began_at) + self.troubles.absent_s(server, began_at)
+            for server in self.servers
+        ]
         enough_s = self.case.budget_s / 3
         if self.case.is_rough or min(each_s) >= enough_s:
             return
