@@ -46,6 +46,8 @@ class Misfortunes:
 
     def __init__(self, world: Surroundings) -> None:
         self._world = world
+        # Servers that will be back with their state.
+        self._returning: set[int] = set()
 
     def happen(self, fault: Fault) -> None:
         """Let it happen now, unless everything is over."""
@@ -67,7 +69,8 @@ class Misfortunes:
             case FilesLost(_, number):
                 world.spark.lose_files(world.spark.executors[number - 1])
             case Joins(_, number):
-                world.servers[number].start(with_state=False)
+                if number not in self._returning:
+                    world.servers[number].start(with_state=False)
             case Drains(_, number):
                 world.servers[number].drain()
             case ZooKeeperAway(_, number, for_s):
@@ -79,9 +82,11 @@ class Misfortunes:
             return
 
         def start() -> None:
+            self._returning.discard(server.id)
             server.start(with_state=with_state)
 
         if with_state:
+            self._returning.add(server.id)
             server.stop(lambda: world.scheduler.after(down_s, start))
             return
         server.crash()

@@ -184,7 +184,7 @@ class Job:
         self.world = spark.world
         self.case = self.world.case
         self.dice = random.Random(f"{self.case.seed} job {self.number}")
-        self.is_over = False
+        self.is_over = self._is_looking = False
         # What tasks that were done have noted.
         self.conflicts = 0
         self.without = frozenset[int]()
@@ -259,7 +259,7 @@ class Job:
         up = [executor for executor in self.spark.executors if executor.is_up]
         scheduler = self.world.scheduler
         if not up:
-            scheduler.after(1.0, lambda: self.mail.put(lambda: None), "driver")
+            self._look_again()
             return
         self.spark.attempts += 1
         number = self.spark.attempts
@@ -280,6 +280,16 @@ class Job:
         if task.copies < TRIES_MAX:
             later = SPECULATION_S * (1.0 + dice.random())
             scheduler.after(later, lambda: self.mail.put(lambda: self._speculate(task, attempt)), "driver")
+
+    def _look_again(self) -> None:
+        """In a second, for all that could not be started: one look for each would be one more for each at every look."""
+
+        def look() -> None:
+            self._is_looking = False
+
+        if not self._is_looking:
+            self._is_looking = True
+            self.world.scheduler.after(1.0, lambda: self.mail.put(look), "driver")
 
     def _speculate(self, task: Task, attempt: Attempt) -> None:
         is_alone = not task.done and attempt in task.running and len(task.running) == 1
