@@ -282,7 +282,7 @@ class Job:
             scheduler.after(later, lambda: self.mail.put(lambda: self._speculate(task, attempt)), "driver")
 
     def _look_again(self) -> None:
-        """In a second, for all that could not be started: one look for each would be one more for each at every look."""
+        """In a second, for all that could not be started: a look for each would bring as many at every look."""
 
         def look() -> None:
             self._is_looking = False
