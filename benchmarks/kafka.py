@@ -72,7 +72,8 @@ class Others(Listener):
 
     def on_ack(self, acked: Emissions) -> None:
         self._left -= len(acked)
-        self.at = self.at or (time.perf_counter() if self._left <= 0 else 0.0)
+        if self._left <= 0 and not self.at:
+            self.at = time.perf_counter()
 
 
 @sink

@@ -42,6 +42,7 @@ PARTS = (
     Benchmark("spark"),
     Benchmark("frame"),
 )
+ALL = (*PARTS, *ON_REQUEST)
 
 
 def measure(part: Benchmark, quick: bool) -> Any:
@@ -69,12 +70,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
     parser.add_argument("--storm", action="store_true", help="Apache Storm too, from Maven Central")
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka too, from Maven Central")
-    parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in (*PARTS, *ON_REQUEST)])
+    parser.add_argument("--only", nargs="+", metavar="PART", choices=[part.name for part in ALL])
     options = parser.parse_args()
-    wanted = options.only or [part.name for part in (*PARTS, *ON_REQUEST) if part in PARTS or vars(options)[part.name]]
+    wanted = options.only or [part.name for part in ALL if part in PARTS or vars(options)[part.name]]
     figures: dict[str, Any] = {"machine": machine.describe(), "quick": options.quick}
     failed = []
-    for part in (part for part in (*PARTS, *ON_REQUEST) if part.name in wanted):
+    for part in (part for part in ALL if part.name in wanted):
         try:
             figures[part.name] = measure(part, options.quick)
         except (RuntimeError, ValueError) as error:

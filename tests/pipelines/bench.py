@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from tests.pipelines.program import Program, generate
 from tests.pipelines.runner import Result, Server, run
+from tests.spark.local_conf import local_conf
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD_S = 120.0
@@ -33,17 +34,9 @@ def session() -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    folder = tempfile.mkdtemp(prefix="acker-pipelines-")
+    folder = Path(tempfile.mkdtemp(prefix="acker-pipelines-"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    conf = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        # As the tests' own session has it: see tests/spark/conftest.py.
-        "spark.executor.heartbeat.maxFailures": "100000",
-        "spark.local.dir": folder,
-        "spark.sql.shuffle.partitions": "3",
-        "spark.sql.warehouse.dir": f"{folder}/warehouse",
-    }
-    spark = local_session("acker-pipelines", conf=conf)
+    spark = local_session("acker-pipelines", conf=local_conf(folder))
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

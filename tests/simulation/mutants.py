@@ -17,7 +17,7 @@ import numpy as np
 from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.registration import Registration
 from acker_client.core.votes import bits_of, slots_of
-from acker_client.members.source_session import SourceSession
+from acker_client.members.source_session import WENT_WITHOUT, SourceSession
 from acker_client.source.run.run import Run
 from acker_client.spark.core import derive
 from acker_client.spark.core.tally import Report, Tally
@@ -31,9 +31,6 @@ from acker_service.core.shard import Shard
 
 # Makes something else of a method or a property: takes the real one, gives the mistaken one.
 Mistake = Callable[[Any], Any]
-
-# Why a member is out whose server is there.
-WITHOUT_IT = "a task went on without it"
 
 
 @dataclass(frozen=True)
@@ -155,7 +152,7 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
 def _left_with_those_out(real: Any) -> property:
     """A batch is settled also where a task went on without the server; who is gone would not answer."""
     return property(
-        lambda self: [member for member in self.not_settled if self.out.get(member, WITHOUT_IT) == WITHOUT_IT]
+        lambda self: [member for member in self.not_settled if self.out.get(member, WENT_WITHOUT) == WENT_WITHOUT]
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from acker_client.spark.driver.session import local_session
+from tests.spark.local_conf import local_conf
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -21,19 +22,6 @@ ROOT = HERE.parent.parent
 # Not named by this process: another one that was killed may have had its number, and left its tables there.
 LOCAL_DIR = Path(tempfile.mkdtemp(prefix="acker-spark-"))
 atexit.register(shutil.rmtree, LOCAL_DIR, ignore_errors=True)
-
-CONF = {
-    # Many small jobs: compiling them well costs more than it gives back.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    # Spark takes whoever knocks first at a port of its own for itself: it may be a client that looks for a dead server.
-    "spark.python.unix.domain.socket.enabled": "true",
-    # Once shuffle files are lost, the executor of a local session cannot register any more: each heartbeat fails, and
-    # after the sixtieth, ten minutes on, Spark ends the JVM with status 56.
-    "spark.executor.heartbeat.maxFailures": "100000",
-    "spark.local.dir": str(LOCAL_DIR),
-    "spark.sql.shuffle.partitions": "3",
-    "spark.sql.warehouse.dir": str(LOCAL_DIR / "warehouse"),
-}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -47,7 +35,7 @@ def _session() -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     # Each attempt of a task that fails costs a Python worker; a second one shows what a fourth would.
-    spark = local_session("acker-tests", attempts=2, conf=CONF)
+    spark = local_session("acker-tests", attempts=2, conf=local_conf(LOCAL_DIR))
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

@@ -215,11 +215,11 @@ class Cluster:
         if caller is None or caller.silent_since is None:
             return set()
         try:
-            view = self._answering_view() if self._listed is None else self._listed_view(self._listed)
+            members = self._known_view().members
         except Rejected:
-            # Whoever looks at the view next is told.
+            # Whoever looks at the view next hears of it.
             return set()
-        others = {other: self._callers.get(other.address) for other in view.members}
+        others = {other: self._callers.get(other.address) for other in members}
         return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
 
     # -- replicas that keep others waiting
@@ -276,9 +276,10 @@ class Cluster:
             self._greet_seeds(patience)
         if self._epoch_heard:
             self._ask_registry(patience)
-        if self._listed is not None:
-            return self._listed_view(self._listed)
-        return self._answering_view()
+        return self._known_view()
+
+    def _known_view(self) -> View:
+        return self._answering_view() if self._listed is None else self._listed_view(self._listed)
 
     # with a registry
 

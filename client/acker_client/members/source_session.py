@@ -46,6 +46,7 @@ _REOPEN_S = 3.0
 _CLOSE_S = 1.0
 
 LOST_STATE = "the server lost its state"
+WENT_WITHOUT = "a task went on without it"
 
 
 class SourceSession:
@@ -106,8 +107,7 @@ class SourceSession:
             with self._lock:
                 if self._stream.is_placed_on(placement):
                     return set()
-            opening = _Opening(placement.members, self._elsewhere(tried))
-            tried.update(placement.members)
+            opening = self._opening(placement.members, tried)
             self._open_at_members(opening, self._open_stream_at, budget_s)
             if not opening.out:
                 log.debug("source %r: what is emitted now lives on servers %s", self.name, _ids(placement.members))
@@ -161,8 +161,7 @@ class SourceSession:
             batch = self._placed(request, self._cluster.view(patience), silent)
             with self._lock:
                 self._batches[request.number] = batch
-            opening = _Opening(batch.members, self._elsewhere(tried))
-            tried.update(batch.members)
+            opening = self._opening(batch.members, tried)
             asked.update(batch.members)
             self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             return opening.out
@@ -209,7 +208,7 @@ class SourceSession:
         if batch is not None:
             for member in batch.members:
                 if member.id in ids:
-                    self._leave(batch, member, "a task went on without it")
+                    self._leave(batch, member, WENT_WITHOUT)
 
     def forget(self, number: int) -> None:
         """Nothing more is to be heard of a batch."""
@@ -278,9 +277,10 @@ class SourceSession:
         pin = Pin(self.session, request.number, request.first, request.up_to, placement)
         return PinnedBatch(pin, request)
 
-    def _elsewhere(self, tried: AbstractSet[Member]) -> Callable[[Member], bool]:
-        """Whether there is somebody to go to instead of a silent member who was not ``tried`` yet."""
-        return lambda member: not self._cluster.answering_instead_of(member) <= tried
+    def _opening(self, members: tuple[Member, ...], tried: set[Member]) -> _Opening:
+        """What is to be opened at ``members``, and instead of a silent one at somebody who was not ``tried`` yet."""
+        tried.update(members)
+        return _Opening(members, lambda member: not self._cluster.answering_instead_of(member) <= tried)
 
     def _open_at_members(
         self, opening: _Opening, open_at: Callable[[Member, Patience], int | None], budget_s: float | None

@@ -116,8 +116,8 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
         # In foreachBatch all would be the start of the query, and a collect not known as one.
         **dict.fromkeys(CALL_SITE),
     }
-    keys = values if context.getLocalProperty(PINS) else (PINS,)
-    before = {key: context.getLocalProperty(key) for key in keys}
+    is_within_another = bool(context.getLocalProperty(PINS))
+    before = {key: context.getLocalProperty(key) for key in values} if is_within_another else {PINS: None}
     _set(context, values)
 
     def take_back() -> None:

@@ -87,10 +87,15 @@ def frame_of(
     evidence = BatchEvidence(settings, spark, once, held=held)
     base = spark.range(0, len(slices), 1, max(1, len(slices)))
     chain = Chain(settings, Reading(scope, tuple(slices)))
+    return planned(base, chain, name, fields, evidence)
+
+
+def planned(base: DataFrame, chain: Chain, name: str, fields: StructType, evidence: BatchEvidence) -> TrackedFrame:
+    """A batch of the source ``name``, whose rows, with these ``fields``, ``chain`` reads from what is in ``base``."""
     df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
     # At the end: where planning raises there is nothing to take back.
-    evidence.take_back = hand_down(spark, settings)
+    evidence.take_back = hand_down(base.sparkSession, evidence.settings)
     return TrackedFrame(df, evidence)
 
 

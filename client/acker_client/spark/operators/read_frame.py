@@ -17,15 +17,13 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from acker_client.core.scope import BatchScope
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Positions, Rows, reserved
+from acker_client.spark.core.anchors import TRACKING, Anchors, Positions, Rows, reserved
 from acker_client.spark.core.derive import batch_of
 from acker_client.spark.core.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.driver.persisted import DIGEST, PLACE, Persisted
-from acker_client.spark.driver.session import hand_down
 from acker_client.spark.evidence.batch import BatchEvidence, Once
-from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember
-from acker_client.spark.operators.read import READ, TrackedFrame
+from acker_client.spark.operators.read import READ, TrackedFrame, planned
 from acker_client.spark.task.chain import Chain
 from acker_protocol.ids import Column, edge0_column, identity_term, mix64_column, root_ids
 from acker_protocol.messages import InitScope
@@ -72,11 +70,7 @@ def frame_of_persisted(
     ranges = tuple((each.partition, each.start, each.stop) for each in slices)
     names = tuple(persisted.schema.names)
     chain = Chain(settings, FrameReading(scope, names, runs, pages, ranges))
-    df, _ = plan_chain(base, chain, "source", name, persisted.schema, (ROOT, EDGE), (evidence,))
-    remember(df, AppliedChain(base, chain, (evidence,)))
-    # At the end: where planning raises there is nothing to take back.
-    evidence.take_back = hand_down(spark, settings)
-    return TrackedFrame(df, evidence)
+    return planned(base, chain, name, persisted.schema, evidence)
 
 
 def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], columns: Sequence[str]) -> pa.Table:
