@@ -26,8 +26,9 @@ CAPACITY_MIN = 8
 # The load that a sub-table has after it grew or shrank (long ones, short ones: see `kernels`), and the one below which
 # it shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
-# Over about so many ticks a burst is forgotten.
-PEAK_TICKS = 32
+# Over about so many ticks (20 s) a burst is forgotten: batches of a source come every few seconds, and all that they
+# need is room that the one before had.
+PEAK_TICKS = 400
 # Cells that growth moves at once when it need not yet: some 5 to 10 ms.
 MOVED_MAX = 250_000
 # Entries that a dump copies out at once: 10 MB.
@@ -152,7 +153,7 @@ class Ledger:
             )  # fmt: skip
             if section == count:
                 return self._effect()
-            self._widen(int(sections.slots[section]))
+            self._widen(sections, section)
 
     def apply_updates(
         self,
@@ -178,7 +179,7 @@ class Ledger:
             )  # fmt: skip
             if section == count:
                 return self._effect(), self._tombstones[: int(self._counters[kernels.TOMBSTONES])]
-            self._widen(int(sections.slots[section]))
+            self._widen(sections, section)
 
     def outcomes(self) -> LedgerOutcomes:
         """The outcomes of the last call."""
@@ -260,8 +261,11 @@ class Ledger:
             if moved > MOVED_MAX:
                 return
 
-    def _widen(self, slot: int) -> None:
-        self._move(slot, int(self._directory[slot, COUNT]))
+    def _widen(self, sections: Sections, section: int) -> None:
+        """Make room for a section in its sub-table, and for as many entries as came there of late."""
+        slot = int(sections.slots[section])
+        coming = int(sections.starts[section + 1] - max(sections.starts[section], self._counters[kernels.RESUME]))
+        self._move(slot, max(int(self._directory[slot, COUNT]) + coming, int(self._directory[slot, PEAK])))
 
     def _move(self, slot: int, entries: int) -> None:
         """Move a sub-table to one of the right size for ``entries``."""

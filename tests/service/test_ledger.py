@@ -134,6 +134,35 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
     assert moved < 2_500_000
 
 
+def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slots whose sub-tables move while ``roots`` are initialised, and end."""
+    moved: list[int] = []
+    move = ledger._move
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger, "_move", lambda slot, entries: (moved.append(slot), move(slot, entries)))
+        init(ledger, roots, np.ones(len(roots), np.uint64))
+        ack(ledger, roots, np.ones(len(roots), np.uint64))
+    return moved
+
+
+def test_a_sub_table_moves_once_for_all_that_a_message_brings(monkeypatch: pytest.MonkeyPatch) -> None:
+    roots = roots_of(mix64_column(np.arange(1, 60_001, dtype=np.uint64)))
+    moved = moves_of(Ledger(1 << 30), roots, monkeypatch)
+    assert len(moved) == len(set(moved)) > SLOTS // 2
+
+
+def test_a_batch_soon_after_another_as_large_finds_the_room_that_one_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(1 << 30)
+    first, second = (
+        roots_of(mix64_column(np.arange(start, start + 500_000, dtype=np.uint64))) for start in (1, 500_001)
+    )
+    assert len(moves_of(ledger, first, monkeypatch)) >= SLOTS
+    for _ in range(20):
+        ledger.fit()
+    # Slots differ a little in how many roots fall into them.
+    assert len(moves_of(ledger, second, monkeypatch)) < SLOTS // 10
+
+
 @pytest.mark.parametrize(
     ("roots", "said"),
     [
