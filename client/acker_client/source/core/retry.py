@@ -5,8 +5,9 @@ fault, as far as anybody knows: FAILED, TIMED_OUT, a batch of its own that broke
 the server or the job died around it), and hands out due groups before new records are read. Never sleeps, never reads
 a clock, never draws a random number by itself: ``now`` and ``draw`` come in.
 
-Records that failed together stay together: a group has one due time. A group that must be alone (a piece of a batch
-that broke as a whole) is never mixed with others, so that a piece that works proves its records innocent.
+Records that failed together stay together as long as they are few: a group has one due time, and each becomes a batch
+of its own, as like as not. Many are spread over several. A group that must be alone (a piece of a batch that broke as a
+whole) is never mixed with others, so that a piece that works proves its records innocent.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
+# So many records that failed together are worth a batch of their own.
+TOGETHER_MIN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +165,9 @@ class Schedule:
         attempts = window.values[index] + np.uint16(1)
         window.values[index] = attempts
         for attempt in np.unique(attempts[attempts <= limit]):
-            due_s = now + self.retry.delay_s(int(attempt), self._draw)
-            self._push(records[attempts == attempt], due_s, depth)
+            alike = records[attempts == attempt]
+            for piece in np.array_split(alike, min(PIECES, max(1, len(alike) // TOGETHER_MIN))):
+                self._push(piece, now + self.retry.delay_s(int(attempt), self._draw), depth)
         return records[attempts > limit]
 
     def _push(self, records: RecordNumbers, due_s: float, depth: int) -> None:
