@@ -26,9 +26,9 @@ CAPACITY_MIN = 8
 # The load that a sub-table has after it grew or shrank (long ones, short ones: see `kernels`), and the one below which
 # it shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
-# Over about so many ticks (20 s) a burst is forgotten: batches of a source come every few seconds, and all that they
-# need is room that the one before had.
-PEAK_TICKS = 400
+# A burst is forgotten with the second window that ends after it. A window is so many calls of `fit`, of which the
+# server makes 20 a second: a batch that comes within 10 s of another as large finds the room that one had.
+WINDOW_FITS = 200
 # Cells that growth moves at once when it need not yet: some 5 to 10 ms.
 MOVED_MAX = 250_000
 # Entries that a dump copies out at once: 10 MB.
@@ -105,7 +105,9 @@ class Ledger:
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
-        self._next = 0
+        # The most entries of each sub-table in the last window that ended; of the present one they are in PEAK.
+        self._peaks_before = np.zeros(SLOTS, np.int64)
+        self._next = self._fits = 0
         self._make_scratch(OUTCOMES_MIN)
 
     # -- messages
@@ -237,13 +239,15 @@ class Ledger:
 
     def fit(self) -> None:
         """Grow the fullest sub-tables and shrink the emptiest, a bounded number of cells at a time."""
-        peaks = self._directory[:, PEAK]
+        self._fits += 1
+        if self._fits % WINDOW_FITS == 0:
+            self._peaks_before[:] = self._directory[:, PEAK]
+            self._directory[:, PEAK] = self._directory[:, COUNT]
         # A sub-table that fills again and again does not shrink in between.
-        peaks += (self._directory[:, COUNT] - peaks) // PEAK_TICKS
-        capacities = self._directory[:, CAPACITY]
+        peaks, capacities = np.maximum(self._directory[:, PEAK], self._peaks_before), self._directory[:, CAPACITY]
         idle = (peaks < LOAD_MIN * capacities - 2) & (capacities > CAPACITY_MIN)
         if idle.any():
-            self._resize(np.flatnonzero(idle))
+            self._resize(np.flatnonzero(idle), peaks)
         self._grow()
 
     def _grow(self) -> None:
@@ -251,21 +255,21 @@ class Ledger:
         load_max = np.where(capacities >= kernels.LONG, kernels.LOAD_MAX_LONG, kernels.LOAD_MAX_SHORT)
         full = np.flatnonzero(100 * counts > load_max * capacities)
         if len(full):
-            self._resize(full[np.argsort(counts[full] / capacities[full])[::-1]])
+            self._resize(full[np.argsort(counts[full] / capacities[full])[::-1]], counts)
 
-    def _resize(self, slots: Array) -> None:
+    def _resize(self, slots: Array, entries: Array) -> None:
         moved = 0
         for slot in slots.tolist():
             moved += int(self._directory[slot, CAPACITY])
-            self._move(slot, int(self._directory[slot, PEAK]))
+            self._move(slot, int(entries[slot]))
             if moved > MOVED_MAX:
                 return
 
     def _widen(self, sections: Sections, section: int) -> None:
-        """Make room for a section in its sub-table, and for as many entries as came there of late."""
+        """Make room in its sub-table for what is left of a section, of which some may be there already."""
         slot = int(sections.slots[section])
         coming = int(sections.starts[section + 1] - max(sections.starts[section], self._counters[kernels.RESUME]))
-        self._move(slot, max(int(self._directory[slot, COUNT]) + coming, int(self._directory[slot, PEAK])))
+        self._move(slot, int(self._directory[slot, COUNT]) + coming)
 
     def _move(self, slot: int, entries: int) -> None:
         """Move a sub-table to one of the right size for ``entries``."""

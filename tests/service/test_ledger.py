@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from acker_protocol.ids import SLOTS, Column, mix64_column, unmix64_column
 from acker_protocol.messages import NO_KINDS, NO_REASON_IDS
 from acker_service.core import kernels
-from acker_service.core.ledger import Ledger, Numbering, Sections
+from acker_service.core.ledger import WINDOW_FITS, Ledger, Numbering, Sections
 
 ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
 INDEX = 5
@@ -82,17 +82,21 @@ def test_a_pending_root_weighs_at_most_40_bytes(pending: int) -> None:
     assert ledger.table_bytes <= 40 * pending
 
 
-def test_a_ledger_shrinks_after_a_burst() -> None:
+@pytest.mark.parametrize("burst", [20_000, 200_000, 2_000_000])
+def test_a_ledger_shrinks_in_the_second_window_after_a_burst_however_large(burst: int) -> None:
     ledger = Ledger(1 << 30)
     empty_bytes = ledger.table_bytes
-    roots = roots_of(mix64_column(np.arange(1, 200_001, dtype=np.uint64)))
+    roots = roots_of(mix64_column(np.arange(1, burst + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
     full_bytes = ledger.table_bytes
     ack(ledger, roots, np.ones(len(roots), np.uint64))
-    for _ in range(400):
-        ledger.fit()
-    assert full_bytes > 20 * empty_bytes
     assert ledger.entries == 0
+    for _ in range(2 * WINDOW_FITS - 1):
+        ledger.fit()
+    assert ledger.table_bytes == full_bytes > 3 * empty_bytes
+    # It moves a bounded number of cells at a time.
+    for _ in range(20):
+        ledger.fit()
     assert ledger.table_bytes <= 2 * empty_bytes
 
 
@@ -101,10 +105,11 @@ def test_a_ledger_to_which_nothing_happens_comes_to_rest(pending: int) -> None:
     ledger = Ledger(1 << 30)
     roots = roots_of(mix64_column(np.arange(1, pending + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
-    for _ in range(20):
+    for _ in range(2 * WINDOW_FITS):
         ledger.fit()
     tables = list(ledger._tables)
-    ledger.fit()
+    for _ in range(WINDOW_FITS):
+        ledger.fit()
     assert all(now is before for now, before in zip(ledger._tables, tables, strict=True))
 
 
@@ -151,16 +156,20 @@ def test_a_sub_table_moves_once_for_all_that_a_message_brings(monkeypatch: pytes
     assert len(moved) == len(set(moved)) > SLOTS // 2
 
 
-def test_a_batch_soon_after_another_as_large_finds_the_room_that_one_had(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ledger = Ledger(1 << 30)
     first, second = (
         roots_of(mix64_column(np.arange(start, start + 500_000, dtype=np.uint64))) for start in (1, 500_001)
     )
     assert len(moves_of(ledger, first, monkeypatch)) >= SLOTS
-    for _ in range(20):
+    tables = list(ledger._tables)
+    for _ in range(WINDOW_FITS):
         ledger.fit()
     # Slots differ a little in how many roots fall into them.
     assert len(moves_of(ledger, second, monkeypatch)) < SLOTS // 10
+    assert sum(now is not before for now, before in zip(ledger._tables, tables, strict=True)) < SLOTS // 10
 
 
 @pytest.mark.parametrize(

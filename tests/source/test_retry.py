@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from acker_client.source.core.retry import PIECES, TOGETHER_MIN, Retry, Schedule
+from acker_client.source.core.retry import GROUP_MIN, GROUPS_MAX, PIECES, Retry, Schedule
 
 
 def columns(records: set[int] | list[int]) -> np.ndarray:
@@ -214,36 +214,32 @@ def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_ov
     assert len(np.unique(due)) > 990
 
 
-def test_a_thousand_failures_of_one_batch_are_spread_over_the_wait_in_pieces_that_are_worth_a_batch() -> None:
+def times_of(schedule: Schedule) -> dict[float, list[int]]:
+    """The records that wait, by the moment at which they are due."""
+    due: dict[float, list[int]] = {}
+    while (at_s := schedule.next_due_s) is not None:
+        group = schedule.take(at_s, 1_000_000)
+        assert group is not None
+        due[at_s] = group.records.tolist()
+    return due
+
+
+def test_a_thousand_failures_of_one_batch_are_spread_over_the_wait_in_a_few_groups() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
     assert not len(schedule.fail(columns(list(range(1000))), now=100.0))
-    assert schedule.waiting == 1000
-    groups = []
-    while (at_s := schedule.next_due_s) is not None:
-        group = schedule.take(at_s, 1000)
-        assert group is not None
-        groups.append((at_s, group.records))
-    assert sorted(np.concatenate([records for _, records in groups]).tolist()) == list(range(1000))
-    assert all(len(records) >= TOGETHER_MIN for _, records in groups)
-    due = [at_s for at_s, _ in groups]
-    assert len(due) > 5
-    assert 100 <= min(due) < 102 and 106 < max(due) < 108
+    due = times_of(schedule)
+    assert sorted(record for records in due.values() for record in records) == list(range(1000))
+    assert [len(records) for records in due.values()] == [250] * 4
+    assert max(due) - min(due) > 4
 
 
 def test_a_few_failures_of_one_batch_are_tried_again_together() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
-    schedule.fail(columns(list(range(2 * TOGETHER_MIN - 1))), now=100.0)
-    assert schedule.next_due_s is not None
-    group = schedule.take(schedule.next_due_s, 1000)
-    assert group is not None
-    assert len(group.records) == 2 * TOGETHER_MIN - 1
+    schedule.fail(columns(list(range(2 * GROUP_MIN - 1))), now=100.0)
+    assert [len(records) for records in times_of(schedule).values()] == [2 * GROUP_MIN - 1]
 
 
-def test_a_large_batch_that_fell_is_spread_over_so_many_moments_and_no_more() -> None:
+def test_a_large_batch_that_fell_is_spread_over_so_few_moments_too() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
     schedule.interrupt(columns(list(range(1_000_000))), now=100.0)
-    moments = []
-    while (at_s := schedule.next_due_s) is not None:
-        moments.append(at_s)
-        assert schedule.take(at_s, 1_000_000) is not None
-    assert len(moments) == PIECES
+    assert len(times_of(schedule)) == GROUPS_MAX

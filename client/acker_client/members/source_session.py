@@ -278,7 +278,8 @@ class SourceSession:
         return PinnedBatch(pin, request)
 
     def _opening(self, members: tuple[Member, ...], tried: set[Member]) -> _Opening:
-        """What is to be opened at ``members``, and instead of a silent one at somebody who was not ``tried`` yet."""
+        """What is to be opened at ``members``, who are ``tried`` from now on, and instead of a silent one at somebody
+        who was not."""
         tried.update(members)
         return _Opening(members, lambda member: not self._cluster.answering_instead_of(member) <= tried)
 

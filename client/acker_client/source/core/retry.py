@@ -5,9 +5,10 @@ fault, as far as anybody knows: FAILED, TIMED_OUT, a batch of its own that broke
 the server or the job died around it), and hands out due groups before new records are read. Never sleeps, never reads
 a clock, never draws a random number by itself: ``now`` and ``draw`` come in.
 
-Records that failed together stay together as long as they are few: a group has one due time, and each becomes a batch
-of its own, as like as not. Many are spread over several. A group that must be alone (a piece of a batch that broke as a
-whole) is never mixed with others, so that a piece that works proves its records innocent.
+Records that failed together stay together as long as they are few: a group has one due time. Many are spread over a
+few groups, and no more: where nothing new is left to read, each is a batch, which costs the same however small it is.
+A group that must be alone (a piece of a batch that broke as a whole) is never mixed with others, so that a piece that
+works proves its records innocent.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-# So many records that failed together are worth a batch of their own.
-TOGETHER_MIN = 64
+# Of records that are said to have failed at one moment, into how many groups they go at most, and how many are in each.
+GROUPS_MAX, GROUP_MIN = 4, 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,8 @@ class Schedule:
         window.values[index] = attempts
         for attempt in np.unique(attempts[attempts <= limit]):
             alike = records[attempts == attempt]
-            for piece in np.array_split(alike, min(PIECES, max(1, len(alike) // TOGETHER_MIN))):
-                self._push(piece, now + self.retry.delay_s(int(attempt), self._draw), depth)
+            for group in np.array_split(alike, min(GROUPS_MAX, max(1, len(alike) // GROUP_MIN))):
+                self._push(group, now + self.retry.delay_s(int(attempt), self._draw), depth)
         return records[attempts > limit]
 
     def _push(self, records: RecordNumbers, due_s: float, depth: int) -> None:
