@@ -83,6 +83,7 @@ check: $(READY) proto-check
 	$(BIN)/python tests/packaging/programs.py .build/readme
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet tests/packaging/test_documents.py tests/packaging/test_rules.py
 	tools="$$(.ci/prometheus)"; "$$tools/promtool" check config deploy/prometheus/prometheus.yml; \
 		"$$tools/promtool" test rules tests/deploy/alerts.yaml
 
