@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+from acker_testing import standstill
+
 START_S = 60.0
 PAUSE_S = 0.02
 
@@ -98,7 +100,7 @@ class Child:
 
     def stop(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`cont`."""
-        self._process.send_signal(signal.SIGSTOP)
+        standstill.stop(self._process.pid)
 
     def cont(self) -> None:
         """SIGCONT."""

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from acker_client.extras import missing
+from acker_testing import standstill
 
 START_S = 30.0
 PAUSE_S = 0.02
@@ -76,7 +77,7 @@ class ZooKeeperProcess:
 
     def stop(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`cont`."""
-        os.kill(self.pid, signal.SIGSTOP)
+        standstill.stop(self.pid)
 
     def cont(self) -> None:
         """SIGCONT."""

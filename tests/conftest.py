@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from acker_testing import standstill
+
 # How busy the machine is says nothing about the code, so no example has a deadline; and what CI tries is the same each
 # time, so that a change is judged by the change. On a developer's machine every run looks elsewhere.
 settings.register_profile("acker", deadline=None, derandomize="CI" in os.environ)
@@ -124,7 +126,7 @@ class ServerProcess:
 
     def pause(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`resume`."""
-        self._process.send_signal(signal.SIGSTOP)
+        standstill.stop(self._process.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

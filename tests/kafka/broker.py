@@ -23,6 +23,8 @@ import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, Producer, TopicPartition
 from confluent_kafka import admin as library
 
+from acker_testing import standstill
+
 # What it holds has no types that are worth having.
 admin: Any = library
 
@@ -112,7 +114,7 @@ class RealKafka:
         self.process.wait()
 
     def pause(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        standstill.stop(self.process.pid)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from confluent_kafka import Consumer, Producer, TopicPartition
+
+from acker_testing import standstill
 
 PARTITIONS = 4
 ROOT = Path(__file__).parents[2]
@@ -45,10 +46,7 @@ class MockKafka:
 
     def pause(self) -> None:
         """Stop it in the middle of whatever it does; returns when all of its threads stand still."""
-        self.process.send_signal(signal.SIGSTOP)
-        threads = [path / "stat" for path in Path(f"/proc/{self.process.pid}/task").iterdir()]
-        while not all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads):
-            time.sleep(0.001)
+        standstill.stop(self.process.pid)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,59 @@
+"""A process that is stopped stands still, with all of its threads, before anything else happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from acker_testing import standstill
+
+# Threads that count for as long as they run, also outside of Python's lock.
+PROGRAM = """
+import hashlib, sys, threading
+import numpy as np
+counts = np.memmap(sys.argv[1], np.int64, "r+")
+def count(at):
+    while True:
+        hashlib.sha256(bytes(4096))
+        counts[at] += 1
+for at in range(len(counts)):
+    threading.Thread(target=count, args=(at,)).start()
+"""
+
+
+@contextmanager
+def running(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", *map(str, arguments)], stdin=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_no_thread_of_a_process_goes_on_after_it_was_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    counts = np.memmap(path, np.int64, "w+", shape=(4,))
+    with running(PROGRAM, path) as process:
+        for _ in range(50):
+            before = counts.copy()
+            while not np.all(counts > before):
+                os.sched_yield()
+            standstill.stop(process.pid)
+            stopped = counts.copy()
+            for _ in range(100):
+                os.sched_yield()
+            assert np.array_equal(counts, stopped)
+            process.send_signal(signal.SIGCONT)
+
+
+def test_a_process_that_stands_still_may_be_stopped_again() -> None:
+    with running("input()") as process:
+        for _ in range(2):
+            standstill.stop(process.pid)
