@@ -7,7 +7,8 @@ query over all files, from starting it to its end. ``parts`` are the pieces that
 
     python -m benchmarks.frame [--quick] [--rows N] [--rounds N]
 
-Prints one JSON object: medians in seconds, rows per second, and the ratios that the target is about.
+Prints one JSON object: medians in seconds, rows per second, and the ratio that the target is about (the median over the
+rounds).
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from acker_client.spark.driver.persisted import Persisted
 from acker_client.spark.driver.session import local_session
 from benchmarks import machine
 from benchmarks.spark import serving
-from benchmarks.turns import medians_of
+from benchmarks.turns import medians, medians_of, speed_over, times_of
 
 SCHEMA = "id long, price double, text string"
 FILES = 4
 PARTS = 4
+KINDS = ("arrow", "rows")
 
 Job = Callable[[], None]
 
@@ -76,71 +78,88 @@ def untracked_rows(df: DataFrame) -> DataFrame:
     return df.mapInPandas(split, "word string")
 
 
-class Bench:
-    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
-        self.spark = spark
-        self.folder = folder
-        self.rows = rows
-        self._runs = 0
-        for number in range(FILES):
-            self._write(number, rows // FILES)
+class Queries:
+    """A streaming query over ``stream``, run again and again from its beginning to its end. ``key``: names its rows,
+    which have a column ``text``."""
 
-    def query(self, function: Callable[[DataFrame, int], None]) -> None:
-        """Run a query over all files, one a micro-batch, to its end."""
+    def __init__(self, folder: Path, stream: Callable[[], DataFrame], key: str | list[str]) -> None:
+        self.key = key
+        self._folder = folder
+        self._stream = stream
+        self._runs = 0
+
+    def run(self, function: Callable[[DataFrame, int], None]) -> None:
         self._runs += 1
-        rows = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", PARTS).json(str(self.folder / "in"))
-        writer = rows.writeStream.foreachBatch(function).trigger(availableNow=True)
-        writer.option("checkpointLocation", str(self.folder / f"ckpt{self._runs}")).start().awaitTermination()
+        writer = self._stream().writeStream.foreachBatch(function).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(self._folder / f"ckpt{self._runs}")).start().awaitTermination()
 
     @property
     def out(self) -> str:
-        return str(self.folder / f"out{self._runs}")
+        return str(self._folder / f"out{self._runs}")
+
+
+class JsonFiles:
+    """``rows`` of JSON, in files of which a micro-batch takes some."""
+
+    def __init__(self, spark: SparkSession, folder: Path, rows: int) -> None:
+        self._spark = spark
+        self._folder = str(folder)
+        for number in range(FILES):
+            self._write(number, rows // FILES)
+
+    def stream(self) -> DataFrame:
+        return self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", PARTS).json(self._folder)
+
+    def read(self) -> DataFrame:
+        return self._spark.read.schema(SCHEMA).json(self._folder)
 
     def _write(self, number: int, rows: int) -> None:
         text = "concat_ws(' ', transform(sequence(1, 10), k -> concat('word', (id * 31 + k * k) % 5000)))"
-        df = self.spark.range(number * rows, (number + 1) * rows, 1, PARTS)
-        df = df.selectExpr("id", "id / 7 as price", f"{text} as text")
-        df.write.mode("append").json(str(self.folder / "in"))
+        df = self._spark.range(number * rows, (number + 1) * rows, 1, PARTS)
+        df.selectExpr("id", "id / 7 as price", f"{text} as text").write.mode("append").json(self._folder)
 
 
-def jobs(bench: Bench, kind: str) -> dict[str, Job]:
+def jobs(queries: Queries, kind: str) -> dict[str, Job]:
     split = arrow_words if kind == "arrow" else row_words
     by_hand = untracked_arrow if kind == "arrow" else untracked_rows
 
     def process(batch: Batch) -> None:
-        save(batch.df.transform(split), bench.out)
+        save(batch.df.transform(split), queries.out)
 
     def plain(df: DataFrame, _: int) -> None:
-        by_hand(df).write.mode("append").parquet(bench.out)
+        by_hand(df).write.mode("append").parquet(queries.out)
 
     return {
-        "tracked": lambda: bench.query(tracked(process, name="bench", key="id")),
-        "untracked": lambda: bench.query(plain),
+        "tracked": lambda: queries.run(tracked(process, name="bench", key=queries.key)),
+        "untracked": lambda: queries.run(plain),
     }
 
 
-def parts(bench: Bench) -> dict[str, Job]:
+def parts(files: JsonFiles) -> dict[str, Job]:
     """What tracking adds: keeping the rows, counting and digesting them; and reading as such."""
 
-    def read() -> DataFrame:
-        return bench.spark.read.schema(SCHEMA).json(str(bench.folder / "in"))
-
     def count() -> None:
-        persisted = Persisted(read())
+        persisted = Persisted(files.read())
         persisted.begin()
         persisted.release()
 
     def keep() -> None:
-        df = read().persist()
+        df = files.read().persist()
         df.write.format("noop").mode("append").save()
         df.unpersist()
 
-    return {"read": lambda: read().write.format("noop").mode("append").save(), "read_and_keep": keep, "count": count}
-
-
-def figures(seconds: dict[str, float], rows: int) -> dict[str, float]:
     return {
-        "tracked_over_untracked": seconds["untracked"] / seconds["tracked"],
+        "read": lambda: files.read().write.format("noop").mode("append").save(),
+        "read_and_keep": keep,
+        "count": count,
+    }
+
+
+def measure(queries: Queries, kind: str, rows: int, rounds: int) -> dict[str, float]:
+    times = times_of(jobs(queries, kind), rounds)
+    seconds = medians(times)
+    return {
+        "tracked_over_untracked": speed_over(times, "tracked", "untracked"),
         "rows_per_s": rows / seconds["tracked"],
         **{f"{name}_s": taken for name, taken in seconds.items()},
     }
@@ -152,11 +171,10 @@ def run(rows: int, rounds: int) -> dict[str, Any]:
         spark.sparkContext.setLogLevel("ERROR")
         with serving(Path(folder)) as address:
             spark.conf.set("spark.acker.servers", address)
-            bench = Bench(spark, Path(folder), rows)
-            found: dict[str, Any] = {
-                kind: figures(medians_of(jobs(bench, kind), rounds), rows) for kind in ("arrow", "rows")
-            }
-            found["parts"] = medians_of(parts(bench), rounds)
+            files = JsonFiles(spark, Path(folder) / "in", rows)
+            queries = Queries(Path(folder), files.stream, "id")
+            found: dict[str, Any] = {kind: measure(queries, kind, rows, rounds) for kind in KINDS}
+            found["parts"] = medians_of(parts(files), rounds)
         spark.stop()
     return found | {"records": rows}
 
@@ -165,7 +183,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small part of the work: to try it, not for figures")
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     rows, rounds = (40_000, 1) if options.quick else (options.rows, options.rounds)
     print(json.dumps({"machine": machine.describe(), "frame": run(rows, rounds)}, indent=1))

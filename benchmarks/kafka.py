@@ -4,7 +4,8 @@ All plan the same ranges, batch by batch, read them by the same slices, split th
 Untracked as a user writes it without the acker (a call for reading, a call for splitting), and untracked and fused by
 hand; the tracked job opens and settles its batches, and every record has to be ACKED. They take turns.
 ``others_beside_poison_over_without``: the rate of the records beside a poison one in each partition, which fails in
-every try, over their rate without it.
+every try, over their rate without it. ``stream``: a query of Structured Streaming over Spark's own connector, tracked
+and untracked, as in ``frame``.
 
     python -m benchmarks.kafka [--quick] [--rounds N]
 
@@ -31,11 +32,13 @@ from acker_client.source import Chosen, Emissions, Kafka, Listener, Ranges
 from acker_client.source.inputs.kafka_slices import COLUMNS
 from acker_client.spark import arrow_operator, sink
 from acker_client.spark.driver.session import local_session
+from benchmarks import frame
 from benchmarks.spark import serving
-from benchmarks.turns import medians_of
-from tests.kafka.broker import RealKafka, build
+from benchmarks.turns import medians, speed_over, times_of
+from tests.kafka.broker import RealKafka, build, connector
 
 PARTITIONS = 4
+MICRO_BATCHES = 4
 # So many that the poison records' replays fall in between.
 BATCHES_OF_OTHERS = 10
 VALUE = b"the quick brown fox jumps over the lazy dog %d"
@@ -151,15 +154,28 @@ class Jobs:
 
 def measure(jobs: Jobs, rounds: int) -> dict[str, Any]:
     each = {"tracked": jobs.tracked, "untracked": jobs.untracked, "hand_fused": jobs.hand_fused}
-    medians = medians_of(each, rounds)
+    times = times_of(each, rounds)
+    seconds = medians(times)
     return {
         "records": jobs.records,
         "others_beside_poison_over_without": _beside_poison(jobs, rounds),
-        "tracked_over_untracked": medians["untracked"] / medians["tracked"],
-        "tracked_over_hand_fused": medians["hand_fused"] / medians["tracked"],
-        "tracked_records_per_s": jobs.records / medians["tracked"],
-        "untracked_records_per_s": jobs.records / medians["untracked"],
+        "tracked_over_untracked": speed_over(times, "tracked", "untracked"),
+        "tracked_over_hand_fused": speed_over(times, "tracked", "hand_fused"),
+        "tracked_records_per_s": jobs.records / seconds["tracked"],
+        "untracked_records_per_s": jobs.records / seconds["untracked"],
     }
+
+
+def measure_stream(spark: SparkSession, servers: str, topic: str, records: int, folder: Path, rounds: int) -> Any:
+    """A query over Spark's own connector, a quarter of the topic a micro-batch."""
+
+    def stream() -> DataFrame:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+        reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", records // MICRO_BATCHES)
+        return reader.load().selectExpr("partition", "offset", "cast(value as string) as text")
+
+    queries = frame.Queries(folder, stream, ["partition", "offset"])
+    return {kind: frame.measure(queries, kind, records, rounds) for kind in frame.KINDS}
 
 
 def _beside_poison(jobs: Jobs, rounds: int) -> float:
@@ -178,11 +194,12 @@ def run(records: int, rounds: int) -> dict[str, Any]:
             each = records // PARTITIONS
             for partition in range(PARTITIONS):
                 kafka.write(topic, partition, [VALUE % k for k in range(each)], key=b"key")
-            spark = local_session("benchmark", conf={"spark.driver.memory": "2g"})
+            spark = local_session("benchmark", conf={"spark.driver.memory": "3g", "spark.jars": connector()})
             spark.sparkContext.setLogLevel("ERROR")
             with serving(Path(folder)) as address:
                 spark.conf.set("spark.acker.servers", address)
                 figures = measure(Jobs(spark, kafka.servers, topic, each * PARTITIONS, Path(folder)), rounds)
+                figures["stream"] = measure_stream(spark, kafka.servers, topic, each * PARTITIONS, Path(folder), rounds)
             spark.stop()
         finally:
             kafka.close()

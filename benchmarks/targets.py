@@ -195,6 +195,16 @@ TARGETS: tuple[Target, ...] = (
         )
         for kind in ("arrow", "rows")
     ),
+    *(
+        Target(
+            "kafka",
+            f"a query over Spark's own connector behind tracked, {kind}, over untracked",
+            at("kafka", "stream", kind, "tracked_over_untracked"),
+            0.8,
+            "x",
+        )
+        for kind in ("arrow", "rows")
+    ),
     Target("kafka", "words job over untracked, same reader", at("kafka", "tracked_over_untracked"), 0.8, "x"),
     Target("kafka", "likewise, untracked and fused by hand", at("kafka", "tracked_over_hand_fused"), 0.8, "x"),
     Target(

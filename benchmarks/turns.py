@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 
 
-def medians_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, float]:
-    """Median seconds of each job, after so many runs of it that are not counted."""
+def times_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+    """Seconds of each job, round by round, after so many runs of it that are not counted."""
     for job in jobs.values():
         for _ in range(warm_up):
             job()
@@ -20,4 +20,20 @@ def medians_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: i
             job()
             taken[name].append(time.perf_counter() - begun)
             print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
-    return {name: statistics.median(times) for name, times in taken.items()}
+    return taken
+
+
+def medians_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, float]:
+    """Median seconds of each job; see :func:`times_of`."""
+    return medians(times_of(jobs, rounds, warm_up))
+
+
+def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
+    """Median seconds of each job."""
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def speed_over(times: Mapping[str, list[float]], job: str, other: str) -> float:
+    """How many times as fast as ``other`` a ``job`` is: the median over the rounds, in each of which both ran within
+    seconds, however fast the machine was just then."""
+    return statistics.median(others / its for its, others in zip(times[job], times[other], strict=True))
