@@ -7,7 +7,7 @@
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
-#   make check        format, lint, types, floors and doors, generated code, the README's programs, the alert rules
+#   make check        format, lint, types, floors and doors, generated code, the documents, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew

@@ -100,7 +100,7 @@ class Child:
 
     def stop(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`cont`."""
-        standstill.stop(self._process.pid)
+        standstill.stop_child(self._process)
 
     def cont(self) -> None:
         """SIGCONT."""

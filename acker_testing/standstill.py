@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 PAUSE_S = 0.001
 # As /proc calls the state of a thread: stopped, stopped by a debugger, ended.
@@ -17,10 +19,17 @@ STILL = frozenset("TtZX")
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP; returns when all threads of the process stand still (where there is no /proc, at once)."""
+    """SIGSTOP; returns when all threads of the process stand still (where there is no /proc, at once). One that has
+    ended is left alone; its parent must not have waited for it."""
     os.kill(pid, signal.SIGSTOP)
     while any(_runs(thread) for thread in Path(f"/proc/{pid}/task").glob("*")):
         time.sleep(PAUSE_S)
+
+
+def stop_child(process: subprocess.Popen[Any]) -> None:
+    """As :func:`stop`, for a process of this one's own; one that has ended, and was waited for, is left alone."""
+    if process.poll() is None:
+        stop(process.pid)
 
 
 def _runs(thread: Path) -> bool:

@@ -19,7 +19,8 @@ def table(figures: dict[str, Any]) -> str:
     """The machine in a sentence, and the table in Markdown."""
     machine = figures["machine"]
     named = ", ".join(f"{name} {machine[name]}" for name in ("python", "numpy", "numba", "grpcio", "pyspark"))
-    head = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}. Medians.\n\n"
+    head = f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB; {named}. "
+    head += "Medians (of `frame` and `kafka`: of the rounds' ratios).\n\n"
     lines = [f"| {' | '.join(row)} |" for row in targets.table(figures)]
     return head + "\n".join(["| part | what | figure | target | |", "|---|---|---|---|---|", *lines]) + "\n"
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 
 
 def times_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of each job, round by round, after so many runs of it that are not counted."""
+    """Seconds of each job, round by round, after so many runs of it that are not counted. Who is first in a round is
+    last in the next."""
     for job in jobs.values():
         for _ in range(warm_up):
             job()
     taken: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(rounds):
-        for name, job in jobs.items():
+    for turn in range(rounds):
+        for name, job in list(jobs.items())[:: (-1) ** turn]:
             begun = time.perf_counter()
             job()
             taken[name].append(time.perf_counter() - begun)
@@ -34,6 +35,6 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def speed_over(times: Mapping[str, list[float]], job: str, other: str) -> float:
-    """How many times as fast as ``other`` a ``job`` is: the median over the rounds, in each of which both ran within
-    seconds, however fast the machine was just then."""
+    """How many times as fast as ``other`` a ``job`` is: the median over the rounds, in each of which they took turns,
+    however fast the machine was just then."""
     return statistics.median(others / its for its, others in zip(times[job], times[other], strict=True))

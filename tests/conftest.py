@@ -126,7 +126,7 @@ class ServerProcess:
 
     def pause(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`resume`."""
-        standstill.stop(self._process.pid)
+        standstill.stop_child(self._process)
 
     def resume(self) -> None:
         """SIGCONT."""

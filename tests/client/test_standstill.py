@@ -44,6 +44,7 @@ def test_no_thread_of_a_process_goes_on_after_it_was_stopped(tmp_path: Path) -> 
         for _ in range(50):
             before = counts.copy()
             while not np.all(counts > before):
+                assert process.poll() is None
                 os.sched_yield()
             standstill.stop(process.pid)
             stopped = counts.copy()
@@ -57,3 +58,9 @@ def test_a_process_that_stands_still_may_be_stopped_again() -> None:
     with running("input()") as process:
         for _ in range(2):
             standstill.stop(process.pid)
+
+
+def test_a_process_that_has_ended_is_left_alone() -> None:
+    with running("") as process:
+        process.wait()
+        standstill.stop_child(process)

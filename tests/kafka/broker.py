@@ -114,7 +114,7 @@ class RealKafka:
         self.process.wait()
 
     def pause(self) -> None:
-        standstill.stop(self.process.pid)
+        standstill.stop_child(self.process)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -46,7 +46,7 @@ class MockKafka:
 
     def pause(self) -> None:
         """Stop it in the middle of whatever it does; returns when all of its threads stand still."""
-        standstill.stop(self.process.pid)
+        standstill.stop_child(self.process)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)

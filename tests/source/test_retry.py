@@ -231,6 +231,8 @@ def test_a_thousand_failures_of_one_batch_are_spread_over_the_wait_in_a_few_grou
     assert sorted(record for records in due.values() for record in records) == list(range(1000))
     assert [len(records) for records in due.values()] == [250] * 4
     assert max(due) - min(due) > 4
+    assert min(due) >= 100
+    assert max(due) < 108
 
 
 def test_a_few_failures_of_one_batch_are_tried_again_together() -> None:

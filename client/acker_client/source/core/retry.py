@@ -29,7 +29,8 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-# Of records that are said to have failed at one moment, into how many groups they go at most, and how many are in each.
+# Of records that fail for the k-th time at one moment: into how many groups they go at most, and how many at least are
+# in each.
 GROUPS_MAX, GROUP_MIN = 4, 250
 
 
