@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from acker_client.source.core.ranges import Ranges
@@ -42,6 +42,7 @@ def test_ranges_say_what_a_set_of_positions_says(parts: list[set[int]]) -> None:
 
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
+@example(flags=[True, True], first=5, start=6, more=0)
 @settings(max_examples=200, deadline=None)
 def test_ranges_of_flags_are_those_of_their_positions_and_can_be_cut_and_moved(
     flags: list[bool], first: int, start: int, more: int

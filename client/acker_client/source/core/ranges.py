@@ -72,6 +72,8 @@ class Ranges:
 
     def within(self, start: int, stop: int) -> Ranges:
         """What lies in ``start <= position < stop``."""
+        if start >= stop:
+            return Ranges()
         first = int(np.searchsorted(self.stops, start, side="right"))
         last = int(np.searchsorted(self.starts, stop, side="left"))
         starts, stops = self.starts[first:last], self.stops[first:last]
