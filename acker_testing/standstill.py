@@ -19,15 +19,15 @@ STILL = frozenset("TtZX")
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP; returns when all threads of the process stand still (where there is no /proc, at once). One that has
-    ended is left alone; its parent must not have waited for it."""
+    """SIGSTOP; returns when all threads of the process stand still (where there is no /proc, at once). Raises
+    ProcessLookupError when there is no such process."""
     os.kill(pid, signal.SIGSTOP)
     while any(_runs(thread) for thread in Path(f"/proc/{pid}/task").glob("*")):
         time.sleep(PAUSE_S)
 
 
 def stop_child(process: subprocess.Popen[Any]) -> None:
-    """As :func:`stop`, for a process of this one's own; one that has ended, and was waited for, is left alone."""
+    """As :func:`stop`, for a process of this one's own; one that has ended is left alone."""
     if process.poll() is None:
         stop(process.pid)
 

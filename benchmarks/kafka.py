@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +179,9 @@ def measure_stream(spark: SparkSession, servers: str, topic: str, records: int, 
 
 
 def _beside_poison(jobs: Jobs, rounds: int) -> float:
-    """Who is first in a round, is second in the next."""
-    poisons = (VALUE % 0, b"nobody's")
-    taken = [{poison: jobs.others_s(poison) for poison in poisons[:: (-1) ** turn]} for turn in range(rounds + 1)]
-    return statistics.median(each[poisons[1]] / each[poisons[0]] for each in taken[1:])
+    poisons = {"beside": VALUE % 0, "without": b"nobody's"}
+    each = {name: partial(jobs.others_s, poison) for name, poison in poisons.items()}
+    return speed_over(times_of(each, rounds, measure=lambda others_s: others_s()), "beside", "without")
 
 
 def run(records: int, rounds: int) -> dict[str, Any]:

@@ -187,21 +187,15 @@ TARGETS: tuple[Target, ...] = (
     ),
     *(
         Target(
-            "frame",
-            f"a query behind tracked, {kind}, over untracked",
-            at("frame", kind, "tracked_over_untracked"),
+            path[0],
+            f"{query} behind tracked, {kind}, over untracked",
+            at(*path, kind, "tracked_over_untracked"),
             0.8,
             "x",
         )
-        for kind in ("arrow", "rows")
-    ),
-    *(
-        Target(
-            "kafka",
-            f"a query over Spark's own connector behind tracked, {kind}, over untracked",
-            at("kafka", "stream", kind, "tracked_over_untracked"),
-            0.8,
-            "x",
+        for path, query in (
+            (("frame",), "a query"),
+            (("kafka", "stream"), "a query over Spark's own connector"),
         )
         for kind in ("arrow", "rows")
     ),

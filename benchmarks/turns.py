@@ -6,20 +6,31 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 
-def times_of(jobs: Mapping[str, Callable[[], object]], rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
+def seconds_of(job: Callable[[], object]) -> float:
+    """How long a job runs."""
+    begun = time.perf_counter()
+    job()
+    return time.perf_counter() - begun
+
+
+def times_of(
+    jobs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warm_up: int = 1,
+    measure: Callable[[Callable[[], Any]], float] = seconds_of,
+) -> dict[str, list[float]]:
     """Seconds of each job, round by round, after so many runs of it that are not counted. Who is first in a round is
-    last in the next."""
+    last in the next. ``measure``: runs a job and says its seconds."""
     for job in jobs.values():
         for _ in range(warm_up):
             job()
     taken: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(rounds):
         for name, job in list(jobs.items())[:: (-1) ** turn]:
-            begun = time.perf_counter()
-            job()
-            taken[name].append(time.perf_counter() - begun)
+            taken[name].append(measure(job))
             print(f"{name}: {taken[name][-1]:.2f} s", file=sys.stderr, flush=True)
     return taken
 

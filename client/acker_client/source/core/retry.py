@@ -121,8 +121,7 @@ class Schedule:
         pieces, each alone. Nothing is counted against them. ``depth``: of the batch that broke, 0 for an ordinary
         one."""
         pieces = 1 if depth == 0 else min(PIECES, len(records))
-        for piece in np.array_split(records, pieces):
-            self._push(piece, now + self.retry.delay_s(depth + 1, self._draw), depth + 1)
+        self._spread(records, pieces, depth + 1, now, depth + 1)
 
     def take(self, now: float, records_max: int) -> ReplayGroup | None:
         """The next records whose replay is due, at most ``records_max`` unless they must stay together; None: nothing
@@ -168,9 +167,14 @@ class Schedule:
         window.values[index] = attempts
         for attempt in np.unique(attempts[attempts <= limit]):
             alike = records[attempts == attempt]
-            for group in np.array_split(alike, min(GROUPS_MAX, max(1, len(alike) // GROUP_MIN))):
-                self._push(group, now + self.retry.delay_s(int(attempt), self._draw), depth)
+            self._spread(alike, min(GROUPS_MAX, max(1, len(alike) // GROUP_MIN)), int(attempt), now, depth)
         return records[attempts > limit]
+
+    def _spread(self, records: RecordNumbers, groups: int, attempts: int, now: float, depth: int) -> None:
+        """Schedule ``records``, which went wrong for the ``attempts``-th time, in so many groups, each with a wait of
+        its own."""
+        for group in np.array_split(records, groups):
+            self._push(group, now + self.retry.delay_s(attempts, self._draw), depth)
 
     def _push(self, records: RecordNumbers, due_s: float, depth: int) -> None:
         heapq.heappush(self._groups, ReplayGroup(due_s, self._order, records, depth))
