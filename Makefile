@@ -7,6 +7,8 @@
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
 #   make pipelines    random programs on real Spark against an oracle (SEEDS=500 FROM=1)
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
+#   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
+#   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
 #   make check        format, lint, types, floors and doors, generated code, the documents, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
@@ -17,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-kafka test-matrix pipelines simulate check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-long test-kafka test-matrix pipelines bodies simulate schedules check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -74,8 +76,15 @@ test-matrix: $(READY)
 pipelines: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m tests.pipelines --seeds $(SEEDS) --from $(FROM) --shrink
 
+bodies: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m tests.pipelines.bodies --seeds $(SEEDS) --from $(FROM) --shrink
+
 simulate: $(READY)
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) --from $(FROM) --processes 2 --shrink
+
+schedules: SEEDS = 200
+schedules: $(READY)
+	@$(WITH_SPARK) $(BIN)/python -m tests.schedules --seeds $(SEEDS) --from $(FROM) --processes 3
 
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .

@@ -131,6 +131,12 @@ class Config:
         "host:port",
         "Where clients reach this server; off: where it listens.",
     )
+    advertise_unchecked: bool = _option(
+        False,
+        _switch,
+        "true or false",
+        "Start also where this server does not reach itself at --advertise, as behind a NAT that does not lead back.",
+    )
     zookeeper_session_s: float = _option(
         10.0,
         float,

@@ -34,6 +34,7 @@ from acker_service.config import Config
 from acker_service.core import members
 from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.core.shard import Shard
+from acker_service.doors import advertised
 from acker_service.doors.health_service import Health
 from acker_service.doors.http import HttpDoor, Page, bound, text
 from acker_service.doors.metrics import CONTENT_TYPE, Metrics
@@ -69,6 +70,8 @@ SWITCH_INTERVAL_S = 0.001
 OTHER_CALLS = 8
 HEALTH_CALLS = 2
 
+# How long a server tries to reach itself at the address that it advertises.
+ADVERTISED_S = 10.0
 # A server that has not got at its shard by then, or lets a call wait for longer, is not ready. Probes give it a second.
 ANSWER_S = 0.75
 WAITED_S = 5.0
@@ -99,6 +102,7 @@ class Server:
         self._workers: dict[str, Workers] = {}
         self._http: HttpDoor | None = None
         self._registry: Registry | None = None
+        self._listening: grpc.Server | None = None
         self._state_dir = _claim(options)
         try:
             opened = time.monotonic()
@@ -131,6 +135,7 @@ class Server:
             self._http = self._bind_http()
             self._ready_file = _ReadyFile(options.ready_file)
             self._ready_file.write(self._places | {"pid": os.getpid()})
+            self._check_advertised()
             self._registry = self._register()
             # Last, when nothing can fail any more: a start that fails leaves the state to the next one.
             self._consume_state()
@@ -154,7 +159,8 @@ class Server:
         self._giving_back.start()
         if self._http is not None:
             self._http.start()
-        self._grpc.start()
+        self._listen()
+        self.servicer.answers_only = None
         self._is_serving = True
         self._health.set(True)
         stats = self._shared.stats
@@ -177,6 +183,10 @@ class Server:
             self._stop_serving(self._options.grace_s if grace_s is None else grace_s)
         try:
             self._write_state()
+        except BaseException:
+            if self._registry is not None:
+                self._registry.withdraw()
+            raise
         finally:
             self._release()
         log.info("stopped")
@@ -251,8 +261,10 @@ class Server:
         log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 
     def _release(self) -> None:
+        if self._listening is not None:
+            self._listening.stop(None).wait()
         if self._registry is not None:
-            self._registry.leave()
+            self._registry.close()
         if self._http is not None:
             self._http.stop()
         for workers in self._workers.values():
@@ -293,6 +305,35 @@ class Server:
             self._state_dir.consume()
             stats = self._shared.stats
             log.info("state_restored", pending=stats.pending, sources=stats.sources)
+
+    def _listen(self) -> None:
+        """Take calls, if that is not so yet."""
+        if self._listening is None:
+            self._grpc.start()
+            self._listening = self._grpc
+
+    def _check_advertised(self) -> None:
+        """See that clients whom the registry sends to this server reach it. Raises :class:`StartError`.
+
+        Without a registry nobody is sent anywhere: clients have a list of their own.
+        """
+        options = self._options
+        if options.zookeeper is None or options.advertise is None:
+            return
+        self.servicer.answers_only = greeting = f"itself {secrets.token_hex(16)}"
+        self._listen()
+        budget_s = 0.0 if options.advertise_unchecked else ADVERTISED_S
+        try:
+            advertised.check(options.advertise, self.shard.incarnation, greeting, budget_s)
+        except advertised.Misdirected as trouble:
+            if options.advertise_unchecked and not trouble.is_another:
+                log.warning("advertise_unreachable", address=options.advertise, reason=str(trouble))
+                return
+            unchecked = f", or add {config.flag('advertise_unchecked')} if only this machine does not reach it there"
+            raise StartError(
+                f"{config.label('advertise')}: {trouble}, and clients would be sent there: give the host:port at which "
+                f"they reach this server, which listens on {self.address}{'' if trouble.is_another else unchecked}"
+            ) from None
 
     def _register(self) -> Registry | None:
         options = self._options

@@ -75,6 +75,12 @@ class ZooKeeperProcess:
         self.kill()
         self.start()
 
+    def empty(self) -> None:
+        """End it, and start it without its data, as an ensemble that lost its disks."""
+        self.kill()
+        shutil.rmtree(self._folder / "data")
+        self.start()
+
     def stop(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`cont`."""
         standstill.stop(self.pid)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from acker_protocol import ids
-
 # A record carries one edge for each root it is anchored to.
 Record = dict[int, int]
 
@@ -33,9 +31,8 @@ class Forest:
     _open: list[Record] = field(default_factory=list)
     _open_of: dict[int, int] = field(default_factory=dict)
 
-    def plant(self, number: int) -> tuple[int, list[int]]:
-        """Start the tree of an emission: (root, its first edges). One in twenty has no consumer at all."""
-        root = ids.root_id(self.base, number)
+    def plant(self, root: int) -> tuple[int, list[int]]:
+        """Start the tree of a root: (root, its first edges). One in twenty has no consumer at all."""
         edges = [self._edge() for _ in range(self.dice.choice([0, *[1] * 9, *[2] * 6, *[3] * 4]))]
         self.started[root] = edges
         self._open_of[root] = 0

@@ -3,7 +3,8 @@
 Decides the content of every node, who has an id, which cluster a chroot belongs to, and how a member is listed. Under
 the chroot of a cluster:
 
-    config                  persistent: which cluster this is, and what all of its servers and clients must agree on
+    config                  persistent: which cluster this is, what all of its servers and clients must agree on, and
+                            which incarnation of the ensemble this is: whoever writes it anew counts on
     servers/ids/<id>        ephemeral: a server that serves
     servers/draining/<id>   ephemeral: one that takes nothing new; written before its id goes
     servers/away/<id>       persistent: one that stopped with its state and will be back; written before its id goes
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from acker_protocol.ids import SLOTS
+from acker_protocol.ids import MASK, SLOTS
 from acker_protocol.messages import PROTOCOL_VERSION, ListedMember, MemberState
 from acker_protocol.placement import Member
 
@@ -96,7 +97,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What stood in ZooKeeper at an epoch. ``away``: as it was written, also where its time has passed."""
+    """What stood in ZooKeeper at an epoch, as ``epoch_of`` makes it. ``away``: also those whose time has passed."""
 
     epoch: int = 0
     serving: tuple[Registered, ...] = ()
@@ -114,9 +115,9 @@ class Seen:
         return tuple(found[id] for id in sorted(found))
 
     def lacks(self, before: Seen) -> bool:
-        """Is somebody gone who served ``before``?"""
+        """Is a server gone that served or drained ``before``?"""
         here = {server.member for server in self.serving + self.draining} | {away.member for away in self.away}
-        return any(server.member not in here for server in before.serving)
+        return any(server.member not in here for server in before.serving + before.draining)
 
     def past(self, now_ms: int) -> list[int]:
         """Ids of those whose time is up. Who serves removes its own node: it may be one for a stop that has begun."""
@@ -178,9 +179,33 @@ def refusal(server: Registered, other: Registered) -> str:
     )
 
 
-def new_config(cluster: str) -> bytes:
-    """``cluster``: what names it, drawn once."""
-    return _json(acker=cluster, protocol_version=PROTOCOL_VERSION, slots=SLOTS)
+def new_config(cluster: str, ensemble: int) -> bytes:
+    """``cluster``: what names it, drawn once. ``ensemble``: the incarnation of the ensemble in which it is written."""
+    return _json(acker=cluster, ensemble=ensemble, protocol_version=PROTOCOL_VERSION, slots=SLOTS)
+
+
+def cluster_of(config: bytes) -> str:
+    """What names the cluster of a `config`; "" where that is no acker's."""
+    return str(_fields_or_none(config).get("acker") or "")
+
+
+def ensemble_of(config: bytes) -> int:
+    """The incarnation of the ensemble that a `config` was written in, uint64; 0 where an older acker wrote it."""
+    ensemble = _fields_or_none(config).get("ensemble")
+    return ensemble if type(ensemble) is int and 0 <= ensemble <= MASK else 0
+
+
+def next_ensemble(known: int, now_ms: int) -> int:
+    """The incarnation of an ensemble that has lost its data, above the one that was ``known``, 0 for none.
+
+    ``now_ms``, Unix time, makes it later than others that this server may never have heard of.
+    """
+    return max(known + 1, now_ms)
+
+
+def follows(config: bytes, before: bytes) -> bool:
+    """May a server that knows the `config` ``before`` ("" for none) go by ``config``? Else the ensemble went back."""
+    return not before or config == before or ensemble_of(config) > ensemble_of(before)
 
 
 def foreign(children: Collection[str]) -> str:
@@ -194,10 +219,7 @@ def foreign(children: Collection[str]) -> str:
 
 def disagreement(config: bytes) -> str:
     """Why a server of this version is none of the cluster with this `config`; nothing ("") where it is."""
-    try:
-        fields = _fields(config)
-    except ValueError:
-        fields = {}
+    fields = _fields_or_none(config)
     if not fields.get("acker"):
         return "its `config` is no acker's, so it belongs to another cluster: name a chroot of its own"
     ours = {"protocol_version": PROTOCOL_VERSION, "slots": SLOTS}
@@ -210,13 +232,11 @@ def disagreement(config: bytes) -> str:
     return ""
 
 
-def renewed(config: bytes) -> bytes | None:
-    """The `config` of a cluster that is to go on in this version; None where it is no acker's."""
-    try:
-        cluster = _fields(config).get("acker")
-    except ValueError:
-        return None
-    return new_config(str(cluster)) if cluster else None
+def renewed(config: bytes, ensemble: int | None = None) -> bytes | None:
+    """The `config` of a cluster that is to go on in this version, and in another ``ensemble`` if one is given; None
+    where it is no acker's."""
+    cluster = cluster_of(config)
+    return new_config(cluster, ensemble_of(config) if ensemble is None else ensemble) if cluster else None
 
 
 def _listed(away: Away, now_ms: int) -> ListedMember:
@@ -232,3 +252,11 @@ def _fields(content: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ValueError("no JSON object")
     return fields
+
+
+def _fields_or_none(content: bytes) -> dict[str, Any]:
+    """The fields of a JSON object; none where it is no such object."""
+    try:
+        return _fields(content)
+    except ValueError:
+        return {}

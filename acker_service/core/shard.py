@@ -237,7 +237,7 @@ class Shard:
         )
 
     def pins(self, request: Pins) -> PinsReply:
-        """Where roots of the open stream of a source live, as its Watch said last."""
+        """Where the roots live that a source emits, as its Watch said last."""
         source = self._state.sources.get(request.session)
         if source is None:
             return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source of this session watches here")

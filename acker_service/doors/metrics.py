@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from acker_protocol.messages import MemberState, Status, ViewReply
+from acker_protocol.placement import parts_of
 from acker_protocol.version import VERSION
 from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.shared import SharedShard
@@ -208,8 +209,14 @@ class _ViewCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         view = self._view()
+        ensemble, epoch = parts_of(view.epoch)
         yield GaugeMetricFamily(
-            "acker_view_epoch", "Epoch of the view of all servers that this one has; 0 without ZooKeeper.", view.epoch
+            "acker_view_epoch", "Epoch of the view of all servers that this one has; 0 without ZooKeeper.", epoch
+        )
+        yield GaugeMetricFamily(
+            "acker_view_ensemble",
+            "Incarnation of the ensemble that this epoch is of: another one after ZooKeeper has lost its data.",
+            ensemble,
         )
         found = GaugeMetricFamily(
             "acker_view_members",

@@ -1,8 +1,8 @@
 """Registry: this server's registration in ZooKeeper, and the view of all servers. The only door to kazoo.
 
-Decides when a server registers, waits, gives up and comes back. One thread asks ZooKeeper once the server runs; whoever
-calls is answered from what was seen last, so ZooKeeper may be slow or away and no call notices. What stands in the
-nodes, and what follows from it, is ``core.members``'s.
+Decides when a server registers, waits, gives up and comes back, also to an ensemble that has lost its data. One thread
+asks ZooKeeper once the server runs; whoever calls is answered from what was seen last, so ZooKeeper may be slow or away
+and no call notices. What stands in the nodes, and what follows from it, is ``core.members``'s.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoAuthError, NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, KazooException, NoAuthError, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from acker_protocol.messages import ListedMember, MemberState
+from acker_protocol.placement import epoch_of, parts_of
 from acker_service.core import members
 from acker_service.core.members import Away, Registered, Seen
 from acker_service.system.logs import Log
@@ -74,7 +75,7 @@ class ZooKeeper:
 
 
 class Registry:
-    """One server's place among the others: :meth:`register` once, :meth:`leave` once.
+    """One server's place among the others: :meth:`register`, :meth:`leave` and :meth:`close`, each once.
 
     ``on_taken`` is called once, in a thread of its own, where another server has this one's id after a lost session.
     """
@@ -82,8 +83,14 @@ class Registry:
     def __init__(self, zookeeper: ZooKeeper, server: Registered, on_taken: Callable[[], object] = lambda: None) -> None:
         self._zookeeper, self._server, self._on_taken = zookeeper, server, on_taken
         self._seen = Seen()
+        # The names that stood in `ids` at that epoch.
+        self._ids: set[str] = set()
+        # `config` as it was agreed to: it names the incarnation of the ensemble.
+        self._config = b""
         self._listed: tuple[ListedMember, ...] = ()
-        self._is_draining = self._is_closing = self._is_lost = self._is_taken = self._has_failed = False
+        self._is_draining = self._is_closing = self._is_lost = self._is_taken = False
+        # Why nodes could not be kept at the last try; "" where they could.
+        self._failure = ""
         self._heard: deque[str] = deque()
         # Until then who is missing may be about to come back: `_look`.
         self._trusts_at = 0.0
@@ -97,6 +104,12 @@ class Registry:
     @property
     def epoch(self) -> int:
         return self._seen.epoch
+
+    @property
+    def _said_epoch(self) -> dict[str, int]:
+        """The epoch as fields of a line of the log."""
+        ensemble, number = parts_of(self.epoch)
+        return {"epoch": number, "ensemble": ensemble}
 
     @property
     def is_connected(self) -> bool:
@@ -118,14 +131,13 @@ class Registry:
         try:
             self._nodes.connect()
             deadline = time.monotonic() + self._zookeeper.session_s + MARGIN_S
-            for step in (self._agree, self._claim, self._look):
-                self._insist(step, deadline)
+            self._insist(self._join, deadline)
         except BaseException:
             self._nodes.close()
             raise
         self._thread.start()
         who = {"id": self._server.id, "address": self._server.address}
-        log.info("registered", **who, epoch=self.epoch, members=len(self._listed))
+        log.info("registered", **who, **self._said_epoch, members=len(self._listed))
 
     def drain(self) -> None:
         """List this server as one that drains, as soon as ZooKeeper can be asked."""
@@ -133,24 +145,41 @@ class Registry:
         self._woken.set()
 
     def leave(self, away_s: float | None = None) -> None:
-        """End the registration; ``away_s``: this server will be back with its state within so many seconds."""
+        """End the registration; ``away_s``: this server will be back with its state within so many seconds.
+
+        The connection stays, for :meth:`withdraw`, until :meth:`close`.
+        """
         if self._is_closing:
             return
         self._is_closing = True
         self._closing.set()
         self._woken.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-            if self.is_connected and not self._is_taken:
-                self._say_goodbye(away_s)
-        self._nodes.close()
+        self._nodes.answer_s = LEAVE_S
+        if self._thread.ident is None:
+            return
+        self._thread.join()
+        self._say(lambda: self._say_goodbye(away_s))
 
     def _say_goodbye(self, away_s: float | None) -> None:
-        self._nodes.answer_s = LEAVE_S
+        if away_s is not None:
+            self._nodes.put(self._own("away"), Away(self._server.member, _now_ms() + int(away_s * 1000)).dump())
+        self._nodes.delete(self._own("ids"))
+
+    def withdraw(self) -> None:
+        """This server will not be back with its state after all, so that nobody waits for it."""
+        self._say(lambda: self._nodes.delete(self._own("away")))
+
+    def close(self) -> None:
+        """Leave, and close the connection."""
+        self.leave()
+        self._nodes.close()
+
+    def _say(self, word: Callable[[], None]) -> None:
+        """Change nodes of this server's, as far as ZooKeeper can be asked and the id is not another's."""
+        if not self.is_connected or self._is_taken:
+            return
         try:
-            if away_s is not None:
-                self._nodes.put(self._own("away"), Away(self._server.member, _now_ms() + int(away_s * 1000)).dump())
-            self._nodes.delete(self._own("ids"))
+            word()
         except FAILURES as error:
             log.warning("registry_failed", error=_said(error))
 
@@ -179,9 +208,20 @@ class Registry:
                     raise RegistryError(f"ZooKeeper at {self._zookeeper.place}: {_said(error)}") from None
             time.sleep(RETRY_S / 5)
 
+    def _join(self) -> None:
+        for step in (self._agree, self._claim, self._look):
+            step()
+
     def _agree(self) -> None:
-        """The chroot is of this server's cluster, or nobody's, and becomes one's."""
+        """The chroot is of this server's cluster, or nobody's, and becomes one's.
+
+        A chroot that is empty, or where the ensemble is not a later one, has lost the data of this cluster: the cluster
+        goes on in it, in a later incarnation of the ensemble. Raises :class:`RegistryError` where it is another's.
+        """
         nodes, place = self._nodes, self._zookeeper.place
+        found = nodes.find("/config", watched=True)
+        if found is not None and self._config == found[0] != b"" and not self._failure:
+            return
         nodes.ensure("")
         # First: another server may write `config` as soon as there was none.
         children = nodes.children("")[0]
@@ -189,9 +229,10 @@ class Registry:
             trouble = members.foreign(children)
             if trouble:
                 raise RegistryError(f"{place}: {trouble}")
+            cluster = members.cluster_of(self._config) or uuid.uuid4().hex
             with contextlib.suppress(NodeExistsError):
-                nodes.create("/config", members.new_config(uuid.uuid4().hex))
-        config = nodes.get("/config")[0]
+                nodes.create("/config", members.new_config(cluster, self._next_ensemble()))
+        config, stat = nodes.get("/config", watched=True)
         trouble, renewed = members.disagreement(config), members.renewed(config)
         if renewed is None:
             raise RegistryError(f"{place}: {trouble}")
@@ -199,8 +240,27 @@ class Registry:
             nodes.ensure(f"/servers/{folder}")
         if trouble and (nodes.children("/servers/ids")[0] or nodes.children("/servers/draining")[0]):
             raise RegistryError(f"{place}: {trouble}")
-        if trouble:
-            nodes.put("/config", renewed)
+        if not members.follows(config, self._config):
+            renewed = members.renewed(config, self._next_ensemble()) or config
+        if trouble or not members.follows(config, self._config):
+            nodes.replace("/config", renewed, stat.version)
+            config = renewed
+        if self._config and config != self._config:
+            self._trusts_at = time.monotonic() + self._zookeeper.session_s
+            log.warning("ensemble_lost_data", **self._said_epoch, ensemble_now=members.ensemble_of(config))
+        self._config = config
+
+    def _next_ensemble(self) -> int:
+        return members.next_ensemble(members.ensemble_of(self._config), _now_ms())
+
+    def _restore_away(self) -> None:
+        """Write again what the ensemble has lost of members that are away, which cannot do so themselves."""
+        nodes = self._nodes
+        here = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
+        for away in self._seen.away:
+            if away.until_ms > _now_ms() and str(away.member.id) not in here:
+                with contextlib.suppress(NodeExistsError):
+                    nodes.create(f"/servers/away/{away.member.id}", away.dump())
 
     # -- the registration
 
@@ -241,6 +301,9 @@ class Registry:
             try:
                 self._claim()
             except _Rival as rival:
+                if rival.may_be_dead and time.monotonic() < self._trusts_at + MARGIN_S:
+                    # Data of an earlier time may hold a node of this server's own dead process; it goes by itself.
+                    return
                 self._is_taken = True
                 log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # no bug: no traceback
                 threading.Thread(target=self._on_taken, name="acker-taken", daemon=True).start()
@@ -273,13 +336,26 @@ class Registry:
         serving = self._loaded(Registered, "ids", ids)
         draining = self._loaded(Registered, "draining", nodes.children("/servers/draining", watched=True)[0])
         away = self._loaded(Away, "away", nodes.children("/servers/away", watched=True)[0])
-        seen = Seen(stat.pzxid, serving, draining, away)
+        if nodes.get("/config")[0] != self._config:
+            raise BadVersionError("`config` has changed meanwhile: of which ensemble this is nobody knows")
+        seen = Seen(epoch_of(members.ensemble_of(self._config), stat.pzxid), serving, draining, away)
+        if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
+            self._count_on()
+            return
         if time.monotonic() < self._trusts_at and seen.lacks(self._seen):
             return
-        self._seen = seen
+        self._seen, self._ids = seen, set(ids)
         self._notice()
         for id in self._seen.past(_now_ms() - SKEW_MS):
             nodes.delete(f"/servers/away/{id}")
+
+    def _count_on(self) -> None:
+        """Make the ensemble a later one, since it has gone back: it was restored from a backup."""
+        config, stat = self._nodes.get("/config")
+        renewed = members.renewed(config, self._next_ensemble())
+        if config == self._config and renewed is not None:
+            self._nodes.replace("/config", renewed, stat.version)
+        self._woken.set()
 
     def _loaded(self, kind: Any, folder: str, names: Sequence[str]) -> tuple[Any, ...]:
         contents = self._nodes.contents(f"/servers/{folder}", names)
@@ -294,7 +370,7 @@ class Registry:
         # Who was here before this server is counted in its first line.
         for event, each in members.changes(before, self._listed) if self._thread.ident is not None else ():
             who = {"id": each.member.id, "address": each.member.address, "generation": each.member.generation}
-            log.info(event, **who, epoch=self.epoch)
+            log.info(event, **who, **self._said_epoch)
 
     # -- the thread
 
@@ -314,21 +390,27 @@ class Registry:
             try:
                 self._keep_up()
             except FAILURES as error:
-                if self.is_connected and not self._has_failed:
+                if self.is_connected and not self._failure:
                     log.warning("registry_failed", error=_said(error))
-                self._has_failed = True
+                self._failure = self._failure or _said(error)
+                self._try_again()
+            except RegistryError as error:
+                # The data of this cluster is lost and another one's is there. This server serves with the view it had.
+                if str(error) != self._failure:
+                    log.error("registry_failed", error=str(error))  # noqa: TRY400  # no bug: no traceback
+                self._failure = str(error)
                 self._try_again()
             except Exception:
                 log.exception("registry_failed")
                 self._try_again()
             else:
-                self._has_failed = False
+                self._failure = ""
 
     def _keep_up(self) -> None:
         while self._heard:
             if self._heard.popleft() != KazooState.CONNECTED and not self._is_lost and not self._is_closing:
                 self._is_lost = True
-                log.warning("registry_lost", epoch=self.epoch, members=len(self._listed))
+                log.warning("registry_lost", **self._said_epoch, members=len(self._listed))
         if self._is_closing:
             return
         if not self.is_connected:
@@ -336,11 +418,16 @@ class Registry:
             return
         if self._is_lost:
             self._trusts_at = time.monotonic() + self._zookeeper.session_s
+            # The connection may lead to another server of the ensemble, that knows less than the one before.
+            self._nodes.sync()
+        self._agree()
+        if members.ensemble_of(self._config) != parts_of(self.epoch)[0]:
+            self._restore_away()
         self._hold()
         self._look()
         if self._is_lost:
             self._is_lost = False
-            log.info("registry_back", epoch=self.epoch, members=len(self._listed))
+            log.info("registry_back", **self._said_epoch, members=len(self._listed))
 
     def _try_again(self) -> None:
         self._closing.wait(RETRY_S)
@@ -390,7 +477,15 @@ class _Nodes:
             certfile=zookeeper.cert,
             keyfile=zookeeper.key,
         )
+        self._client.add_listener(self._forget)
         self._client.add_listener(hear)
+
+    def _forget(self, state: str) -> None:
+        """kazoo's threads, before a new try: forget how far ZooKeeper was. An ensemble that has lost its data refuses
+        whoever has seen more than it has, for ever; nor does it say then that the session is over. Reads after a new
+        connection are preceded by :meth:`sync`."""
+        if state != KazooState.CONNECTED:
+            self._client.last_zxid = 0
 
     @property
     def session(self) -> int | None:
@@ -433,15 +528,24 @@ class _Nodes:
         with contextlib.suppress(NoNodeError):
             self._client.delete_async(self._root + path).get(timeout=self.answer_s)
 
-    def get(self, path: str) -> tuple[bytes, Any]:
-        """Content and stat."""
-        content, stat = self._client.get_async(self._root + path).get(timeout=self.answer_s)
+    def replace(self, path: str, content: bytes, version: int) -> None:
+        """Set a node that is at this version; BadVersionError where it is at another."""
+        self._client.set_async(self._root + path, content, version).get(timeout=self.answer_s)
+
+    def sync(self) -> None:
+        """See to it that what is read from now on is no older than now."""
+        self._client.sync_async(self._root or "/").get(timeout=self.answer_s)
+
+    def get(self, path: str, *, watched: bool = False) -> tuple[bytes, Any]:
+        """Content and stat; ``watched``: wake when they change."""
+        watch = self._changed if watched else None
+        content, stat = self._client.get_async(self._root + path, watch).get(timeout=self.answer_s)
         return content, stat
 
-    def find(self, path: str) -> tuple[bytes, Any] | None:
-        """Content and stat, or None where there is no such node."""
+    def find(self, path: str, *, watched: bool = False) -> tuple[bytes, Any] | None:
+        """Content and stat, or None where there is no such node, which is not watched."""
         try:
-            return self.get(path)
+            return self.get(path, watched=watched)
         except NoNodeError:
             return None
 

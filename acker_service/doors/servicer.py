@@ -67,6 +67,8 @@ class Servicer:
         self._under_way: set[object] = set()
         self._reporters, self._others = reporters, others
         self._greetings = RateLimit(monotonic)
+        # While a server starts, the one Hello that it answers, by its client_version: the server's own.
+        self.answers_only: str | None = None
 
     @property
     def calls_under_way(self) -> int:
@@ -121,8 +123,7 @@ class Servicer:
 
     def _answer(self, status: Status, encoded: Any) -> Answer:
         """An answer, with the epoch that all of them have."""
-        encoded.epoch = self._epoch()
-        return status, encoded.SerializeToString()
+        return status, wire.stamped(encoded, self._epoch()).SerializeToString()
 
     @property
     def calls(self) -> dict[str, _Call]:
@@ -156,6 +157,7 @@ class Servicer:
             refused: CallRefused | None = None
             reply = b""
             try:
+                self._admit(name, content)
                 status, reply = call(content, context.add_callback)
                 code, answered = grpc.StatusCode.OK, status.name
             except Exception as error:  # noqa: BLE001  # a bug answers its call as well, and is logged
@@ -171,6 +173,12 @@ class Servicer:
             return reply
 
         return answer
+
+    def _admit(self, name: str, content: bytes) -> None:
+        if self.answers_only is None:
+            return
+        if name != "Hello" or wire.decode_hello(content).client_version != self.answers_only:
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the server is starting")
 
     def _log_greeting(self, peer: str, refused: CallRefused) -> None:
         left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))

@@ -36,13 +36,15 @@ class Settings:
     some of them will do, since each knows all others. ``token``: bearer token, or None. ``budget_s``: how long one
     flush, report, open or settle may take, retries included. ``call_timeout_s``: after this time without an answer a
     single call counts as lost and is sent again. ``on_unreachable``: what to do with a report when its budget is spent:
-    "fail" raises; "continue" counts it, logs once and goes on, which is safe and costs replays. ``buffer_entries``:
-    roots that a plain client folds before it flushes.
+    "fail" raises; "continue" counts it, logs once and goes on, which is safe and costs replays. A report for a source
+    that the client has joined raises anyway: its source cannot learn of it. ``buffer_entries``: roots that a
+    plain client folds before it flushes.
 
     ``replicas``: on how many servers each root lives (None: two where there are two, else one); ``spread``: on how many
     a batch lives at most. ``replica_wait_s``: how long one server is waited for while another answers.
-    ``gone_after_s``: a server of a list, without ZooKeeper, that was silent for so long is gone. ``pins``: where the
-    roots of batches live, as whoever opened them decided.
+    ``gone_after_s``: a server of a list, without ZooKeeper, that was silent for so long is gone; and so long servers
+    have to register again with a ZooKeeper that has lost its data. ``pins``: where the roots of batches live, as
+    whoever opened them decided.
     """
 
     servers: tuple[str, ...]

@@ -16,6 +16,7 @@ import click
 from acker_client.errors import AckerError
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
 from acker_command.overview import Overview, SeenMember
+from acker_protocol.placement import parts_of
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -49,8 +50,10 @@ def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Se
 
 def json_of(overview: Overview, more: Callable[[SeenMember], Mapping[str, Any]]) -> dict[str, Any]:
     """What ``--json`` prints of members; 64-bit numbers as hex, which no reader rounds. ``more``: of one member."""
+    ensemble, epoch = parts_of(overview.epoch)
     return {
-        "epoch": overview.epoch,
+        "epoch": epoch,
+        "ensemble": ensemble,
         "members": [
             {
                 "id": seen.id,

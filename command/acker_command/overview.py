@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
-from acker_protocol.placement import Member, View
+from acker_protocol.placement import Member, View, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class Overview:
         parts += [f"{count} {state.name.lower()}" for state, count in counts.items() if count]
         silent = sum(not seen.is_answering and seen.state != MemberState.AWAY for seen in self.members)
         parts += [f"{silent} without an answer"] if silent else []
-        return f"{f'epoch {self.epoch}' if self.epoch else 'no ZooKeeper'}: {', '.join(parts)}"
+        epoch = f"epoch {parts_of(self.epoch)[1]}" if self.epoch else "no ZooKeeper"
+        return f"{epoch}: {', '.join(parts)}"
 
 
 def newest(answers: Sequence[Answer]) -> ViewReply | None:
@@ -161,4 +162,5 @@ def _note(answer: Answer, view: ViewReply, incarnations: set[int | None]) -> str
         )
     if not hello.epoch:
         return f"{answer.address} knows of no other servers and is none of these: start it with --zookeeper"
-    return f"{answer.address} (id {hello.id}) is none of epoch {view.epoch}: it has just come, or is of another cluster"
+    epoch = parts_of(view.epoch)[1]
+    return f"{answer.address} (id {hello.id}) is none of epoch {epoch}: it has just come, or is of another cluster"

@@ -220,7 +220,7 @@ class SettleReply:
 class Watch:
     """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it.
 
-    ``max_outcomes``: 0 is as many as there are. ``pins``: where roots of the open stream live, kept for :class:`Pins`
+    ``max_outcomes``: 0 is as many as there are. ``pins``: where the roots live that it emits, kept for :class:`Pins`
     as it is; empty: as before.
     """
 
@@ -328,7 +328,7 @@ class DrainReply:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Where do roots of the open stream of a source live?"""
+    """Where do the roots live that a source emits?"""
 
     session: int
 

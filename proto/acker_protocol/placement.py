@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +24,25 @@ SPREAD = 8
 # No member holds more than 21/20 of the mean, rounded up.
 _OVER, _UNDER = 21, 20
 
+# An epoch is one number, so that epochs compare as numbers do: below these bits what ZooKeeper counts, above them the
+# incarnation of the ensemble that counts it.
+_ENSEMBLE_SHIFT = 64
+
 Seats = npt.NDArray[np.int64]
 Replicas = npt.NDArray[np.uint16]
 
 _NOBODY = -1
 _REFUSED = np.uint64(MASK)
+
+
+def epoch_of(ensemble: int, number: int) -> int:
+    """The epoch ``number`` of an ensemble, both uint64. Every epoch of a later ensemble is greater."""
+    return ensemble << _ENSEMBLE_SHIFT | number
+
+
+def parts_of(epoch: int) -> tuple[int, int]:
+    """The ensemble of ``epoch``, and its number there."""
+    return divmod(epoch, 1 << _ENSEMBLE_SHIFT)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,7 +69,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members at an epoch, ascending by id whatever order they were given in; there may be none.
+    """The members at an epoch (``epoch_of``), ascending by id whatever order they were given in; there may be none.
 
     Raises ValueError for a negative epoch and for two members of one id.
     """
@@ -77,12 +92,14 @@ class Placement:
     """Which members of a view hold which slots of a batch; pickles to two kilobytes a replica, and the members.
 
     ``members``: those that the batch lives on, ascending by id. ``replicas``: uint16[1024, R], for each slot the
-    indices into ``members`` of its replicas, in order and distinct; not to be written into.
+    indices into ``members`` of its replicas, in order and distinct; not to be written into. ``seats``: for each seat
+    the index of its member, -1 where it is empty; :func:`place_seats` makes the same placement of them anywhere.
     """
 
     epoch: int
     members: tuple[Member, ...]
     replicas: Replicas
+    seats: tuple[int, ...] = ()
 
     def slots_of(self, index: int) -> bytes:
         """The slots of ``members[index]``, 1024 bits: slot s is bit ``s % 8``, from the lowest, of byte ``s // 8``."""
@@ -113,14 +130,22 @@ def place(view: View, session: int, number: int, replicas: int, spread: int = SP
         )
     ids = np.array([member.id for member in view.members])
     seated = _by_id(ids) if spread >= len(ids) else _drawn(ids, session, number, spread)
+    members = {member.id: member for member in view.members}
+    return place_seats(view.epoch, [members.get(each) for each in seated.tolist()], replicas)
+
+
+def place_seats(epoch: int, seats: Sequence[Member | None], replicas: int) -> Placement:
+    """Return the placement that follows from who sits where (None: nobody): steps 2 to 4 of :func:`place`."""
+    seated = np.array([_NOBODY if each is None else each.id for each in seats], np.int64)
     held = seated[_table(len(seated), replicas)]
-    if np.any(held == _NOBODY):
-        _fill(held, ids)
     chosen = np.sort(seated[seated != _NOBODY])
+    if np.any(held == _NOBODY):
+        _fill(held, chosen)
     column = np.searchsorted(chosen, held).astype(np.uint16)
     column.setflags(write=False)
-    members = {member.id: member for member in view.members}
-    return Placement(view.epoch, tuple(members[each] for each in chosen.tolist()), column)
+    members = tuple(sorted((each for each in seats if each is not None), key=lambda member: member.id))
+    indices = {member.id: index for index, member in enumerate(members)}
+    return Placement(epoch, members, column, tuple(indices.get(each, _NOBODY) for each in seated.tolist()))
 
 
 def slots_at_most(members: int, replicas: int) -> int:

@@ -8,7 +8,7 @@ for requests take bytes too, so that a server answers what is no message at all 
 from __future__ import annotations
 
 import sys
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ from acker_protocol.messages import (
     Watch,
     WatchReply,
 )
-from acker_protocol.placement import Member
+from acker_protocol.placement import Member, epoch_of, parts_of
 from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
 
@@ -55,7 +55,15 @@ class Malformed(ValueError):
     """A message that cannot be read; the text names the field and says what it should hold."""
 
 
+class _Stamped(Protocol):
+    """A reply in protobuf: each has an epoch."""
+
+    epoch: int
+    ensemble: int
+
+
 _Wire = TypeVar("_Wire", bound=Message)
+_Reply = TypeVar("_Reply", bound=_Stamped)
 
 
 def parse(kind: type[_Wire], content: _Wire | bytes) -> _Wire:
@@ -78,16 +86,18 @@ def decode_hello(content: pb.HelloRequest | bytes) -> Hello:
 
 
 def encode_hello_reply(reply: HelloReply) -> pb.HelloReply:
-    return pb.HelloReply(
-        protocol_version=reply.protocol_version,
-        server_version=reply.server_version,
-        incarnation=reply.incarnation,
-        max_message_bytes=reply.max_message_bytes,
-        sequence_window=reply.sequence_window,
-        id=reply.id,
-        generation=reply.generation,
-        is_draining=reply.is_draining,
-        epoch=reply.epoch,
+    return stamped(
+        pb.HelloReply(
+            protocol_version=reply.protocol_version,
+            server_version=reply.server_version,
+            incarnation=reply.incarnation,
+            max_message_bytes=reply.max_message_bytes,
+            sequence_window=reply.sequence_window,
+            id=reply.id,
+            generation=reply.generation,
+            is_draining=reply.is_draining,
+        ),
+        reply.epoch,
     )
 
 
@@ -101,7 +111,7 @@ def decode_hello_reply(wire: pb.HelloReply) -> HelloReply:
         wire.id,
         wire.generation,
         wire.is_draining,
-        wire.epoch,
+        _epoch(wire),
     )
 
 
@@ -132,15 +142,17 @@ def decode_apply(content: pb.ApplyRequest | bytes) -> Apply:
 
 
 def encode_apply_reply(reply: ApplyReply) -> pb.ApplyReply:
-    return pb.ApplyReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        section_statuses=reply.section_statuses.tobytes(),
-        retry_delay_ms=reply.retry_delay_ms,
-        detail=reply.detail,
-        inits_known=reply.inits_known,
-        inits_conflicting=reply.inits_conflicting,
-        epoch=reply.epoch,
+    return stamped(
+        pb.ApplyReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            section_statuses=reply.section_statuses.tobytes(),
+            retry_delay_ms=reply.retry_delay_ms,
+            detail=reply.detail,
+            inits_known=reply.inits_known,
+            inits_conflicting=reply.inits_conflicting,
+        ),
+        reply.epoch,
     )
 
 
@@ -154,7 +166,7 @@ def decode_apply_reply(wire: pb.ApplyReply) -> ApplyReply:
         wire.detail,
         wire.inits_known,
         wire.inits_conflicting,
-        wire.epoch,
+        _epoch(wire),
     )
 
 
@@ -179,17 +191,19 @@ def decode_open_batch(content: pb.OpenBatchRequest | bytes) -> OpenBatch:
 
 
 def encode_open_batch_reply(reply: OpenBatchReply) -> pb.OpenBatchReply:
-    return pb.OpenBatchReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        retry_delay_ms=reply.retry_delay_ms,
-        detail=reply.detail,
-        epoch=reply.epoch,
+    return stamped(
+        pb.OpenBatchReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            retry_delay_ms=reply.retry_delay_ms,
+            detail=reply.detail,
+        ),
+        reply.epoch,
     )
 
 
 def decode_open_batch_reply(wire: pb.OpenBatchReply) -> OpenBatchReply:
-    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail, wire.epoch)
+    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail, _epoch(wire))
 
 
 def encode_settle(request: Settle) -> pb.SettleRequest:
@@ -212,18 +226,20 @@ def decode_settle(content: pb.SettleRequest | bytes) -> Settle:
 
 
 def encode_settle_reply(reply: SettleReply) -> pb.SettleReply:
-    return pb.SettleReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        detail=reply.detail,
-        cursor=reply.cursor,
-        roots=reply.roots,
-        epoch=reply.epoch,
+    return stamped(
+        pb.SettleReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            detail=reply.detail,
+            cursor=reply.cursor,
+            roots=reply.roots,
+        ),
+        reply.epoch,
     )
 
 
 def decode_settle_reply(wire: pb.SettleReply) -> SettleReply:
-    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots, wire.epoch)
+    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots, _epoch(wire))
 
 
 def encode_watch(request: Watch) -> pb.WatchRequest:
@@ -257,19 +273,21 @@ def decode_watch(content: pb.WatchRequest | bytes) -> Watch:
 
 def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
     outcomes = reply.outcomes
-    return pb.WatchReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        detail=reply.detail,
-        is_new=reply.is_new,
-        generation=reply.generation,
-        cursor=reply.cursor,
-        root_ids=outcomes.root_ids.tobytes(),
-        verdicts=outcomes.verdicts.tobytes(),
-        reason_ids=outcomes.reason_ids.tobytes(),
-        reasons=outcomes.reasons,
-        lease_ms=reply.lease_ms,
-        epoch=reply.epoch,
+    return stamped(
+        pb.WatchReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            detail=reply.detail,
+            is_new=reply.is_new,
+            generation=reply.generation,
+            cursor=reply.cursor,
+            root_ids=outcomes.root_ids.tobytes(),
+            verdicts=outcomes.verdicts.tobytes(),
+            reason_ids=outcomes.reason_ids.tobytes(),
+            reasons=outcomes.reasons,
+            lease_ms=reply.lease_ms,
+        ),
+        reply.epoch,
     )
 
 
@@ -297,7 +315,7 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
         wire.cursor,
         outcomes,
         wire.lease_ms,
-        wire.epoch,
+        _epoch(wire),
     )
 
 
@@ -310,13 +328,14 @@ def decode_stats_request(content: pb.StatsRequest | bytes) -> None:
 
 
 def encode_stats_reply(reply: StatsReply) -> pb.StatsReply:
-    return pb.StatsReply(
-        incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values, epoch=reply.epoch
+    return stamped(
+        pb.StatsReply(incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values),
+        reply.epoch,
     )
 
 
 def decode_stats_reply(wire: pb.StatsReply) -> StatsReply:
-    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values), wire.epoch)
+    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values), _epoch(wire))
 
 
 def encode_view_request() -> pb.ViewRequest:
@@ -329,11 +348,11 @@ def decode_view_request(content: pb.ViewRequest | bytes) -> None:
 
 def encode_view_reply(reply: ViewReply) -> pb.ViewReply:
     members = [_encode_listed(listed) for listed in reply.members]
-    return pb.ViewReply(incarnation=reply.incarnation, epoch=reply.epoch, members=members)
+    return stamped(pb.ViewReply(incarnation=reply.incarnation, members=members), reply.epoch)
 
 
 def decode_view_reply(wire: pb.ViewReply) -> ViewReply:
-    return ViewReply(wire.incarnation, wire.epoch, tuple(_decode_listed(listed) for listed in wire.members))
+    return ViewReply(wire.incarnation, _epoch(wire), tuple(_decode_listed(listed) for listed in wire.members))
 
 
 def encode_drain_request() -> pb.DrainRequest:
@@ -345,16 +364,18 @@ def decode_drain_request(content: pb.DrainRequest | bytes) -> None:
 
 
 def encode_drain_reply(reply: DrainReply) -> pb.DrainReply:
-    return pb.DrainReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        detail=reply.detail,
-        epoch=reply.epoch,
+    return stamped(
+        pb.DrainReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            detail=reply.detail,
+        ),
+        reply.epoch,
     )
 
 
 def decode_drain_reply(wire: pb.DrainReply) -> DrainReply:
-    return DrainReply(wire.incarnation, _status(wire.status), wire.detail, wire.epoch)
+    return DrainReply(wire.incarnation, _status(wire.status), wire.detail, _epoch(wire))
 
 
 def encode_pins(request: Pins) -> pb.PinsRequest:
@@ -366,17 +387,19 @@ def decode_pins(content: pb.PinsRequest | bytes) -> Pins:
 
 
 def encode_pins_reply(reply: PinsReply) -> pb.PinsReply:
-    return pb.PinsReply(
-        incarnation=reply.incarnation,
-        status=int(reply.status),  # type: ignore[arg-type]
-        detail=reply.detail,
-        pins=reply.pins,
-        epoch=reply.epoch,
+    return stamped(
+        pb.PinsReply(
+            incarnation=reply.incarnation,
+            status=int(reply.status),  # type: ignore[arg-type]
+            detail=reply.detail,
+            pins=reply.pins,
+        ),
+        reply.epoch,
     )
 
 
 def decode_pins_reply(wire: pb.PinsReply) -> PinsReply:
-    return PinsReply(wire.incarnation, _status(wire.status), wire.detail, wire.pins, wire.epoch)
+    return PinsReply(wire.incarnation, _status(wire.status), wire.detail, wire.pins, _epoch(wire))
 
 
 def _encode_listed(listed: ListedMember) -> pb.Member:
@@ -444,6 +467,16 @@ def _reason_ids(content: bytes) -> npt.NDArray[np.uint32]:
             f"reason_ids: {len(content)} bytes are not a column of uint32; write 4 bytes each, little-endian"
         )
     return np.frombuffer(content, np.uint32)
+
+
+def stamped(reply: _Reply, epoch: int) -> _Reply:
+    """``reply``, with an epoch in it."""
+    reply.ensemble, reply.epoch = parts_of(epoch)
+    return reply
+
+
+def _epoch(wire: _Stamped) -> int:
+    return epoch_of(wire.ensemble, wire.epoch)
 
 
 def _status(value: int) -> messages.Status:

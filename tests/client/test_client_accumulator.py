@@ -18,11 +18,11 @@ ROOTS = st.integers(1, 6) | st.integers(2**63, 2**63 + 2)
 EDGES = st.integers(0, 2**64 - 1)
 ROWS = st.lists(st.tuples(ROOTS, EDGES), max_size=8)
 CALLS = st.lists(
-    st.tuples(st.just("init"), ROOTS, st.lists(EDGES, max_size=3), st.integers(0, 2))
+    st.tuples(st.just("init"), ROOTS, st.lists(EDGES, max_size=3), st.integers(1, 3))
     | st.tuples(st.just("ack"), ROOTS, EDGES, st.lists(EDGES, max_size=3))
     | st.tuples(st.just("fail"), ROOTS, st.sampled_from(["", "a", "b"]), EDGES | st.just(0))
     | st.tuples(st.just("reset_timeout"), ROOTS)
-    | st.tuples(st.just("init_columns"), ROWS, st.integers(0, 2))
+    | st.tuples(st.just("init_columns"), ROWS, st.integers(1, 3))
     | st.tuples(st.just("ack_columns"), ROWS)
     | st.tuples(st.just("fail_columns"), ROWS, st.sampled_from(["", "a", "b"])),
     max_size=20,
@@ -140,9 +140,9 @@ def test_inits_come_before_updates() -> None:
 
 def test_the_first_init_of_a_root_counts_in_rows_and_in_columns() -> None:
     accumulator = Accumulator()
-    accumulator.init(1, 5)
-    accumulator.init_columns([1, 2, 2], [6, 1, 2])
-    accumulator.init(2, 9)
+    accumulator.init(1, 5, 1)
+    accumulator.init_columns([1, 2, 2], [6, 1, 2], 1)
+    accumulator.init(2, 9, 1)
     (draft,) = accumulator.take()
     assert rows_of(draft) == {1: (5, ACK), 2: (3, ACK)}
 
@@ -170,7 +170,7 @@ def test_signed_ids_are_read_bit_for_bit() -> None:
 )
 def test_a_column_of_64_bit_integers_is_the_same_ids_in_whatever_dtype(column: Any) -> None:
     accumulator = Accumulator()
-    accumulator.init_columns(column, np.ones(2, np.int64))
+    accumulator.init_columns(column, np.ones(2, np.int64), 1)
     (draft,) = accumulator.take()
     assert set(draft.entries.root_ids.tolist()) == {1, (1 << 64) - 3}
 
@@ -197,13 +197,12 @@ def test_a_long_reason_is_cut() -> None:
         ("ack", (1 << 64, 5), "ids have 64 bits"),
         ("ack", (1, 5, [1 << 64]), "ids have 64 bits"),
         ("fail", (0, "why"), "0 is no root id"),
-        ("init", (1, 5, -1), "batch=-1"),
         ("ack_columns", ([1, 0], [1, 2]), "0 is no root id"),
         ("ack_columns", ([1, 2], [1]), "1 for 2 roots"),
         ("ack_columns", (np.array([1.0]), [1]), "64-bit integers"),
         ("ack_columns", (np.array([1], np.int32), [1]), "64-bit integers"),
-        ("init_columns", ([True, 2], [1, 2]), "roots=True: ids are integers"),
-        ("init_columns", ([1, 2], ["3", 4]), "vals='3': ids are integers"),
+        ("init_columns", ([True, 2], [1, 2], 1), "roots=True: ids are integers"),
+        ("init_columns", ([1, 2], ["3", 4], 1), "vals='3': ids are integers"),
         ("fail_columns", ([1, 2], ["one"]), "one a row"),
         ("ack", (1.5, 5), "root=1.5: ids are integers"),
         ("ack", (None, 5), "root=None: ids are integers"),
@@ -211,8 +210,8 @@ def test_a_long_reason_is_cut() -> None:
         ("ack", (True, 5), "root=True: ids are integers"),
         ("ack", (1, "ab"), "edge='ab': ids are integers"),
         ("ack", (1, 5, 6), r"emitted=6: give edges, as in emitted=\[edge\]"),
-        ("init", (1, 1.5), "edge=1.5: ids are integers"),
-        ("init", (1, "ab"), "edge='a': ids are integers"),
+        ("init", (1, 1.5, 1), "edge=1.5: ids are integers"),
+        ("init", (1, "ab", 1), "edge='a': ids are integers"),
         ("fail", (1, ValueError("no")), r"reason=ValueError\('no'\): give a string, as str\(error\) is"),
         ("ack_columns", ([1.5], [1]), "roots=1.5: ids are integers"),
         ("ack_columns", ([None], [1]), "roots=None: ids are integers"),

@@ -13,7 +13,7 @@ from acker_client.errors import Unavailable
 from acker_client.members.cluster import Cluster
 from acker_client.members.side_by_side import InTurn
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, ListedMember, ViewReply
-from acker_protocol.placement import Member, View, place
+from acker_protocol.placement import Member, View, epoch_of, place
 
 
 @dataclass
@@ -123,28 +123,64 @@ def test_a_server_that_the_newest_view_does_not_list_is_gone_at_once_for_what_wa
     assert client.gone(Member(2, 20, "s2:1")) == "its server is gone"
 
 
+def test_a_view_of_a_later_ensemble_is_newer_whatever_its_number_and_its_servers_have_time_to_come_back(
+    servers: Registered,
+) -> None:
+    """ZooKeeper has lost its data: at first the view lists the servers that have registered again so far."""
+    client = servers.cluster()
+    view = client.view(client.patience())
+    client.hear_of(place(view, 1, 1, 2))
+    late = Member(2, 20, "s2:1")
+    servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 1), {1: 10}))
+    client.caller("s1:1").greet(client.patience().deadline)
+    assert client.view(client.patience()) == View(epoch_of(7, 1), view.members[:1])
+    assert not client.gone(late)
+    servers.now += client.settings.gone_after_s - 1
+    assert not client.gone(late)
+    # One that was in a view of this ensemble and is not any more is gone at once.
+    servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 2), {2: 20}))
+    client.refresh()
+    assert not client.gone(late)
+    assert client.gone(view.members[0]) == "its server is gone"
+    servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 3), {1: 10}))
+    client.caller("s2:1").greet(client.patience().deadline)
+    client.refresh()
+    assert client.gone(late) == "its server is gone"
+
+
+def test_a_process_that_knows_a_server_from_a_batch_of_an_older_ensemble_gives_it_time_too(servers: Registered) -> None:
+    client, late = servers.cluster(), Member(2, 20, "s2:1")
+    client.hear_of(place(View(9, (Member(1, 10, "s1:1"), late)), 1, 1, 2))
+    servers.views = dict.fromkeys(servers.generations, (epoch_of(7, 1), {1: 10}))
+    client.view(client.patience())
+    assert not client.gone(late)
+    servers.now += client.settings.gone_after_s
+    client.refresh()
+    assert client.gone(late) == "its server is gone"
+
+
 def test_a_server_that_came_back_is_not_taken_for_the_one_that_was_greeted_before(servers: Registered) -> None:
     client = servers.cluster()
-    client.caller("s2:1").greeted(client.patience())
+    client.caller("s2:1").greeted_once(client.patience().deadline)
     client.view(client.patience())
     back = servers.start(2, 21)
     for _ in range(3):
         assert not client.gone(back)
-        client.caller("s2:1").greeted(client.patience())
+        client.caller("s2:1").greeted_once(client.patience().deadline)
         servers.now += 2.0
         client.refresh()
 
 
 def test_a_server_that_was_greeted_since_and_is_another_one_is_gone(servers: Registered) -> None:
     client = servers.cluster()
-    client.caller("s2:1").greeted(client.patience())
+    client.caller("s2:1").greeted_once(client.patience().deadline)
     before = Member(2, 20, "s2:1")
     assert not client.gone(before)
     servers.start(2, 21)
     client.caller("s2:1").connection.greet_anew()
-    client.caller("s2:1").greeted(client.patience())
+    client.caller("s2:1").greeted_once(client.patience().deadline)
     assert not client.gone(before)
-    client.caller("s2:1").greeted(client.patience())
+    client.caller("s2:1").greeted_once(client.patience().deadline)
     assert client.gone(before) == "its server came back without its state"
 
 
@@ -154,7 +190,7 @@ def test_a_view_that_is_older_than_one_that_was_heard_of_is_asked_for_elsewhere(
     servers.views["s1:1"] = stale
     client = servers.cluster()
     for address in servers.generations:
-        client.caller(address).greeted(client.patience())
+        client.caller(address).greeted_once(client.patience().deadline)
     assert [member.id for member in client.view(client.patience()).members] == [1, 2, 3]
 
 

@@ -20,8 +20,9 @@ from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, I
 from acker_protocol.reports import fold
 from acker_testing import LocalServer, LocalTransport, SimulatedTime, new_shard
 
-ROOT = ids.root_id(1 << 40, 0)
-OTHER = ids.root_id(1 << 40, 1)
+FIRST = 1 << 40
+ROOT = ids.root_id(FIRST, 0)
+OTHER = ids.root_id(FIRST, 1)
 
 
 @pytest.fixture
@@ -47,9 +48,14 @@ def make(time: SimulatedTime, server: LocalServer) -> Callable[..., AckerClient]
 
 @pytest.fixture
 def client(make: Callable[..., AckerClient]) -> AckerClient:
-    """A client with an open source."""
-    client = make()
-    client.open_source("orders")
+    """A client with an open source, and a batch that is not held."""
+    return opened(make())
+
+
+def opened(client: AckerClient, **timeouts: float | None) -> AckerClient:
+    """``client`` with an open source, and batch 1, that is not held."""
+    client.open_source("orders", lease_s=600)
+    client.open_batch(1, FIRST, 1 << 20, held=False, **{"message_timeout_s": 30.0, **timeouts})
     return client
 
 
@@ -85,7 +91,7 @@ class Answering:
 
 
 def test_a_tree_that_was_processed_is_acked(client: AckerClient) -> None:
-    client.init(ROOT, [5, 6])
+    client.init(ROOT, [5, 6], batch=1)
     client.ack(ROOT, 5, emitted=[7, 8])
     client.flush()
     assert outcomes(client) == {}
@@ -97,7 +103,7 @@ def test_a_tree_that_was_processed_is_acked(client: AckerClient) -> None:
 
 
 def test_a_failed_tree_says_why(client: AckerClient) -> None:
-    client.init(ROOT, 5)
+    client.init(ROOT, 5, batch=1)
     client.fail(ROOT, "no such sku", edge=5)
     client.fail(ROOT, "another reason")
     client.flush()
@@ -105,8 +111,8 @@ def test_a_failed_tree_says_why(client: AckerClient) -> None:
 
 
 def test_a_reset_timeout_starts_anew(client: AckerClient, time: SimulatedTime) -> None:
-    client.init(ROOT, 5)
-    client.init(OTHER, 5)
+    client.init(ROOT, 5, batch=1)
+    client.init(OTHER, 5, batch=1)
     client.flush()
     reported: dict[int, tuple[Verdict, str]] = {}
     for _ in range(2):
@@ -121,7 +127,7 @@ def test_a_reset_timeout_starts_anew(client: AckerClient, time: SimulatedTime) -
 def test_columns_do_what_rows_do(client: AckerClient) -> None:
     roots = ids.root_ids(1 << 40, np.arange(1000, dtype=np.uint64))
     edges = ids.edge0_column(roots)
-    client.init_columns(roots.view(np.int64), edges)
+    client.init_columns(roots.view(np.int64), edges, batch=1)
     client.ack_columns(roots[:900], edges[:900])
     client.fail_columns(roots[900:], "bad", edges[900:])
     client.flush()
@@ -131,7 +137,7 @@ def test_columns_do_what_rows_do(client: AckerClient) -> None:
 
 
 def test_outcomes_are_handed_over_once_and_confirmed(client: AckerClient, server: LocalServer) -> None:
-    client.init(ROOT, 0)
+    client.init(ROOT, 0, batch=1)
     client.flush()
     assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
     assert server.shard.stats.unconfirmed == 1
@@ -140,27 +146,25 @@ def test_outcomes_are_handed_over_once_and_confirmed(client: AckerClient, server
 
 
 def test_a_watch_waits_for_what_time_brings(client: AckerClient, time: SimulatedTime) -> None:
-    client.init(ROOT, 5)
+    client.init(ROOT, 5, batch=1)
     client.flush()
     assert outcomes(client, 60.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
     assert time.clock() == pytest.approx(30.0, abs=1.0)
 
 
 def test_a_full_buffer_is_flushed_before_the_next_call(make: Callable[..., AckerClient], server: LocalServer) -> None:
-    client = make(buffer_entries=10)
-    client.open_source("orders")
+    client = opened(make(buffer_entries=10))
     for number in range(11):
-        client.init(ids.root_id(7, number), 5)
+        client.init(ids.root_id(FIRST, number), 5, batch=1)
     assert server.shard.stats.inits == 10
 
 
 def test_a_call_that_finds_no_room_and_no_server_has_not_counted(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
-    client = make(buffer_entries=2, budget_s=1.0)
-    client.open_source("orders")
-    client.init(ROOT, 5)
-    client.init(OTHER, 5)
+    client = opened(make(buffer_entries=2, budget_s=1.0))
+    client.init(ROOT, 5, batch=1)
+    client.init(OTHER, 5, batch=1)
     server.stop()
     counted: list[int] = []
     for edge in range(5, 30):
@@ -176,7 +180,7 @@ def test_a_call_that_finds_no_room_and_no_server_has_not_counted(
 def test_after_a_spent_budget_the_next_flush_goes_on_with_the_same_report(
     client: AckerClient, server: LocalServer
 ) -> None:
-    client.init(ROOT, 5)
+    client.init(ROOT, 5, batch=1)
     server.stop()
     with pytest.raises(errors.Unavailable, match=r"local:1.*acker serve"):
         client.flush()
@@ -205,9 +209,8 @@ def test_the_delay_of_an_overloaded_server_is_waited_out(
     make: Callable[..., AckerClient], server: LocalServer, time: SimulatedTime
 ) -> None:
     full = ApplyReply(1, Status.OVERLOADED, retry_delay_ms=5000, detail="no room")
-    client = make(connect=lambda address: Answering(server.connect(address), full))
-    client.open_source("orders")
-    client.init(ROOT, 5)
+    client = opened(make(connect=lambda address: Answering(server.connect(address), full)))
+    client.init(ROOT, 5, batch=1)
     client.flush()
     assert time.clock() >= 5.0
     assert server.shard.stats.pending == 1
@@ -276,10 +279,9 @@ def test_a_conflict_is_counted_and_logged_and_no_error(client: AckerClient, capl
 def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
     client: AckerClient, make: Callable[..., AckerClient], caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = make()
-    other.open_source("other orders")
+    other = opened(make())
     for each in (client, other):
-        each.init(ROOT, ids.edge0(ROOT))
+        each.init(ROOT, ids.edge0(ROOT), batch=1)
         each.flush()
     assert (client.totals.inits_conflicting, other.totals.inits_conflicting) == (0, 1)
     assert "another batch, of this source or another, has pending: 1." in caplog.text
@@ -290,14 +292,14 @@ def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
 
 
 def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
-    first = 1 << 40
-    client.open_batch(1, first, 10)
+    first = 1 << 50
+    client.open_batch(2, first, 10)
     roots = ids.root_ids(first, np.arange(4, dtype=np.uint64))
     session = client._state().source().session
-    scope = InitScope(session, 1, np.array([[0, 6]], np.uint64))
+    scope = InitScope(session, 2, np.array([[0, 6]], np.uint64))
     assert client.report(Identity(5, 6), fold(roots, roots), scope).applied == 4
     client.report(Identity(7, 8), fold(roots[:3], roots[:3]))
-    client.settle(1, Settlement.DONE)
+    client.settle(2, Settlement.DONE)
     reported = outcomes(client)
     assert [reported[int(root)] for root in roots] == [(Verdict.ACKED, "")] * 3 + [(Verdict.FAILED, "unfinished")]
     assert sorted(reported[ids.root_id(first, number)] for number in range(6, 10)) == [(Verdict.LOST, "unread")] * 4
@@ -309,27 +311,61 @@ def test_settling_what_is_not_open_is_an_unknown_batch(client: AckerClient) -> N
         client.settle(9, Settlement.DONE)
 
 
-def test_inits_to_a_batch_that_is_not_open_are_refused_and_the_acks_still_sent(client: AckerClient) -> None:
-    client.init(ROOT, 5, batch=7)
+def test_an_init_of_a_batch_that_is_not_open_is_refused_at_once_and_so_is_a_root_that_is_none_of_its(
+    client: AckerClient,
+) -> None:
+    says = r"batch 7 is not open on this client: open_batch\(7, ...\) it first"
+    with pytest.raises(errors.UnknownBatch, match=says):
+        client.init(ROOT, 5, batch=7)
+    with pytest.raises(errors.UnknownBatch, match=says):
+        client.init_columns([ROOT], [5], batch=7)
+    with pytest.raises(ValueError, match=r"root=7: it is none of the 1048576 roots of batch 1.*emit\(\) chooses one"):
+        client.init(7, 5, batch=1)
     client.ack(OTHER, 5)
-    with pytest.raises(errors.UnknownBatch, match="inits of batch 7"):
+    client.flush()
+    assert client.totals.applied == 1
+
+
+def test_inits_of_a_batch_that_was_settled_meanwhile_are_refused_and_the_acks_still_sent(client: AckerClient) -> None:
+    client.init(ROOT, 5, batch=1)
+    client.ack(OTHER, 5)
+    client.settle(1, Settlement.DONE)
+    with pytest.raises(errors.UnknownBatch, match="inits of batch 1"):
         client.flush()
     client.flush()
     assert client.totals.applied == 1
 
 
-def test_a_source_forgotten_by_its_server_is_renewed_by_the_flush_and_the_loss_told_by_the_watch(
-    client: AckerClient, server: LocalServer
+def test_what_a_server_has_forgotten_is_lost_and_what_is_emitted_then_is_not(
+    make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
-    client.init(OTHER, 5)
+    client = make()
+    client.open_source("orders")
+    forgotten = [client.emit().root_id for _ in range(3)]
     client.flush()
+    unsent = client.emit().root_id
     server.start(with_state=False)
-    client.init(ROOT, 0)
     client.flush()
-    watched = client.watch()
-    assert watched.generation_changed
-    assert watched.outcomes.root_ids.tolist() == [ROOT]
-    assert not client.watch().generation_changed
+    kept, edge = client.emit()
+    client.ack(kept, edge)
+    client.flush()
+    reported = dict[int, tuple[Verdict, str]]()
+    while len(reported) < 5:
+        reported |= outcomes(client, 1.0)
+    assert reported.pop(kept) == (Verdict.ACKED, "")
+    assert sorted(reported) == sorted([*forgotten, unsent])
+    assert {verdict for verdict, _ in reported.values()} == {Verdict.LOST}
+    assert not outcomes(client, 5.0)
+
+
+def test_a_client_either_emits_or_opens_batches(client: AckerClient, make: Callable[..., AckerClient]) -> None:
+    with pytest.raises(ValueError, match=r"'orders' has batches of open_batch\(\), whose numbers emit\(\) needs too"):
+        client.emit()
+    other = make()
+    other.open_source("returns")
+    other.emit()
+    with pytest.raises(ValueError, match=r"'returns' has emitted, and emit\(\) numbers its batches by itself"):
+        other.open_batch(1, FIRST, 1)
 
 
 def test_a_silent_server_is_no_error_of_a_watch_and_its_silence_is_measured(
@@ -347,7 +383,7 @@ def test_a_silent_server_is_no_error_of_a_watch_and_its_silence_is_measured(
 
 
 def test_a_closed_source_leaves_nothing_at_the_server(client: AckerClient, server: LocalServer) -> None:
-    client.init(ROOT, 5)
+    client.init(ROOT, 5, batch=1)
     client.flush()
     client.close_source()
     assert server.shard.stats.sources == 0
@@ -355,11 +391,34 @@ def test_a_closed_source_leaves_nothing_at_the_server(client: AckerClient, serve
         client.watch()
 
 
+def test_what_a_source_had_not_sent_when_it_was_closed_is_nothing_of_the_next_one(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    client = make(budget_s=1.0)
+    client.open_source("orders")
+    client.emit()
+    server.stop()
+    with pytest.raises(errors.Unavailable):
+        client.flush()
+    old, edge = client.emit()
+    client.ack(old, edge)
+    server.start()
+    client.close_source()
+    client.open_source("orders")
+    root, edge = client.emit()
+    client.ack(root, edge)
+    client.flush()
+    assert outcomes(client) == {root: (Verdict.ACKED, "")}
+    client._state().source()._stream.end()
+    while client._state().source().pins:
+        assert outcomes(client) == {}
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda client: client.init(ROOT, 5),
-        lambda client: client.init_columns([ROOT], [5]),
+        lambda client: client.init(ROOT, 5, batch=1),
+        lambda client: client.init_columns([ROOT], [5], batch=1),
         lambda client: client.watch(),
         lambda client: client.open_batch(1, 1, 1),
         lambda client: client.settle(1, Settlement.DONE),
@@ -411,8 +470,6 @@ def test_a_source_that_cannot_be_opened_is_refused_by_the_name_of_the_option(
         (lambda client: client.settle("a", Settlement.DONE), "number='a'"),
         (lambda client: client.settle(1, "done"), "'done' is not a valid Settlement"),
         (lambda client: client.watch(max_outcomes=-1), "max_outcomes=-1"),
-        (lambda client: client.init(ROOT, 5, batch=-1), "batch=-1: give 0 for the open stream"),
-        (lambda client: client.init(ROOT, 5, batch="b"), "batch='b': give 0"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(
@@ -446,7 +503,9 @@ def test_the_repr_of_a_client_says_where_its_server_is_and_how_it_stands_with_it
     assert repr(client) == "<AckerClient far:7070 closed, source 'orders'>"
 
 
-def test_the_repr_of_outcomes_counts_them(client: AckerClient) -> None:
+def test_the_repr_of_outcomes_counts_them(make: Callable[..., AckerClient]) -> None:
+    client = make()
+    client.open_source("orders")
     assert repr(client.watch().outcomes) == "<Outcomes: none>"
     done, failed = [client.emit() for _ in range(3)], client.emit()
     for root, edge in done:
@@ -460,12 +519,12 @@ def test_the_repr_of_outcomes_counts_them(client: AckerClient) -> None:
     )
 
 
-def test_the_timeouts_of_a_source_are_those_of_its_open_stream(make: Callable[..., AckerClient]) -> None:
+def test_the_timeouts_of_a_source_are_those_of_what_it_emits(make: Callable[..., AckerClient]) -> None:
     client = make()
     client.open_source("orders", message_timeout_s=1)
-    client.init(ROOT, 5)
+    root, _ = client.emit()
     client.flush()
-    assert outcomes(client, 5.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
+    assert outcomes(client, 5.0) == {root: (Verdict.TIMED_OUT, "message_timeout")}
 
 
 def test_a_source_without_a_message_timeout_may_have_one_of_progress(
@@ -473,13 +532,13 @@ def test_a_source_without_a_message_timeout_may_have_one_of_progress(
 ) -> None:
     client = make()
     client.open_source("orders", message_timeout_s=None, progress_timeout_s=10, lease_s=600)
-    client.init(ROOT, 5)
+    root, _ = client.emit()
     for _ in range(9):
         time.sleep(8)
-        client.reset_timeout(ROOT)
+        client.reset_timeout(root)
         client.flush()
     assert outcomes(client) == {}
-    assert outcomes(client, 30.0) == {ROOT: (Verdict.TIMED_OUT, "progress_timeout")}
+    assert outcomes(client, 30.0) == {root: (Verdict.TIMED_OUT, "progress_timeout")}
 
 
 def test_a_batch_that_is_not_held_has_timeouts_of_its_own(make: Callable[..., AckerClient]) -> None:
@@ -553,23 +612,25 @@ def test_two_servers_of_one_id_are_refused_with_what_to_do(time: SimulatedTime) 
         client.hello()
 
 
-def test_threads_may_share_a_client(client: AckerClient) -> None:
-    def work(number: int) -> None:
-        for step in range(50):
-            root = ids.root_id(1 << 50, number * 1000 + step)
-            client.init(root, root)
-            client.ack(root, root)
-            if step % 7 == 0:
+def test_threads_may_share_a_client(make: Callable[..., AckerClient]) -> None:
+    client = make()
+    client.open_source("orders")
+
+    def work() -> None:
+        for step in range(500):
+            root, edge = client.emit()
+            client.ack(root, edge)
+            if step % 70 == 0:
                 client.flush()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     client.flush()
     reported = outcomes(client)
-    assert len(reported) == 200
+    assert len(reported) == 2000
     assert set(reported.values()) == {(Verdict.ACKED, "")}
 
 
@@ -610,7 +671,8 @@ def test_a_local_transport_of_its_own_is_enough_for_a_unit_test() -> None:
     transport = LocalTransport()
     client = AckerClient(connect=lambda address: transport)
     client.open_source("orders")
-    client.init(ROOT, 0)
+    root, edge = client.emit()
+    client.ack(root, edge)
     client.flush()
-    assert outcomes(client) == {ROOT: (Verdict.ACKED, "")}
+    assert outcomes(client) == {root: (Verdict.ACKED, "")}
     assert client.stats().values["acked"] == 1

@@ -11,7 +11,7 @@ from acker_client import AckerClient, Settings, Verdict
 from acker_client.members.cluster import IDLE_S
 from acker_protocol.placement import SPREAD
 from acker_testing import LocalServer, SimulatedTime
-from tests.client.test_client_members import ALL_ACKED, Job
+from tests.client.test_client_members import ALL_ACKED, Job, living_on
 from tests.client.test_client_members_change import Registered, WithView
 
 MEMBERS, BATCHES, LEASE_S = 20, 30, 30.0
@@ -54,7 +54,6 @@ def test_batches_on_eight_of_twenty_servers_end_whole_and_what_is_not_needed_is_
     source = servers.client(replicas=replicas)
     source.open_source("orders", lease_s=LEASE_S)
     session = source._state().source()
-    of_stream = {member.id for member in session.pins[-1].placement.members}
     executor = servers.client(replicas=replicas)
     seen: Counter[int] = Counter()
     for number in range(1, BATCHES + 1):
@@ -70,14 +69,14 @@ def test_batches_on_eight_of_twenty_servers_end_whole_and_what_is_not_needed_is_
     for _ in range(8):
         time.sleep(LEASE_S / 4)
         source.watch()
-    assert set(session._conversations) == {f"s{id}:1" for id in of_stream}
+    assert set(session._conversations) == {member.address for member in living_on(source)}
     for _ in range(int(IDLE_S / LEASE_S) + 3):
         time.sleep(LEASE_S / 2)
         source.watch()
         time.sleep(LEASE_S / 2 - 1.0)
         source.watch()
     executor.hello()
-    # Of the source those of its stream, of both the one that they were given, and the one that has just said hello.
+    # Of the source those of its last batch, of both the one that they were given, and the one that has just said hello.
     assert open_channels(servers) <= SPREAD + 3
     assert not source.watch().says_something
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,24 +12,21 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Identity, Verdict, errors
-from acker_client.core.backoff import Patience
 from acker_client.core.pins import Pin, shares_of
-from acker_client.core.stream import Stream
-from acker_client.core.stream_votes import MISSED
-from acker_client.members.source_session import SourceSession
 from acker_protocol import ids
-from acker_protocol.messages import ListedMember, Outcomes, ViewReply
+from acker_protocol.messages import ListedMember, MemberState, ViewReply
 from acker_protocol.placement import Member, View, place
 from acker_protocol.reports import fold
-from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers
+from tests.client.test_client_members import ALL_ACKED, ROOTS, Job, Servers, living_on
 
 
 class Registered(Servers):
-    """Servers that hand out a view, as with ZooKeeper: ``listed``, addresses by id, at ``epoch``."""
+    """Servers that hand out a view, as with ZooKeeper: ``listed``, addresses by id, at ``epoch``; ``away``: ids."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.listed = {server.id: address for address, server in self.by_address.items()}
+        self.away: set[int] = set()
         self.epoch = 1
 
     def move(self, number: int, address: str) -> None:
@@ -39,7 +37,10 @@ class Registered(Servers):
 
     def view(self) -> ViewReply:
         members = (
-            ListedMember(Member(number, self.by_address[address].shard.generation, address))
+            ListedMember(
+                Member(number, self.by_address[address].shard.generation, address),
+                MemberState.AWAY if number in self.away else MemberState.ACTIVE,
+            )
             for number, address in sorted(self.listed.items())
         )
         return ViewReply(1, self.epoch, tuple(members))
@@ -93,7 +94,7 @@ def registered() -> Iterator[Registered]:
 def test_a_batch_goes_elsewhere_when_a_server_that_never_knew_the_source_drains(servers: Servers) -> None:
     source = servers.client(replicas=1, spread=1)
     source.open_source("orders")
-    (first,) = source._state().source().pins[-1].placement.members
+    (first,) = living_on(source)
     for number in {0, 1, 2} - {first.id}:
         servers[number].shard.drain()
     for number in range(1, 6):
@@ -112,7 +113,7 @@ def test_a_source_opens_at_another_server_when_one_says_that_it_drains(servers: 
         servers[number].shard.drain()
     for each in sources:
         each.open_source("orders")
-        assert [member.id for member in each._state().source().pins[-1].placement.members] == [0]
+        assert [member.id for member in living_on(each)] == [0]
 
 
 def test_what_a_server_has_lost_is_lost_also_when_it_drains_and_takes_no_source_back(servers: Servers) -> None:
@@ -163,7 +164,7 @@ def test_a_server_that_is_back_with_its_state_at_another_address_is_watched_ther
     while ended.total() < 10:
         ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
     registered.move(1, "elsewhere:1")
-    cluster, (_, moved) = source._state().cluster, source._state().source().pins[-1].placement.members
+    cluster, (_, moved) = source._state().cluster, living_on(source)
     while cluster.address_of(moved) != "elsewhere:1":
         ended.update(outcome.verdict for outcome in source.watch(0.1).outcomes)
     for anchor in anchors[10:]:
@@ -227,40 +228,107 @@ def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(serv
         executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
 
-def test_a_root_whose_init_a_server_missed_after_it_was_refused_elsewhere_ends(servers: Servers) -> None:
-    one, two = Member(1, 10, "s1:1"), Member(2, 20, "s2:1")
-    stream = Stream(5, 1)
-    stream.pin(place(View(1, (one, two)), 5, 0, 2), {one: 7, two: 7})
-    roots = np.array([stream.new_root()], np.uint64)
-    assert not sum(len(each) for each in stream.hear(one.__eq__, Outcomes(roots, np.array([Verdict.TIMED_OUT]))))
-    (ended,) = stream.initialised(roots, {two: roots})
-    assert (ended.root_ids.tolist(), ended.verdicts.tolist()) == (roots.tolist(), [Verdict.TIMED_OUT])
-
-
-def test_a_root_that_is_emitted_after_all_its_servers_have_left_is_lost(servers: Servers) -> None:
-    source = servers.client(replicas=1)
-    source.open_source("orders")
-    placement = source._state().source().pins[-1].placement
-    servers[1].stop()
-    while not source.watch(0.1).lost_slots.any():
-        pass
-    roots = np.array([source.emit().root_id for _ in range(ROOTS)], np.uint64)
-    source.flush()
-    ended = {outcome.root_id: outcome for outcome in source.watch(0.1).outcomes}
-    assert {outcome.reason for outcome in ended.values()} == {MISSED}
-    assert sorted(ended) == sorted(roots[placement.replicas_of(roots)[:, 0] == 1].tolist())
-
-
-def test_a_flush_spends_no_more_on_a_new_view_than_on_a_replica_and_the_rest_on_what_it_sends(
-    servers: Servers, source: AckerClient, monkeypatch: pytest.MonkeyPatch
+def test_a_root_that_is_emitted_after_its_servers_have_left_is_lost_once_and_what_comes_later_lives_elsewhere(
+    servers: Servers,
 ) -> None:
-    budgets: list[float] = []
-
-    def never(session: SourceSession, patience: Patience) -> None:
-        budgets.append(patience.deadline.budget_s)
-        raise errors.Unavailable("one of the servers of the new view does not answer")
-
-    monkeypatch.setattr(SourceSession, "open", never)
+    source = servers.client(replicas=1)
+    source.open_source("orders", message_timeout_s=None)
     source.emit()
+    pin = source._state().source().pins[-1]
     source.flush()
-    assert budgets == [source.settings.replica_wait_s]
+    # Not flushed when the server is gone: no server will ever hear of them.
+    roots = np.array([source.emit().root_id for _ in range(ROOTS)], np.uint64)
+    servers[1].stop()
+    ended = Counter[int]()
+    while not ended:
+        ended.update(outcome.root_id for outcome in source.watch(0.1).outcomes)
+    source.flush()
+    later = [source.emit() for _ in range(ROOTS)]
+    for root, edge in later:
+        source.ack(root, edge)
+    source.flush()
+    acked = Counter[int]()
+    while acked.total() < ROOTS:
+        outcomes = list(source.watch(0.1).outcomes)
+        acked.update(each.root_id for each in outcomes if each.verdict == Verdict.ACKED)
+        ended.update(each.root_id for each in outcomes if each.verdict != Verdict.ACKED)
+    assert set(roots[pin.placement.replicas_of(roots)[:, 0] == 1].tolist()) <= set(ended)
+    assert set(ended.values()) == {1}
+    assert acked == Counter(root for root, _ in later)
+
+
+def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
+    """A task of ``job`` reports in a thread; the servers that it went on without, once it is done."""
+    without: list[frozenset[int]] = []
+
+    def work() -> None:
+        entries = fold(job.roots, job.edges)
+        result = job.executor.report_pinned(Identity(job.number, 2), entries, None, (job.pin,), may_leave=True)
+        without.append(result.without)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, without
+
+
+def test_a_server_that_is_away_for_a_planned_restart_is_waited_for_however_long_others_have_answered(
+    registered: Registered,
+) -> None:
+    source = registered.client("source")
+    source.open_source("orders")
+    job = Job(source, registered.client(replica_wait_s=1.5))
+    job.read()
+    registered[1].stop()
+    registered.away.add(1)
+    registered.epoch += 1
+    thread, without = reported(job)
+    until_given_up(thread, job.executor)
+    assert thread.is_alive()
+    registered[1].start()
+    registered.away.clear()
+    thread.join()
+    assert without == [frozenset()]
+    assert Counter(job.settle().values()) == ALL_ACKED
+
+
+def test_a_server_whose_time_away_is_over_is_waited_for_no_longer(registered: Registered) -> None:
+    source = registered.client("source")
+    source.open_source("orders")
+    job = Job(source, registered.client(replica_wait_s=1.5))
+    job.read()
+    registered[1].stop()
+    registered.away.add(1)
+    registered.epoch += 1
+    thread, without = reported(job)
+    until_given_up(thread, job.executor)
+    del registered.listed[1]
+    registered.epoch += 1
+    thread.join()
+    assert without == [frozenset({1})]
+
+
+def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_another_address(
+    registered: Registered,
+) -> None:
+    source = registered.client("source")
+    source.open_source("orders")
+    job = Job(source, registered.client(replica_wait_s=1.5, budget_s=10.0))
+    job.read()
+    registered[1].stop()
+    registered.away.add(1)
+    registered.epoch += 1
+    thread, without = reported(job)
+    until_given_up(thread, job.executor)
+    registered.move(1, "elsewhere:1")
+    registered.away.clear()
+    registered.by_address["elsewhere:1"].start()
+    thread.join()
+    assert without == [frozenset()]
+    assert Counter(job.settle().values()) == ALL_ACKED
+
+
+def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
+    """Until a server has been silent beyond what a replica is waited for, or ``thread`` has gone on without it."""
+    caller = client._state().cluster.caller("s1:1")
+    while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
+        thread.join(0.05)

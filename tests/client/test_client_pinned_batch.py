@@ -6,7 +6,7 @@ import pytest
 
 from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.pins import Pin
-from acker_client.members.source_session import _Opening
+from acker_client.members.opening import Opening
 from acker_protocol.messages import OpenBatch
 from acker_protocol.placement import Member, View, place
 
@@ -32,17 +32,17 @@ def test_a_member_that_has_another_registration_after_a_batch_was_opened_there_h
 
 
 def test_who_is_alone_is_waited_for_and_not_placed_anew_where_it_was() -> None:
-    opening = _Opening((ONE,), lambda member: False)
+    opening = Opening((ONE,), lambda member: False)
     assert not opening.covers(ONE)
 
 
 def test_who_is_alone_is_not_waited_for_once_there_is_another() -> None:
-    assert _Opening((ONE,), lambda member: member == ONE).covers(ONE)
+    assert Opening((ONE,), lambda member: member == ONE).covers(ONE)
 
 
 def test_who_is_silent_while_another_has_opened_a_batch_is_left_out() -> None:
-    opening = _Opening((ONE, TWO), lambda member: False)
+    opening = Opening((ONE, TWO), lambda member: False)
     assert not opening.covers(TWO)
-    opening.opened[ONE] = 8
+    opening.opened.add(ONE)
     assert opening.covers(TWO)
     assert not opening.covers(ONE)

@@ -13,11 +13,11 @@ from acker_client.plain.client import shared_client
 from acker_protocol import ids
 
 address, uses_in_parent = sys.argv[1], sys.argv[2] == "used"
-root, edge = ids.root_id(1 << 40, 0), 5
 client = AckerClient(address)
+root, edge = ids.root_id(1 << 40, 0), 5
 if uses_in_parent:
     client.open_source("parent")
-    client.init(root, edge)
+    root, edge = client.emit()
     client.flush()
     client.ack(root, 7)  # buffered at the fork: the parent's to send, not the child's
     shared_client(client.settings).hello()

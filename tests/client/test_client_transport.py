@@ -52,7 +52,8 @@ def test_a_large_report_of_fails_with_long_reasons_goes_through(start_server: Ca
     roots = ids.root_ids(1 << 40, np.arange(20_000, dtype=np.uint64))
     with AckerClient(server.address) as client:
         client.open_source("orders")
-        client.init_columns(roots, roots)
+        client.open_batch(1, 1 << 40, 20_000, held=False)
+        client.init_columns(roots, roots, batch=1)
         client.fail_columns(roots, [f"{number} " + "x" * 400 for number in range(20_000)])
         client.flush()
         reported = client.watch(10.0).outcomes

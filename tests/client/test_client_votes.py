@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.stream_votes import MISSED, StreamVotes
 from acker_client.core.votes import BatchVotes, Merged
 from acker_protocol.ids import BASE_MAX, SLOTS, mix64, slot
 from acker_protocol.messages import Outcomes, Verdict
@@ -135,11 +134,11 @@ class BatchTwin:
         self.roots = {root: Root(set(replicas[slot(root)].tolist())) for root in numbers}
         self.silenced: set[int] = set()
         # What a member said of roots that are another's: its server counts these, too.
-        self.elsewhere: Counter[int] = Counter()
+        self.elsewhere: defaultdict[int, set[int]] = defaultdict(set)
 
     def heard(self, member: int) -> int:
         own = sum(1 for root in self.roots.values() for speaker, _, _ in root.words if speaker == member)
-        return own + self.elsewhere[member]
+        return own + len(self.elsewhere[member])
 
     def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
         """What ended, and how many were foreign."""
@@ -147,7 +146,7 @@ class BatchTwin:
         if member in self.silenced:
             return found, 0
         foreign = [root for root, _ in said if root not in self.roots or member not in self.roots[root].members]
-        self.elsewhere[member] += sum(1 for root in foreign if root in self.roots)
+        self.elsewhere[member] |= {root for root in foreign if root in self.roots}
         for root, word in said:
             if root in self.roots and self.roots[root].say(member, what_of(word), word[1]):
                 found.append(self._ended(root))
@@ -260,92 +259,32 @@ def test_a_batch_is_over_when_every_member_has_settled_or_left(
     assert sorted(given_once) == sorted(map(root_of, range(up_to)))
 
 
-class StreamTwin:
-    """Remembers a root as long as the open stream does, with a set for each."""
-
-    def __init__(self, replicas: npt.NDArray[np.uint16]) -> None:
-        self.members = [set(row.tolist()) for row in replicas]
-        self.replicas = replicas.shape[1]
-        self.roots: dict[int, Root] = {}
-        self.out: set[int] = set()
-        self.differed = self.saved = 0
-
-    def say(self, member: int, number: int, what: str, reason: str) -> list[Ended]:
-        here = self.members[slot(number)]
-        if member not in here or member in self.out:
-            return []
-        if self.replicas == 1 and what != OUT:
-            return [(number, VERDICTS.get(what, LOST), reason)]
-        if number not in self.roots:
-            self.roots[number] = Root(here, [(gone, OUT, "") for gone in here & self.out])
-        root = self.roots[number]
-        how = root.say(member, what, reason, reason)
-        if len(root.words) == self.replicas:
-            del self.roots[number]
-            self.differed += root.differs
-            self.saved += root.is_saved
-        return [(number, VERDICTS.get(how[0], LOST), how[1])] if how else []
-
-    def leave(self, member: int, why: str) -> tuple[set[Ended], set[int]]:
-        is_new = member not in self.out
-        found = {each for number in list(self.roots) for each in self.say(member, number, OUT, why)}
-        self.out.add(member)
-        lost = {index for index, here in enumerate(self.members) if member in here and here <= self.out}
-        return found, lost if is_new else set()
+kept_programs = st.lists(st.one_of(hears, hears, leaves), max_size=16)
 
 
-Missed = tuple[str, int, list[int]]
-misses = st.tuples(st.just("missed"), members, st.lists(st.integers(0, 10), max_size=6))
-streams = st.lists(st.one_of(hears, hears, hears, misses, leaves), max_size=20)
-
-
-@given(st.integers(1, 3), st.integers(0, 99), streams)
-def test_a_stream_ends_each_root_as_the_table_says_and_remembers_it_until_all_have_spoken(
-    replicas: int, seed: int, program: list[Heard | Missed | Left]
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), kept_programs, kept_programs)
+def test_of_a_batch_whose_last_numbers_were_never_drawn_the_others_end_as_if_there_were_no_more(
+    drawn: int, more: int, replicas: int, seed: int, before: list[Heard | Left], after: list[Heard | Left]
 ) -> None:
     table = placed(MEMBERS, replicas, seed)
-    votes, twin = StreamVotes(table), StreamTwin(table)
-    for step in program:
-        member = step[1]
-        if len(step) == 4:
-            said = [(root_of(number), word) for number, word in step[2]]
-            # Alone a replica is not remembered; else a root counts once in a reply, even if it is forgotten by it.
-            heard = (
-                said if replicas == 1 else list({root: (root, word) for root, word in reversed(said)}.values())[::-1]
-            )
-            found = [each for root, word in heard for each in twin.say(member, root, what_of(word), word[1])]
-            assert sorted(ended(votes.hear(member, reply(said, alike=step[3])))) == sorted(found)
-        elif len(step) == 3:
-            roots = list(dict.fromkeys(map(root_of, step[2])))
-            found = [each for root in roots for each in twin.say(member, root, OUT, MISSED)]
-            assert ended(votes.missed(member, np.array(roots, np.uint64))) == found
-        else:
-            outcomes, slots = votes.leave(member, f"member {member} is gone")
-            gone, lost = twin.leave(member, f"member {member} is gone")
-            assert set(ended(outcomes)) == gone
-            assert len(outcomes) == len(gone)
-            assert set(np.flatnonzero(slots).tolist()) == lost
-        assert votes.remembered == len(twin.roots)
+    votes, twin = BatchVotes(FIRST, drawn + more, table), BatchVotes(FIRST, drawn, table)
+
+    step: Heard | Left
+
+    def merged(of: BatchVotes, step: Heard | Left, most: int) -> list[Ended]:
+        if len(step) == 2:
+            return sorted(ended(of.leave(step[1], "gone").outcomes))
+        said = reply((root_of(number), word) for number, word in step[2] if number < most)
+        return ended(of.hear(step[1], said).outcomes)
+
+    # Nobody speaks of numbers that may still be drawn, and a member that leaves ends the drawing.
+    for step in (step for step in before if len(step) == 4):
+        assert merged(votes, step, drawn) == merged(twin, step, drawn)
+    votes.keep(drawn)
+    for step in after:
+        assert merged(votes, step, 99) == merged(twin, step, 99)
+        assert votes.is_over == twin.is_over
         assert (votes.differed, votes.saved) == (twin.differed, twin.saved)
-
-
-@given(st.integers(2, 3), st.integers(0, 99), st.integers(0, 6), streams)
-def test_a_stream_remembers_no_more_than_it_may_and_acks_only_what_a_replica_acked(
-    replicas: int, seed: int, most: int, program: list[Heard | Missed | Left]
-) -> None:
-    votes = StreamVotes(placed(MEMBERS, replicas, seed), most)
-    acked: set[int] = set()
-    for step in program:
-        if len(step) == 4:
-            said = [(root_of(number), word) for number, word in step[2]]
-            acked |= {root for root, word in said if word == ACK}
-            outcomes = votes.hear(step[1], reply(said))
-        elif len(step) == 3:
-            outcomes = votes.missed(step[1], np.array(list(map(root_of, step[2])), np.uint64))
-        else:
-            outcomes, _ = votes.leave(step[1], "gone")
-        assert {root for root, verdict, _ in ended(outcomes) if verdict is ACKED} <= acked
-        assert votes.remembered <= most
 
 
 # -- the table, a row at a time: two members, 0 and 1, hold every slot, and there is one root unless more are named
@@ -574,106 +513,6 @@ def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
 
 
 @pytest.mark.parametrize("shape", [(SLOTS, 0), (SLOTS, 9), (SLOTS - 1, 2), (SLOTS,)])
-@pytest.mark.parametrize("build", [lambda table: BatchVotes(FIRST, 1, table), StreamVotes])
-def test_votes_refuse_what_is_not_one_to_eight_replicas_a_slot(shape: tuple[int, ...], build: object) -> None:
-    assert callable(build)
+def test_votes_refuse_what_is_not_one_to_eight_replicas_a_slot(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="1 to 8 replicas"):
-        build(np.zeros(shape, np.uint16))
-
-
-# -- the open stream
-
-
-def hears_of(votes: StreamVotes, member: int, *said: tuple[int, Word]) -> list[Ended]:
-    return ended(votes.hear(member, reply(said)))
-
-
-def test_a_root_of_a_stream_is_forgotten_when_every_replica_has_spoken_of_it() -> None:
-    votes = StreamVotes(BOTH)
-    assert hears_of(votes, 0, (ROOT, ACK)) == [(ROOT, ACKED, "")]
-    assert votes.remembered == 1
-    assert hears_of(votes, 0, (ROOT, ACK)) == NONE
-    assert hears_of(votes, 1, (ROOT, UNFINISHED)) == NONE
-    assert (votes.remembered, votes.differed, votes.saved) == (0, 1, 1)
-
-
-def test_a_stream_takes_no_more_memory_however_many_roots_come_and_go() -> None:
-    votes, sizes = StreamVotes(BOTH), set[int]()
-    for start in range(0, 100, 10):
-        for member in (0, 1):
-            hears_of(votes, member, *((root_of(number), ACK) for number in range(start, start + 10)))
-        sizes.add(votes.nbytes)
-    assert len(sizes) == 1
-
-
-def test_a_stream_with_one_replica_remembers_nothing() -> None:
-    table = placed(2, 1, 0)
-    votes = StreamVotes(table)
-    mine = [root for root in map(root_of, range(20)) if table[slot(root), 0] == 1]
-    said = [(root_of(number), BAD) for number in range(20)]
-    assert [root for root, _, _ in hears_of(votes, 1, *said)] == mine
-    assert votes.remembered == 0
-    outcomes, lost = votes.leave(1, "gone")
-    assert (len(outcomes), set(np.flatnonzero(lost))) == (0, set(np.flatnonzero(table[:, 0] == 1)))
-    assert hears_of(votes, 1, *said) == NONE
-
-
-def test_slots_are_lost_once_and_only_when_the_last_of_their_replicas_has_left() -> None:
-    votes = StreamVotes(BOTH)
-    hears_of(votes, 1, (ROOT, TIMEOUT))
-    outcomes, lost = votes.leave(1, "gone")
-    assert not len(outcomes)
-    assert not lost.any()
-    outcomes, lost = votes.leave(0, "gone too")
-    assert ended(outcomes) == [(ROOT, *TIMEOUT)]
-    assert lost.all()
-    assert votes.remembered == 0
-    assert not votes.leave(0, "gone too")[1].any()
-
-
-def test_nothing_is_waited_for_from_a_member_that_missed_the_init() -> None:
-    votes = StreamVotes(BOTH)
-    assert ended(votes.missed(1, np.array([ROOT], np.uint64))) == NONE
-    assert hears_of(votes, 0, (ROOT, TIMEOUT)) == [(ROOT, *TIMEOUT)]
-    hears_of(votes, 0, (root_of(1), TIMEOUT))
-    assert ended(votes.missed(1, np.array([root_of(1)], np.uint64))) == [(root_of(1), *TIMEOUT)]
-    assert votes.remembered == 0
-
-
-def test_a_root_whose_init_reached_nobody_who_is_left_is_lost() -> None:
-    votes = StreamVotes(BOTH)
-    votes.missed(0, np.array([ROOT, root_of(1)], np.uint64))
-    assert ended(votes.missed(1, np.array([ROOT], np.uint64))) == [(ROOT, LOST, MISSED)]
-    outcomes, lost = votes.leave(1, "gone")
-    assert ended(outcomes) == [(root_of(1), LOST, "gone")]
-    assert not lost.any()
-
-
-def test_a_member_that_left_a_stream_is_neither_heard_nor_waited_for() -> None:
-    votes = StreamVotes(BOTH)
-    votes.leave(0, "gone")
-    assert hears_of(votes, 0, (ROOT, ACK)) == NONE
-    assert hears_of(votes, 1, (ROOT, UNREAD)) == [(ROOT, *UNREAD)]
-    assert votes.remembered == 0
-
-
-def test_beyond_its_bound_a_stream_forgets_what_has_ended_before_what_waits() -> None:
-    votes = StreamVotes(BOTH, remembered_max=8)
-    roots = [root_of(number) for number in range(9)]
-    assert hears_of(votes, 0, (roots[0], TIMEOUT)) == NONE
-    assert len(hears_of(votes, 0, *((root, ACK) for root in roots[1:]))) == 8
-    assert votes.remembered == 7
-    assert hears_of(votes, 1, (roots[0], ACK)) == [(roots[0], ACKED, "")]
-    # Forgotten, and so heard as if for the first time; the youngest is not.
-    assert hears_of(votes, 1, (roots[1], ACK)) == [(roots[1], ACKED, "")]
-    assert hears_of(votes, 1, (roots[8], ACK)) == NONE
-
-
-def test_beyond_its_bound_a_root_that_waits_ends_with_the_no_that_it_has() -> None:
-    votes = StreamVotes(BOTH, remembered_max=8)
-    roots = [root_of(number) for number in range(10)]
-    votes.missed(0, np.array(roots[:1], np.uint64))
-    found = hears_of(votes, 0, *((root, TIMEOUT) for root in roots[1:]))
-    # The oldest three go; of the first nobody has said anything.
-    assert found == [(root, *TIMEOUT) for root in roots[1:3]]
-    assert votes.remembered == 7
+        BatchVotes(FIRST, 1, np.zeros(shape, np.uint16))

@@ -121,7 +121,7 @@ def test_status_shows_what_each_server_has_and_their_total(
     each = found["members"]
     assert found["total"]["pending"] == sum(one["pending"] for one in each) == 2 * (ROOTS - 1)
     assert all(one["pending"] > 0 for one in each)
-    assert [(one["sources"], one["open_batches"]) for one in each] == [(1, 0)] * 3
+    assert [(one["sources"], one["open_batches"]) for one in each] == [(1, 1)] * 3
     assert found["total"]["unconfirmed"] == 2
     assert found["total"]["updates_per_s"] == 0.0
     assert rows(text)["0"][1] == "active"

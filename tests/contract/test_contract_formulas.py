@@ -9,6 +9,7 @@ from typing import Any
 import contract_client as ours
 import pytest
 from contract_client import ACK, Entry, column, edge0, fail, mix64, reset, root_of, slot, task_identity, unmix64, values
+from contract_placement import defaults, place
 from contract_stubs import TEXT, VECTORS, pb
 
 CHAPTER = re.sub(r"\n// *", " ", TEXT[TEXT.index("// 2. FORMULAS") : TEXT.index("// 3. TREES")])
@@ -82,6 +83,25 @@ def test_edges_and_identities_are_those_of_the_vectors() -> None:
         consumed = [(number(root), number(edge)) for root, edge in vector["consumed"]]
         identity = task_identity(vector["operator"], consumed)
         assert (identity.high, identity.low) == (number(vector["high"]), number(vector["low"]))
+
+
+@pytest.mark.parametrize("vector", BESIDE["placements"], ids=lambda vector: vector["name"])
+def test_placements_are_those_of_the_vectors(vector: dict[str, Any]) -> None:
+    session, batch = number(vector["session"]), number(vector["number"])
+    placed = place(vector["ids"], session, batch, vector["replicas"], vector["spread"])
+    indices = [vector["members"].index(member) for row in placed for member in row]
+    assert bytes(indices).hex() == vector["indices"]
+
+
+def test_the_text_gives_placements_of_its_own_and_says_what_they_are_without_a_users_word() -> None:
+    for ids, session, spread, sentence in (
+        ([0, 1, 3], 7, 8, "members 0, 1 and 3, R = 2, spread 8: slots 0 to 3 are placed on "),
+        ([0, 1, 2, 3, 4, 5], 7, 4, "members 0 to 5, R = 2, spread 4, session 7, number 9: slots 0 to 3 on "),
+    ):
+        shown = ", ".join(" ".join(map(str, row)) for row in place(ids, session, 9, 2, spread)[:4])
+        assert sentence + shown in re.sub(" +", " ", CHAPTER)
+    assert [defaults(members) for members in (1, 2, 9)] == [(1, 8), (2, 8), (2, 8)]
+    assert defaults(20, replicas=12, spread=3) == (12, 12)
 
 
 @pytest.mark.parametrize("vector", BESIDE["reports"], ids=lambda vector: vector["name"])

@@ -38,6 +38,7 @@ def run(command: Sequence[str], *options: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_path: Path) -> None:
     keep = tmp_path / "kept"

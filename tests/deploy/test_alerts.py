@@ -77,6 +77,7 @@ def series(line: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return name.split(" ")[0], frozenset(label for label in labels if label[0] not in ("job", "instance"))
 
 
+@pytest.mark.long
 def test_a_real_prometheus_fires_when_a_real_server_refuses_times_out_ends_and_vanishes(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:

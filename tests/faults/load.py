@@ -246,9 +246,14 @@ class Watched(AckerClient):
 class Evidence:
     without: frozenset[int] = frozenset()
     unfinished_because: str = ""
+    has_run: bool = True
+    is_shared: bool = False
 
     def judge(self) -> BaseException | None:
         return None
+
+    def vouch(self) -> None:
+        """Nothing is doubted."""
 
     def release(self) -> None:
         """Nothing is kept."""

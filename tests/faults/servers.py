@@ -41,6 +41,11 @@ class Servers:
             for id in self._children:
                 self.await_view(id, lambda active: active >= set(ids))
 
+    def start_alone(self, id: int) -> None:
+        """Start a server, and return when it serves, whatever the others know of it."""
+        self._children[id] = self._begin(id)
+        self._children[id].await_ready()
+
     def restart(self, id: int) -> None:
         """A planned restart, with the state."""
         assert self._children.pop(id).terminate() == 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from acker_client import AckerClient, Settings, Settlement, Verdict, WatchResult
+from acker_client import AckerClient, Anchor, Settings, Settlement, Verdict, WatchResult
 from acker_client.errors import RETRYABLE
 from acker_protocol import ids
 from acker_protocol.messages import Identity, InitScope, Transport
@@ -38,7 +38,6 @@ class Simulation:
         self.rate = rate
         self.forest = Forest(self.dice, self.dice.randrange(1, ids.BASE_MAX))
         self.reported: dict[int, tuple[Verdict, str]] = {}
-        self.times_lost = 0
         self.networks: list[FaultyTransport] = []
         self._connect = connect
         self._faults = faults
@@ -54,14 +53,21 @@ class Simulation:
         left = list(numbers)
         while left or self.forest.is_open:
             if left and (not self.forest.is_open or self.dice.random() < 0.3):
-                root, edges = self.forest.plant(left.pop())
-                self.source.init(root, edges)
+                left.pop()
+                self.emit()
             else:
                 self.step()
             if self.dice.random() < 0.15:
                 self.flush(self.dice.choice(self.workers))
             if self.dice.random() < 0.05:
                 self.watch()
+
+    def emit(self) -> int:
+        """Plant a tree under a root that the source emits."""
+        root, edge = cast("Anchor", self._again(self.source.emit))
+        _, edges = self.forest.plant(root)
+        self._again(lambda: self.source.ack(root, edge, emitted=edges))
+        return root
 
     def step(self) -> None:
         """One record is processed by one of the workers."""
@@ -80,8 +86,6 @@ class Simulation:
     def watch(self, wait_s: float = 0.0) -> WatchResult:
         """Hear outcomes: each root once, ACKED only if its whole tree was processed, FAILED only for a reason."""
         watched = self.source.watch(wait_s, max_outcomes=self.dice.choice([1, 7, 1_000_000]))
-        if watched.generation_changed:
-            self.times_lost += 1
         for index, root in enumerate(watched.outcomes.root_ids.tolist()):
             verdict = Verdict(int(watched.outcomes.verdicts[index]))
             assert root not in self.reported, "an outcome was reported twice"
@@ -103,13 +107,19 @@ class Simulation:
             self.watch(0.05)
 
     def expected(self) -> dict[int, Verdict]:
-        """What must be reported of every root of a fully consumed forest."""
+        """What must be reported of every root of a fully consumed forest, if no server loses its state."""
         failed = self.forest.failed
         return {root: Verdict.FAILED if root in failed else Verdict.ACKED for root in self.forest.started}
 
     def verdicts(self) -> dict[int, Verdict]:
         """What was reported of every root."""
         return {root: verdict for root, (verdict, _) in self.reported.items()}
+
+    def await_lost(self, roots: set[int]) -> None:
+        """Watch until each of ``roots`` was said to be LOST."""
+        while not roots <= self.reported.keys():
+            self.watch(0.1)
+        assert {self.reported[root][0] for root in roots} <= {Verdict.LOST}
 
     @property
     def faults(self) -> dict[str, int]:
@@ -126,7 +136,8 @@ class Simulation:
 
     def read(self, number: int, start: int, stop: int) -> None:
         """A read task: plants the trees of [start, stop) of a batch, reports them and says that it covered them."""
-        planted = [self.forest.plant(number * 1000 + i) for i in range(start, stop)]
+        numbers = (self.forest.base + number * 1000 + i for i in range(start, stop))
+        planted = [self.forest.plant(ids.root_id(0, each)) for each in numbers]
         rows = [(root, edge) for root, edges in planted for edge in [*edges, 0]]
         entries = fold(np.array([row[0] for row in rows], np.uint64), np.array([row[1] for row in rows], np.uint64))
         scope = InitScope(self.session, number, np.array([[start, stop]], np.uint64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -61,6 +62,7 @@ def figures(load: Load, since: float) -> str:
 ONE_OR_TWO = [pytest.param(1, marks=pytest.mark.long), 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_third_server_joins_and_serves_new_batches_at_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
@@ -92,6 +94,7 @@ def test_a_server_that_drains_ends_by_itself_at_no_replay(
     assert {member.id for member in account.pins[max(account.pins)].placement.members} == {1, 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_planned_restart_of_all_one_after_the_other_costs_no_replay(
     servers: Servers, begin: Callable[..., Load], replicas: int
@@ -134,6 +137,7 @@ def test_with_one_replica_a_killed_server_costs_the_replay_of_its_roots_and_of_n
     assert len(account.lost_batches) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replicas", ONE_OR_TWO)
 def test_a_server_that_wakes_up_after_twice_its_session_does_no_harm(
     servers: Servers, begin: Callable[..., Load], replicas: int
@@ -166,6 +170,7 @@ AWAY = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("replicas", "away_s", "batch_records"), AWAY)
 def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
     servers: Servers,
@@ -193,6 +198,55 @@ def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
     assert {len(pin.placement.members) for pin in account.pins.values()} == {3}
 
 
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("comes_first", [False, True])
+def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
+    tmp_path: Path, replicas: int, *, comes_first: bool
+) -> None:
+    """``comes_first``: a server that knows nobody makes the cluster anew, and clients hear of it while the others stand
+    still, and are in no view."""
+    from acker_testing import ZooKeeperProcess
+
+    (tmp_path / "zookeeper").mkdir()
+    zookeeper = ZooKeeperProcess(tmp_path / "zookeeper")
+    servers = Servers(tmp_path, f"{zookeeper.address}/acker")
+
+    def lose() -> None:
+        if not comes_first:
+            zookeeper.empty()
+            return
+        for id in (0, 1):
+            servers.pause(id)
+        zookeeper.empty()
+        servers.start_alone(2)
+        await_until(lambda: (listed := load.client._state().cluster._listed) is not None and listed.epoch > before)
+        for id in (0, 1):
+            servers.resume(id)
+
+    try:
+        servers.start(0, 1, 2)
+        servers.kill(2)
+        servers.await_view(0, lambda active: active == {0, 1})
+        seeds = [servers.addresses[0], servers.addresses[2]]
+        with contextlib.closing(Load(seeds, replicas=replicas, gone_after_s=15.0)) as load:
+            load.await_outcomes()
+            since, before = time.monotonic(), servers.view(0).epoch
+            load.strike(lose)
+            if not comes_first:
+                servers.start(2)
+            for id in (0, 1, 2):
+                servers.await_view(id, lambda active: active == {0, 1, 2})
+                assert servers.view(id).epoch > before
+            load.await_outcomes(10)
+            account = load.finish()
+        print("ZooKeeper emptied", replicas, figures(load, since))
+        assert account.replays == 0
+        assert {0, 1, 2} in [{member.id for member in pin.placement.members} for pin in account.pins.values()]
+    finally:
+        servers.close()
+        zookeeper.kill()
+
+
 @pytest.fixture
 def proxy(servers: Servers) -> Iterator[Proxy]:
     """Before server 0."""
@@ -217,6 +271,7 @@ def through(proxy: Proxy, servers: Servers, given_up: threading.Event | None = N
     return lambda address: Given(proxy.address if address == servers.addresses[0] else address)
 
 
+@pytest.mark.long
 def test_with_two_replicas_what_cannot_reach_one_of_them_goes_to_the_other_at_no_replay(
     servers: Servers, begin: Callable[..., Load], proxy: Proxy
 ) -> None:
@@ -234,6 +289,7 @@ def test_with_two_replicas_what_cannot_reach_one_of_them_goes_to_the_other_at_no
     assert load.summary.short_of_replicas >= 1
 
 
+@pytest.mark.long
 def test_with_one_replica_a_task_that_cannot_reach_it_waits_until_it_can(
     servers: Servers, begin: Callable[..., Load], proxy: Proxy
 ) -> None:
@@ -298,7 +354,7 @@ def test_one_process_emits_and_two_other_processes_ack_through_a_join_and_a_drai
             anchors = [source.emit() for _ in range(100)] if len(pinned) < 3 else []
             emitted += len(anchors)
             source.flush()
-            pinned.add(frozenset(member.id for member in source._state().source().pins[-1].placement.members))
+            pinned.add(frozenset(member.id for member in source._state().source()._home))
             for k, other in enumerate(others):
                 other.begin((anchor.root_id, anchor.edge) for anchor in anchors[k::2])
             for other in others:

@@ -57,6 +57,7 @@ def run(path: Path, **settings: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]

@@ -130,7 +130,8 @@ def company(program: Program, number: int, groups: Sequence[Step]) -> set[int]:
 
 @dataclass
 class Execution:
-    """One action on the rows of a sink in one batch. ``what`` as in ``Act``; ``went_through``: None while it runs.
+    """One action on the rows of a sink in one batch. ``what`` as in ``Act``; ``went_through``: None while it runs;
+    ``run``: in which run of the sink, 0 where it is no sink.
 
     ``read``: gives the ways that stand in its real output now; None where an output cannot be read (noop).
     """
@@ -141,6 +142,7 @@ class Execution:
     how: str
     went_through: bool | None = None
     read: Callable[[], Tokens] | None = None
+    run: int = 0
 
 
 @dataclass
@@ -163,7 +165,8 @@ class Judge:
         return self.abandoned.get(batch, "") if any(frames[end.frame] for end in self.program.ends) else ""
 
     def is_done(self, batch: int) -> bool:
-        """Whether every sink's last delivery in ``batch`` was of all its rows and went through."""
+        """Whether every sink's last delivery in ``batch`` was of all its rows and went through, and none failed in that
+        run of the sink."""
         return batch not in self.abandoned and all(self._last(batch, end)[0] is not None for end in self.program.ends)
 
     def _last(self, batch: int, end: End) -> tuple[Execution | None, str]:
@@ -173,7 +176,11 @@ class Judge:
         if not delivering:
             return None, f"no delivery of its rows ran, only {[f'{each.what} {each.how}' for each in mine]}"
         last = delivering[-1]
-        return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) did not go through")
+        # No two of these deliveries have the same target, so none makes up for another.
+        failed = next((each for each in delivering if each.run == last.run and each.went_through is False), None)
+        if failed is not None:
+            return None, f"a delivery of the same run ({failed.how}) failed"
+        return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) still runs")
 
     def _was_whole(self, batch: int, end: End, needed: Tokens) -> bool:
         """Whether a partial write turned out to hold all rows, as one does that takes the only batch of each task. A

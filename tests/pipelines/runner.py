@@ -150,6 +150,7 @@ class _Runner:
         self.views: list[str] = []
         self.tables: dict[str, str] = {}
         self.sinks: dict[str, Any] = {}
+        self.sink_runs = 0
         # What the sink that is called in this thread is to do.
         self.local = threading.local()
         self.restarting: list[threading.Thread] = []
@@ -237,7 +238,8 @@ class _Runner:
         if not (self._is_first and self.program.of_kind("break")):
             return True
         for batch in batches.values():
-            if self.program.form == "done":
+            # A word that is not true has its own tests.
+            if self.program.form == "done" and self.judge.is_done(self.ordinal):
                 batch.done()
             # The end of a with block says that the batch is done.
             if not batch.is_done:
@@ -332,11 +334,12 @@ class _Runner:
             self._die_at("in the sink")
 
     def _call_once(self, end: End, frame: DataFrame, acts: Sequence[Act]) -> None:
-        self.local.end, self.local.acts = end, acts
+        self.local.end, self.local.acts, self.local.run = end, acts, 0
         if end.via == "ack":
             anchors = () if "_root" in frame.columns else ("_anchors",)
             self._perform(frame.select("k", "t", AF.ack(*anchors, name=f"ack-{end.frame}").alias("acked")))
             return
+        self.local.run = self.sink_runs = self.sink_runs + 1
         name = "shared" if self.program.shares_sink else f"sink-{end.frame}"
         taker = self.sinks.setdefault(name, sink(self._perform, name=name))
         taker(frame)
@@ -345,7 +348,7 @@ class _Runner:
         end = self.local.end
         swallows = self._is_first and end.swallow == "sink"
         for act in self.local.acts:
-            execution = Execution(self.ordinal, end, act.what, act.how)
+            execution = Execution(self.ordinal, end, act.what, act.how, run=self.local.run)
             self.judge.executions.append(execution)
             name = f"{self.ordinal}.{len(self.judge.executions)}"
             try:

@@ -36,6 +36,8 @@ FIELDS = {
     "PinsRequest": "session",
     "PinsReply": "incarnation status detail pins epoch",
 }
+# In every reply at the same place, whatever else it gets.
+ENSEMBLE = 15
 METHODS = "Hello Apply OpenBatch Settle Watch Stats View Drain Pins"
 
 
@@ -44,6 +46,12 @@ def test_a_field_keeps_its_number(message: str) -> None:
     held = {field.number: field.name for field in pb.DESCRIPTOR.message_types_by_name[message].fields}
     promised = dict(enumerate(FIELDS[message].split(), 1))
     assert held | promised == held
+
+
+def test_every_reply_has_an_epoch_and_its_ensemble() -> None:
+    replies = [each for name, each in pb.DESCRIPTOR.message_types_by_name.items() if name.endswith("Reply")]
+    assert {each.fields_by_name["ensemble"].number for each in replies} == {ENSEMBLE}
+    assert all("epoch" in each.fields_by_name for each in replies)
 
 
 def test_every_message_has_its_promise() -> None:

@@ -8,9 +8,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import contract_placement
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -79,6 +80,44 @@ def test_each_slot_has_its_replicas_on_distinct_members_and_no_member_has_more_t
     assert max(loads(placed)) <= slots_at_most(len(placed.members), replicas)
 
 
+def strangers(count: int, seed: int) -> Iterator[tuple[Arguments, bool]]:
+    """Random placements; whether ours is that of a stranger, who knew the text of acker.proto alone."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        ids = draw.sample(range(draw.choice([4, 9, 14, 40])), draw.randrange(1, 5)) if draw.random() < 0.5 else []
+        ids = ids or draw.sample(range(draw.choice([14, 20])), draw.randrange(1, 15))
+        replicas = draw.randrange(1, min(4, len(ids)) + 1)
+        session, number = draw.getrandbits(64), draw.getrandbits(draw.choice([4, 45, 64]))
+        given = ids, session, number, replicas, draw.randrange(replicas, 13)
+        yield given, ids_of(place(view(ids), *given[1:])).tolist() == contract_placement.place(*given)
+
+
+@pytest.mark.parametrize("views", [300, pytest.param(2000, marks=pytest.mark.long)])
+def test_a_placement_written_from_the_text_of_the_contract_alone_is_ours(views: int) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    assert [given for given, is_ours in strangers(views, seed) if not is_ours] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "misread"),
+    [
+        ("swapped", contract_placement.score),
+        ("score", lambda i, slot: contract_placement.mix64(i * 1024 + slot)),
+        ("fill", lambda lists, members, bound: None),
+    ],
+)
+def test_a_stranger_who_has_misread_a_step_is_found_out(
+    name: str, misread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contract_placement, name, misread)
+    contract_placement.table.cache_clear()
+    try:
+        assert not all(is_ours for _, is_ours in strangers(20, 7))
+    finally:
+        contract_placement.table.cache_clear()
+
+
 def test_the_bound_is_a_twentieth_above_the_mean_rounded_up() -> None:
     assert slots_at_most(3, 1) == 359  # 358.4
     assert slots_at_most(200, 1) == 6  # 5.376
@@ -93,8 +132,11 @@ def test_a_slot_whose_members_with_room_all_hold_it_is_filled_by_an_exchange() -
     expected: list[list[int | None]] = [[0, 1] for _ in range(600)]
     expected += [[2, None] for _ in range(424)]
     module._fill(held, np.array([0, 1, 2]))
+    strangers: list[list[int | None]] = [list(row) for row in expected]
     make.fill(expected, [0, 1, 2], slots_at_most(3, 2))
-    assert held.tolist() == expected
+    contract_placement.fill(strangers, [0, 1, 2], slots_at_most(3, 2))
+    contract_placement.exchange(strangers, [0, 1, 2])
+    assert held.tolist() == expected == strangers
     assert max(Counter(held.ravel().tolist()).values()) <= slots_at_most(3, 2)
     assert all(len(set(owners)) == 2 for owners in held.tolist())
 

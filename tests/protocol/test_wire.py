@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from acker_protocol import messages, reports, wire
 from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
-from acker_protocol.placement import Member
+from acker_protocol.placement import Member, epoch_of, parts_of
 from acker_protocol.v1 import acker_pb2 as pb
 from tests.protocol.drawn_reports import Ack, Update, acks, updates
 from tests.protocol.drawn_reports import ids as column
@@ -167,6 +168,27 @@ def test_an_answer_to_a_report_arrives_as_it_was_sent(
     assert (arrived.incarnation, arrived.status, arrived.retry_delay_ms) == (incarnation, status, delay_ms)
     assert (arrived.detail, arrived.inits_known, arrived.inits_conflicting) == (detail, known, conflicting)
     assert arrived.epoch == 6
+
+
+@given(uint64, uint64)
+def test_every_reply_brings_its_epoch_with_the_ensemble_it_is_of(ensemble: int, number: int) -> None:
+    epoch = epoch_of(ensemble, number)
+    assert parts_of(epoch) == (ensemble, number)
+    for reply in (
+        messages.HelloReply(2, "1", 3, 4, 5, epoch=epoch),
+        messages.ApplyReply(1, Status.APPLIED, epoch=epoch),
+        messages.OpenBatchReply(1, Status.APPLIED, epoch=epoch),
+        messages.SettleReply(1, Status.APPLIED, epoch=epoch),
+        messages.WatchReply(1, Status.APPLIED, epoch=epoch),
+        messages.StatsReply(1, "1", {}, epoch=epoch),
+        messages.ViewReply(1, epoch, ()),
+        messages.DrainReply(1, Status.APPLIED, epoch=epoch),
+        messages.PinsReply(1, Status.APPLIED, epoch=epoch),
+    ):
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reply).__name__).lower()
+        encoded = getattr(wire, f"encode_{name}")(reply)
+        assert (encoded.ensemble, encoded.epoch) == (ensemble, number)
+        assert getattr(wire, f"decode_{name}")(travelled(encoded)).epoch == epoch
 
 
 @given(

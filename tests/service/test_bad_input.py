@@ -317,6 +317,7 @@ def test_random_messages_at_a_handler_are_refused_or_answered(method: str, messa
     assert shared.watch(watching).outcomes.root_ids.tolist() == roots.tolist()
 
 
+@pytest.mark.long
 def test_two_thousand_random_messages_on_the_wire_do_no_harm(server_process: Callable[..., Any]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

@@ -26,6 +26,7 @@ def health(caller: Caller) -> int:
     return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", ["Apply", "Watch"])
 def test_whole_messages_pass_any_number_of_half_sent_ones(start_server: StartServer, method: str) -> None:
     server = start_server(receive_s=3600.0, http_port=0, workers=2, max_watches=4)

@@ -207,6 +207,7 @@ def leave_roots(address: str) -> None:
         caller.apply(inits(roots_of(range(7)), 0))
 
 
+@pytest.mark.long
 def test_a_restored_state_and_one_that_a_crash_has_lost_are_told_apart(
     server_process: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from acker_service.core.members import Away, Registered, Seen
 ONE = Registered(1, "one.example", 7070, "0.1.0", (1 << 63) + 1, 11)
 TWO = Registered(2, "two.example", 7070, "0.1.0", 22, 12)
 NOW_MS = 1_000_000
+# As it was before there were ensembles.
+OF_AN_OLDER_VERSION = json.dumps({"acker": "a cluster", "protocol_version": PROTOCOL_VERSION, "slots": 1024}).encode()
 
 
 def states(seen: Seen, now_ms: int = NOW_MS) -> dict[int, tuple[MemberState, int]]:
@@ -67,6 +69,7 @@ def test_a_view_lacks_who_is_gone_or_came_back_without_its_state() -> None:
     assert not Seen(10, (TWO, replace(ONE, incarnation=77))).lacks(before)
     assert not Seen(10, (TWO,), (ONE,)).lacks(before)
     assert not Seen(10, (TWO,), (), (Away(ONE.member, 0),)).lacks(before)
+    assert Seen(10, (TWO,)).lacks(Seen(9, (TWO,), (ONE,)))
     assert Seen(10, (TWO,)).lacks(before)
     assert Seen(10, (TWO, replace(ONE, generation=5))).lacks(before)
 
@@ -100,15 +103,43 @@ def test_an_id_or_an_address_belongs_to_one_server() -> None:
 
 
 def test_a_config_of_this_version_is_agreed_with() -> None:
-    config = members.new_config("a cluster")
+    config = members.new_config("a cluster", 7)
     assert members.disagreement(config) == ""
     assert members.renewed(config) == config
+
+
+def test_a_config_is_followed_into_a_later_ensemble_and_never_back() -> None:
+    known = members.new_config("a cluster", 7)
+    assert members.follows(known, b"")
+    assert members.follows(known, known)
+    assert members.follows(members.new_config("another", 8), known)
+    for older in (members.new_config("a cluster", 6), members.new_config("another", 7), OF_AN_OLDER_VERSION):
+        assert not members.follows(older, known)
+        renewed = members.renewed(older, members.next_ensemble(members.ensemble_of(known), NOW_MS))
+        assert renewed is not None
+        assert members.follows(renewed, known)
+        assert members.cluster_of(renewed) == members.cluster_of(older)
+
+
+def test_the_next_ensemble_is_above_the_one_that_was_known_and_not_before_its_time() -> None:
+    assert members.next_ensemble(0, NOW_MS) == NOW_MS
+    assert members.next_ensemble(NOW_MS + 5, NOW_MS) == NOW_MS + 6
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"ensemble": -1}', b'{"ensemble": "7"}', b'{"ensemble": 1e30}'])
+def test_a_config_without_an_ensemble_is_of_the_first(said: bytes) -> None:
+    assert members.ensemble_of(said) == 0
+
+
+def test_a_config_of_an_older_acker_in_this_protocol_is_agreed_with() -> None:
+    assert members.disagreement(OF_AN_OLDER_VERSION) == ""
+    assert members.renewed(OF_AN_OLDER_VERSION) == members.new_config("a cluster", 0)
 
 
 def test_a_config_of_another_version_says_which_and_can_be_renewed() -> None:
     older = json.dumps({"acker": "a cluster", "protocol_version": 1, "slots": 1024}).encode()
     assert f"protocol_version 1 and this one has {PROTOCOL_VERSION}" in members.disagreement(older)
-    assert members.renewed(older) == members.new_config("a cluster")
+    assert members.renewed(older) == members.new_config("a cluster", 0)
 
 
 @pytest.mark.parametrize("config", [b"", b"null", b"{}", b"some text"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import socket
 import threading
 import time
@@ -13,11 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
+import grpc
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
+from acker_protocol.placement import parts_of
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
 from acker_service.doors import registry
@@ -103,7 +106,7 @@ def test_every_reply_has_the_epoch_of_the_view(join: Callable[..., Any]) -> None
 
 
 def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nodes: Any) -> None:
-    server = join(3, advertise="acker-3.example:1234", host="0.0.0.0")
+    server = join(3, advertise="acker-3.example:1234", advertise_unchecked=True, host="0.0.0.0")
     content, stat = nodes.get("/servers/ids/3")
     assert stat.ephemeralOwner
     assert json.loads(content) == {
@@ -115,6 +118,7 @@ def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nod
     }
     config = json.loads(nodes.get("/config")[0])
     assert (config["protocol_version"], config["slots"], len(config["acker"])) == (2, 1024, 32)
+    assert config["ensemble"] == parts_of(server.view().epoch)[0] > 1_700_000_000_000
 
 
 def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> None:
@@ -126,7 +130,7 @@ def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> N
     assert states(server) == {1: ACTIVE, 2: DRAINING}
     _, text = page(server, "/metrics")
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("acker_"))
-    assert float(found["acker_view_epoch"]) == server.view().epoch
+    assert (float(found["acker_view_ensemble"]), float(found["acker_view_epoch"])) == parts_of(server.view().epoch)
     assert [found[f'acker_view_members{{state="{state}"}}'] for state in ("active", "draining", "away")] == [
         "1.0",
         "1.0",
@@ -140,11 +144,11 @@ def test_the_first_servers_of_a_cluster_may_come_at_once(
 ) -> None:
     find = registry._Nodes.find
 
-    def found(self: Any, path: str) -> Any:
+    def found(self: Any, path: str, **options: Any) -> Any:
         """What stands there; another server writes `config` a moment later."""
-        answer = find(self, path)
-        if path == "/config" and answer is None:
-            nodes.create("/config", members.new_config("f" * 32))
+        answer = find(self, path, **options)
+        if path == "/config" and answer is None and not nodes.exists(path):
+            nodes.create("/config", members.new_config("f" * 32, 7))
         return answer
 
     monkeypatch.setattr(registry._Nodes, "find", found)
@@ -168,9 +172,9 @@ def test_an_id_that_is_taken_is_refused_by_a_sentence_and_the_state_stays(
 
 
 def test_two_servers_of_one_address_are_refused_by_a_sentence(join: Callable[..., Any]) -> None:
-    join(1, advertise="acker.example:7070")
+    join(1, advertise="acker.example:7070", advertise_unchecked=True)
     with pytest.raises(StartError, match=r"the address acker\.example:7070 is that of server 1 already"):
-        join(2, advertise="acker.example:7070")
+        join(2, advertise="acker.example:7070", advertise_unchecked=True)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_a_chroot_of_another_cluster_is_refused_by_a_sentence(
 def test_a_cluster_of_which_nobody_runs_goes_on_in_another_version(join: Callable[..., Any], nodes: Any) -> None:
     nodes.create("/config", b'{"acker": "c", "protocol_version": 1, "slots": 1024}', makepath=True)
     join(1)
-    assert nodes.get("/config")[0] == members.new_config("c")
+    assert nodes.get("/config")[0] == members.new_config("c", 0)
 
 
 def test_a_zookeeper_that_does_not_answer_is_named_by_a_sentence_with_the_reason(join: Callable[..., Any]) -> None:
@@ -262,6 +266,85 @@ def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any
     nodes.set("/servers/away/2", Away(seen, 1).dump())
     join(3)
     eventually(lambda: not nodes.exists("/servers/away/2"))
+
+
+def test_a_server_that_could_not_write_its_state_is_gone_at_once_and_nobody_waits_for_it(
+    join: Callable[..., Any], server_process: Callable[..., Any], nodes: Any, zookeeper: str, tmp_path: Path
+) -> None:
+    watching = join(1)
+    process = server_process(f"--zookeeper={zookeeper}", "--id=2", f"--state-dir={tmp_path}", "--away-s=600")
+    await_states(watching, {1: ACTIVE, 2: ACTIVE})
+    # Whatever is written there meets a full disk.
+    (tmp_path / "acker.state.tmp").symlink_to("/dev/full")
+    assert process.terminate() == 1
+    assert not nodes.exists("/servers/away/2")
+    await_states(watching, {1: ACTIVE})
+
+
+# -- reached where it says
+
+
+@pytest.fixture
+def brief(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that does not lead to its server is not tried for long."""
+    monkeypatch.setattr("acker_service.server.ADVERTISED_S", 0.5)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_server_that_is_not_where_it_says_does_not_start_and_leaves_nothing(
+    join: Callable[..., Any], nodes: Any, tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        dead = f"127.0.0.1:{nobody.getsockname()[1]}"
+        said = rf"--advertise .*does not answer at {dead} \(.*\).*give the host:port at which they reach this server"
+        with pytest.raises(StartError, match=said):
+            join(1, advertise=dead, state_dir=str(tmp_path))
+    assert not nodes.exists("/servers/ids/1")
+    # Its port and its state are free again.
+    assert states(join(1, state_dir=str(tmp_path))) == {1: ACTIVE}
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize("unchecked", [False, True])
+def test_a_server_does_not_start_with_the_address_of_another_one(join: Callable[..., Any], *, unchecked: bool) -> None:
+    other = join(1)
+    with pytest.raises(StartError, match=rf"at {other.address} another server answers, server 1 \(acker .*\)"):
+        join(2, advertise=other.address, advertise_unchecked=unchecked)
+    with Caller(other.address) as caller:
+        caller.begin()
+
+
+def test_a_server_that_reaches_itself_where_it_says_starts_and_answers_nobody_before(
+    join: Callable[..., Any], zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    early: list[grpc.StatusCode] = []
+    register = registry.Registry.register
+
+    def ask_and_register(self: Any) -> None:
+        with Caller(f"localhost:{port}") as caller, pytest.raises(grpc.RpcError) as refused:
+            caller.hello()
+        early.append(refused.value.code())
+        register(self)
+
+    monkeypatch.setattr(registry.Registry, "register", ask_and_register)
+    server = join(1, port=port, advertise=f"localhost:{port}")
+    assert early == [grpc.StatusCode.UNAVAILABLE]
+    with Caller(f"localhost:{port}") as caller:
+        caller.begin()
+        assert [each.member.address for each in caller.view().members] == [f"localhost:{port}"]
+    server.stop(grace_s=0.0)
+
+
+@pytest.mark.usefixtures("brief")
+def test_a_server_that_only_others_reach_says_so_and_starts_if_it_is_told_to(
+    join: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert states(join(1, advertise="127.0.0.1:1", advertise_unchecked=True)) == {1: ACTIVE}
+    assert "advertise_unreachable" in caplog.messages
 
 
 # -- lost and back
@@ -330,13 +413,14 @@ def test_a_server_waits_for_the_node_of_its_own_dead_process_to_go(
     dead = Registered(2, "two.example", 7070, "0.1.0", 7, 8)
     nodes.create("/servers/ids/2", dead.dump(), ephemeral=True)
     with ThreadPoolExecutor(1) as starting:
-        server = starting.submit(join, 2, advertise=dead.address)
+        server = starting.submit(join, 2, advertise=dead.address, advertise_unchecked=True)
         eventually(lambda: "registration_waits" in caplog.messages)
         assert not server.done()
         nodes.delete("/servers/ids/2")
         assert listed(server.result(), 2).member.generation == server.result().shard.generation
 
 
+@pytest.mark.long
 def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
     server_process: Callable[..., Any], join: Callable[..., Any], zookeeper: str
 ) -> None:
@@ -394,6 +478,109 @@ def test_while_zookeeper_is_away_servers_serve_with_the_view_they_had(
             server.stop(grace_s=0.0)
     finally:
         zookeeper.kill()
+
+
+@contextlib.contextmanager
+def own_zookeeper(folder: Path) -> Iterator[Any]:
+    """A ZooKeeper that a test may do with as it likes, and what ``--zookeeper`` takes."""
+    from acker_testing import ZooKeeperProcess
+
+    zookeeper = ZooKeeperProcess(folder)
+    try:
+        yield zookeeper
+    finally:
+        zookeeper.kill()
+
+
+def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_their_epoch_grows(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    (tmp_path / "zookeeper").mkdir()
+    with own_zookeeper(tmp_path / "zookeeper") as zookeeper:
+        place = {"zookeeper": f"{zookeeper.address}/acker", "zookeeper_session_s": SHORT_S}
+        one, two = (start_server(id=id, **place) for id in (1, 2))
+        gone = start_server(id=3, state_dir=str(tmp_path / "state"), away_s=600.0, **place)
+        gone.stop(grace_s=0.0)
+        for server in (one, two):
+            await_states(server, {1: ACTIVE, 2: ACTIVE, 3: AWAY})
+        before = one.view()
+        zookeeper.empty()
+        # No view in between lacks one of them, nor the member that is away and cannot say so itself.
+        while min(server.view().epoch for server in (one, two)) <= before.epoch:
+            assert states(one) == states(two) == {1: ACTIVE, 2: ACTIVE, 3: AWAY}
+            time.sleep(0.001)
+        assert {each.member for each in one.view().members} == {each.member for each in before.members}
+        back = start_server(id=3, state_dir=str(tmp_path / "state"), **place)
+        for server in (one, two, back):
+            await_states(server, {1: ACTIVE, 2: ACTIVE, 3: ACTIVE})
+        eventually(lambda: one.view().epoch == two.view().epoch == back.view().epoch)
+        for server in (one, two, back):
+            server.stop(grace_s=0.0)
+
+
+def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    with own_zookeeper(tmp_path) as zookeeper:
+        place = {"zookeeper": f"{zookeeper.address}/acker", "zookeeper_session_s": SHORT_S}
+        one = start_server(id=1, **place)
+        zookeeper.kill()
+        shutil.copytree(tmp_path / "data", tmp_path / "backup")
+        zookeeper.start()
+        two = start_server(id=2, **place)
+        for _ in range(10):
+            # The backup has to lie further back than what servers do when they come back.
+            passing = start_server(id=3, **place)
+            passing.stop(grace_s=0.0)
+        await_states(one, {1: ACTIVE, 2: ACTIVE})
+        before = max(one.view().epoch, two.view().epoch)
+        zookeeper.kill()
+        shutil.rmtree(tmp_path / "data")
+        (tmp_path / "backup").rename(tmp_path / "data")
+        zookeeper.start()
+        eventually(lambda: min(one.view().epoch, two.view().epoch) > before)
+        for server in (one, two):
+            await_states(server, {1: ACTIVE, 2: ACTIVE})
+            server.stop(grace_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, members.new_config("f" * 32, 5), b'{"acker": "older", "protocol_version": 2, "slots": 1024}'],
+    ids=["none", "of a server whose clock is behind", "of an older version"],
+)
+def test_the_cluster_goes_on_in_an_empty_chroot_whoever_came_there_first(
+    join: Callable[..., Any], nodes: Any, config: bytes | None
+) -> None:
+    one, two = join(1), join(2)
+    await_states(one, {1: ACTIVE, 2: ACTIVE})
+    before = max(one.view().epoch, two.view().epoch)
+    lost = nodes.transaction()
+    for path in ("ids/1", "ids/2", "ids", "draining", "away"):
+        lost.delete(f"/servers/{path}")
+    lost.delete("/servers")
+    lost.delete("/config")
+    if config is not None:
+        lost.create("/config", config)
+    assert not any(isinstance(result, Exception) for result in lost.commit())
+    eventually(lambda: min(one.view().epoch, two.view().epoch) > before)
+    for server in (one, two):
+        await_states(server, {1: ACTIVE, 2: ACTIVE})
+    found = nodes.get("/config")[0]
+    assert members.ensemble_of(found) > parts_of(before)[0]
+    assert config is None or members.cluster_of(found) == members.cluster_of(config)
+
+
+def test_a_server_whose_chroot_was_taken_by_another_version_meanwhile_says_so_and_keeps_its_view(
+    join: Callable[..., Any], nodes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = join(1)
+    before = server.view()
+    nodes.create("/servers/draining/9", Registered(9, "nine.example", 7070, "0.2.0", 7, 8).dump())
+    nodes.set("/config", b'{"acker": "c", "protocol_version": 3, "slots": 1024, "ensemble": 9999999999999}')
+    eventually(lambda: any("protocol_version 3" in str(record.__dict__) for record in caplog.records))
+    assert states(server)[1] == ACTIVE
+    assert parts_of(server.view().epoch)[0] == parts_of(before.epoch)[0]
 
 
 def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_back_too(

@@ -399,6 +399,7 @@ def test_reports_are_taken_by_threads_of_their_own(start_server: StartServer) ->
     assert names.count("acker-apply_0") == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("other", ["--http-port=0", "--http-port=off"])
 @pytest.mark.parametrize("host", ["nosuchhost.invalid", "192.0.2.1"])
 def test_a_host_that_is_not_to_be_had_is_blamed_on_the_host_and_not_on_the_port(host: str, other: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ class ServerStops:
 
     def __str__(self) -> str:
         how = "is restarted with its state" if self.with_state else "dies"
-        return f"at {self.at:.2f} s server {self.server} {how}, back after {self.down_s:.1f} s"
+        back = "never back" if self.down_s == NEVER else f"back after {self.down_s:.1f} s"
+        return f"at {self.at:.2f} s server {self.server} {how}, {back}"
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,19 @@ class Pause:
 
 @dataclass(frozen=True)
 class Cut:
-    """Nothing passes between a client (None: anybody) and a server (None: any) for so long."""
+    """Nothing passes between a client (None: anybody) and a server (None: any) for so long; ``is_half``: no answers
+    do."""
 
     at: float
     client: str | None
     server: int | None
     for_s: float
+    is_half: bool = False
 
     def __str__(self) -> str:
         one, other = self.client or "everybody", "any server" if self.server is None else f"server {self.server}"
+        if self.is_half:
+            return f"at {self.at:.2f} s {one} hears no answer of {other} for {self.for_s:.1f} s"
         return f"at {self.at:.2f} s {one} and {other} are cut off from each other for {self.for_s:.1f} s"
 
 
@@ -106,7 +112,56 @@ class ZooKeeperAway:
         return f"at {self.at:.2f} s ZooKeeper is out of reach of {who} for {self.for_s:.1f} s"
 
 
-Fault = ServerStops | Pause | Cut | ExecutorLost | FilesLost | Joins | Drains | ZooKeeperAway
+@dataclass(frozen=True)
+class SessionsLost:
+    """ZooKeeper lives on and no server reaches it for so long: sessions end, and servers come back one by one."""
+
+    at: float
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"at {self.at:.2f} s all servers are cut off from ZooKeeper for {self.for_s:.1f} s"
+
+
+@dataclass(frozen=True)
+class DataLost:
+    """Nobody reaches ZooKeeper for so long, and then its data is gone."""
+
+    at: float
+    for_s: float
+
+    def __str__(self) -> str:
+        return f"at {self.at:.2f} s ZooKeeper goes away for {self.for_s:.1f} s, and loses its data"
+
+
+@dataclass(frozen=True)
+class WorkerLost:
+    """A plain worker dies, with what it has not flushed, and another takes its place after ``down_s``."""
+
+    at: float
+    worker: int
+    down_s: float
+
+    def __str__(self) -> str:
+        return f"at {self.at:.2f} s worker {self.worker} dies, back after {self.down_s:.1f} s"
+
+
+Fault = (
+    ServerStops
+    | Pause
+    | Cut
+    | ExecutorLost
+    | FilesLost
+    | WorkerLost
+    | Joins
+    | Drains
+    | ZooKeeperAway
+    | SessionsLost
+    | DataLost
+)
+
+# How long a server is down that does not come back.
+NEVER = math.inf
 
 # What may go wrong with an attempt at a task, or with a job, and how often at most.
 TASK_RATES = {
@@ -130,13 +185,48 @@ DIFFERING_BATCHES = 200
 
 
 @dataclass(frozen=True)
+class Programs:
+    """Plain programs. ``roots``: how many records each source emits; ``flush_every``: after so many calls at the latest
+    a program flushes, and before that with a chance of ``flush_share`` after each. ``hands_on_early``: records travel
+    on before what was done to them is flushed. ``watches_beside``: a source watches in a thread of its own. The shares
+    are of records: those that fail, those on which work takes long, those whose timeout is started anew."""
+
+    sources: int = 1
+    workers: int = 1
+    roots: int = 6
+    timeout_s: float = 30.0
+    pace_s: float = 0.5
+    work_s: float = 0.2
+    flush_every: int = 4
+    flush_share: float = 0.2
+    buffer_entries: int = 65_536
+    hands_on_early: bool = False
+    watches_beside: bool = False
+    fail_share: float = 0.0
+    slow_share: float = 0.0
+    reset_share: float = 0.0
+
+    def __str__(self) -> str:
+        order = "before" if self.hands_on_early else "after"
+        beside = ", watched by a thread of their own" if self.watches_beside else ""
+        return (
+            f"{self.sources} plain sources of {self.roots} records every {self.pace_s:g} s{beside},"
+            f" {self.workers} workers, timeout {self.timeout_s:g} s, a flush after {self.flush_every} calls or with a"
+            f" chance of {self.flush_share:g}, {self.buffer_entries} in the buffer; records travel on {order} the"
+            f" flush; {self.fail_share:g} fail, {self.slow_share:g} are slow, {self.reset_share:g} start their timeout"
+            " anew"
+        )
+
+
+@dataclass(frozen=True)
 class Case:
     """One run. ``calls``: rates of FAULTS of the network; ``tasks``: rates of TASK_RATES; ``faults``: at their times.
 
     ``steps``: most operators of a pipeline. ``poison``: shares of records that fail in every try, that break their job,
     and that do not exist. ``cluster``: 'alone', 'list' or 'zookeeper'; of the ``servers`` those in a fault ``Joins``
     are not there at first. ``is_rough``: calls go wrong more often than budgets are made for. ``message_entries``: how
-    many entries a message may carry (0: as many as there are).
+    many entries a message may carry (0: as many as there are). ``programs``: plain programs instead of a driver and its
+    executors; then only what servers and the network have applies.
     """
 
     seed: int
@@ -164,12 +254,15 @@ class Case:
     calls: dict[str, float] = field(default_factory=dict)
     tasks: dict[str, float] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
+    programs: Programs | None = None
 
     @classmethod
     def of(cls, seed: int, cluster: str | None = None) -> Case:
         """What a seed stands for. ``cluster``: that kind of one, whatever the seed says."""
+        if cluster is None and random.Random(f"{seed} kind").random() < PLAIN_SHARE:
+            return plain_case(seed)
         dice = random.Random(f"{seed} case")
-        if cluster is None and dice.random() < 0.1:
+        if cluster is None and dice.random() < TORN_SHARE:
             return _torn(seed, dice)
         drawn = dice.choice(("alone", "alone", "list", "zookeeper", "zookeeper", "zookeeper"))
         cluster = cluster or drawn
@@ -180,7 +273,8 @@ class Case:
         calls = {} if is_calm or dice.random() < 0.3 else _some(dice, dict.fromkeys(FAULTS, 0.12), 0.5)
         tasks = {} if is_calm else _some(dice, TASK_RATES, 0.25)
         count = 0 if is_calm else dice.choice((0, 1, 1, 2, 4)) + (dice.randrange(3) if servers > 1 else 0)
-        faults = tuple(_fault(dice, executors, servers, cluster) for _ in range(count))
+        names = ("driver", *(f"executor {number}" for number in range(1, executors + 1)))
+        faults = tuple(_fault(dice, names, servers, cluster) for _ in range(count))
         budget_s, call_timeout_s, lease_s = dice.choice(((60.0, 10.0, 30.0), (60.0, 3.0, 30.0), (20.0, 3.0, 20.0)))
         return cls(
             seed,
@@ -214,6 +308,12 @@ class Case:
             faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         )
 
+    @property
+    def troubled_until(self) -> float:
+        """When the last of the faults is over."""
+        lasts_s = [getattr(fault, "for_s", getattr(fault, "down_s", 0.0)) for fault in self.faults]
+        return max((fault.at + s for fault, s in zip(self.faults, lasts_s, strict=True) if s != NEVER), default=0.0)
+
     def tasks_in(self, batch: int) -> dict[str, float]:
         """What goes wrong with tasks and jobs of a run's batch of this number, and how often."""
         if batch <= DIFFERING_BATCHES:
@@ -222,6 +322,16 @@ class Case:
 
     def __str__(self) -> str:
         rough = ", rough" if self.is_rough else ""
+        if self.programs is not None:
+            return "\n".join(
+                [
+                    f"seed {self.seed}: {self.programs}",
+                    *([] if self.cluster == "alone" else [_cluster(self)]),
+                    f"budget {self.budget_s:g} s, calls {self.call_timeout_s:g} s, lease {self.lease_s:g} s{rough}",
+                    *(f"calls: {name} {rate:.3f}" for name, rate in self.calls.items()),
+                    *(f"fault: {fault}" for fault in self.faults),
+                ]
+            )
         lines = [
             f"seed {self.seed}: {self.records} records in {self.partitions} partitions, {self.batch_records} a batch",
             f"{self.tasks_wide} tasks wide, {self.executors} executors, {self.steps} operators",
@@ -236,6 +346,63 @@ class Case:
         return "\n".join(lines)
 
 
+# Of the seeds so many stand for plain programs, and of the others so many for executors that reach one replica each.
+PLAIN_SHARE = 0.5
+TORN_SHARE = 0.3
+
+
+def plain_case(seed: int) -> Case:
+    """A case of plain programs."""
+    dice = random.Random(f"{seed} plain case")
+    cluster = dice.choice(("alone", "list", "zookeeper", "zookeeper", "zookeeper"))
+    servers = 1 if cluster == "alone" else dice.choice((2, 2, 3, 3, 4))
+    workers, sources = dice.randint(1, 3), dice.choice((1, 1, 1, 2))
+    is_calm = dice.random() < 0.1
+    calls = {} if is_calm or dice.random() < 0.5 else _some(dice, dict.fromkeys(FAULTS, 0.12), 0.5)
+    count = 0 if is_calm else dice.choice((0, 1, 1, 2, 4)) + (dice.randrange(3) if servers > 1 else 0)
+    names = (
+        *(f"source {number}" for number in range(1, sources + 1)),
+        *(f"worker {number}" for number in range(1, workers + 1)),
+    )
+    faults = tuple(_fault(dice, names, servers, cluster) for _ in range(count))
+    if servers > 1 and dice.random() < 0.3:
+        faults = _crosswise(dice, names, servers)
+    budget_s, call_timeout_s, lease_s = dice.choice(((60.0, 10.0, 30.0), (60.0, 3.0, 90.0), (20.0, 3.0, 60.0)))
+    return Case(
+        seed,
+        cluster=cluster,
+        servers=servers,
+        replicas=dice.choice((None, 1, 2, 2, 3)) if servers > 1 else None,
+        spread=dice.choice((8, 8, 3)),
+        replica_wait_s=dice.choice((10.0, 10.0, 2.0)),
+        gone_after_s=dice.choice((15.0, 15.0, 4.0)),
+        session_s=dice.choice((10.0, 4.0)),
+        budget_s=budget_s,
+        call_timeout_s=call_timeout_s,
+        lease_s=lease_s,
+        through_wire=dice.random() < 0.1,
+        is_rough=bool(calls) and dice.random() < 0.2,
+        calls=calls,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+        programs=Programs(
+            sources=sources,
+            workers=workers,
+            roots=dice.choice((2, 4, 8, 16)),
+            timeout_s=dice.choice((10.0, 30.0, 30.0, 120.0)),
+            pace_s=dice.choice((0.05, 0.5, 3.0)),
+            work_s=dice.choice((0.02, 0.2, 1.0)),
+            flush_every=dice.choice((1, 3, 10)),
+            flush_share=dice.choice((0.0, 0.1, 0.5)),
+            buffer_entries=dice.choice((65_536, 65_536, 2)),
+            hands_on_early=dice.random() < 0.4,
+            watches_beside=dice.random() < 0.4,
+            fail_share=dice.choice((0.0, 0.1, 0.3)),
+            slow_share=dice.choice((0.0, 0.0, 0.05)),
+            reset_share=dice.choice((0.0, 0.0, 0.05)),
+        ),
+    )
+
+
 _POISON = ("fail always", "break their job", "do not exist")
 
 
@@ -244,7 +411,9 @@ def _torn(seed: int, dice: random.Random) -> Case:
     differ. What one replica has is whole, and was not written."""
     at, for_s = round(0.05 + 0.3 * dice.random(), 3), round(dice.uniform(10.0, 60.0), 3)
     cuts = (Cut(at, "executor 1", 1, for_s), Cut(at, "executor 2", 2, for_s))
-    unheard = (Cut(round(at + dice.random(), 3), "driver", dice.choice((1, 2)), for_s),) * (dice.random() < 0.7)
+    # One task from end to end: what an attempt reports is the whole tree, and the next attempt fails a row of it.
+    is_whole = dice.random() < 0.6
+    unheard = (Cut(round(at + dice.random(), 3), "driver", dice.choice((1, 2)), for_s),) * (dice.random() < 0.9)
     dies = (ServerStops(round(5.0 * dice.random(), 3), dice.choice((1, 2)), 1.0, False),) * (dice.random() < 0.3)
     return Case(
         seed,
@@ -255,17 +424,32 @@ def _torn(seed: int, dice: random.Random) -> Case:
         servers=2,
         replicas=2,
         replica_wait_s=2.0,
-        steps=dice.choice((1, 1, 2)),
+        tasks_wide=1 if is_whole else 2,
+        steps=1 if is_whole else dice.choice((1, 1, 2)),
         budget_s=20.0,
         call_timeout_s=3.0,
         lease_s=20.0,
         tasks={
-            "dies after it reported": 0.4,
-            "fails a row this time": round(0.3 * dice.random(), 3),
-            "makes other children": round(0.3 * dice.random(), 3),
+            "dies after it reported": 0.6 if is_whole else 0.4,
+            "fails a row this time": round(0.3 * dice.random() + (0.2 if is_whole else 0.0), 3),
+            "makes other children": 0.0 if is_whole else round(0.3 * dice.random(), 3),
         },
         faults=tuple(sorted((*cuts, *unheard, *dies), key=lambda fault: fault.at)),
     )
+
+
+def _crosswise(dice: random.Random, names: tuple[str, ...], servers: int) -> tuple[Fault, ...]:
+    """Each of two servers is out of reach of some process; then one of them ends, or is restarted with its state."""
+    one, other = dice.sample(range(1, servers + 1), 2)
+    at, for_s = round(3.0 * dice.random(), 3), round(dice.uniform(3.0, 60.0), 3)
+    cuts = (
+        Cut(at, dice.choice(names), one, for_s, dice.random() < 0.3),
+        Cut(round(at + 3.0 * dice.random(), 3), dice.choice(names), other, for_s, dice.random() < 0.3),
+    )
+    ends_at, down_s = round(at + 20.0 * dice.random(), 3), round(dice.choice((1.0, 10.0, 55.0)) * dice.random(), 3)
+    ends = ServerStops(ends_at, dice.choice((one, other)), down_s, dice.random() < 0.5)
+    again = ServerStops(round(ends_at + 5.0 * dice.random(), 3), dice.choice((one, other)), down_s, dice.random() < 0.5)
+    return (*cuts, *((ends,) * (dice.random() < 0.7)), *((again,) * (dice.random() < 0.3)))
 
 
 def _cluster(case: Case) -> str:
@@ -282,27 +466,38 @@ def _some(dice: random.Random, most: dict[str, float], chance: float) -> dict[st
     return {name: round(rate * dice.random(), 3) for name, rate in most.items() if dice.random() < chance}
 
 
-def _fault(dice: random.Random, executors: int, servers: int, cluster: str) -> Fault:
+def _fault(dice: random.Random, names: tuple[str, ...], servers: int, cluster: str) -> Fault:
+    """``names``: of the clients' processes; 'driver' or sources, and then executors or workers."""
     at = round(dice.choice((2.0, 6.0, 20.0)) * dice.random(), 3)
-    executor, server = dice.randint(1, executors), dice.randint(1, servers)
+    sources = tuple(name for name in names if not name.startswith(("executor", "worker")))
+    worker = dice.randint(1, len(names) - len(sources))
+    name, server = names[len(sources) + worker - 1], dice.randint(1, servers)
     long_s = round(dice.choice((1.0, 8.0, 40.0, 90.0)) * dice.uniform(0.3, 1.0), 3)
     if servers > 1 and dice.random() < 0.4:
         # The first server is always there to come back to.
         other = dice.randint(2, servers)
         if dice.random() < 0.4 or cluster != "zookeeper":
             return dice.choice((Joins(at, other), Drains(at, other)))
-        return ZooKeeperAway(at, dice.choice((None, server)), long_s)
+        whose = dice.randrange(4)
+        if whose == 0:
+            return SessionsLost(at, long_s)
+        if whose == 1:
+            return DataLost(at, long_s)
+        return ZooKeeperAway(at, None if whose == 2 else server, long_s)
     kind = dice.randrange(8)
+    if kind == 1 and server > 1 and dice.random() < 0.3:
+        return ServerStops(at, server, NEVER, False)
     if kind <= 1:
-        return ServerStops(at, server, round(dice.choice((0.5, 5.0, 30.0)) * dice.random(), 3), kind == 0)
+        return ServerStops(at, server, round(dice.choice((0.5, 5.0, 30.0, 55.0)) * dice.random(), 3), kind == 0)
     if kind == 2:
         return Pause(at, f"server {server}", long_s)
     if kind == 3:
-        return Pause(at, dice.choice(("driver", f"executor {executor}")), long_s)
+        return Pause(at, dice.choice((dice.choice(sources), name)), long_s)
     if kind == 4:
-        return Cut(at, dice.choice(("driver", f"executor {executor}")), server, long_s)
+        return Cut(at, dice.choice((dice.choice(sources), name)), server, long_s, dice.random() < 0.3)
     if kind == 5:
-        return Cut(at, None, server, long_s)
-    if kind == 6:
-        return ExecutorLost(at, executor, round(5.0 * dice.random(), 3))
-    return FilesLost(at, executor)
+        return Cut(at, None, server, long_s, dice.random() < 0.2)
+    down_s = round(5.0 * dice.random(), 3)
+    if name.startswith("worker"):
+        return WorkerLost(at, worker, down_s)
+    return ExecutorLost(at, worker, down_s) if kind == 6 else FilesLost(at, worker)

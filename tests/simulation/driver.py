@@ -201,6 +201,8 @@ class BatchFrame:
     error: BaseException | None = None
     unfinished_because: str = ""
     without: frozenset[int] = frozenset()
+    has_run: bool = True
+    is_shared: bool = False
 
     @property
     def df(self) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Protocol
 
 from tests.simulation.case import (
+    NEVER,
     Case,
     Cut,
+    DataLost,
     Drains,
     ExecutorLost,
     Fault,
@@ -14,9 +17,12 @@ from tests.simulation.case import (
     Joins,
     Pause,
     ServerStops,
+    SessionsLost,
+    WorkerLost,
     ZooKeeperAway,
 )
 from tests.simulation.network import Network
+from tests.simulation.plain import Plain
 from tests.simulation.registry import ZooKeeper
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.servers import Server, State
@@ -36,7 +42,9 @@ class Surroundings(Protocol):
     servers: dict[int, Server]
     zookeeper: ZooKeeper | None
     spark: Spark
+    plain: Plain | None
     is_over: bool
+    dice: random.Random
 
     def lost(self, server: Server, why: str) -> None: ...
 
@@ -60,12 +68,15 @@ class Misfortunes:
                 self._stop_server(world.servers[number], down_s, with_state)
             case Pause(_, who, for_s):
                 self._pause(who, for_s)
-            case Cut(_, client, number, for_s):
+            case Cut(_, client, number, for_s, is_half):
                 world.troubles.out_of_reach(for_s, client, number)
                 server = None if number is None else world.servers[number]
-                world.network.cut(client, server, world.scheduler.now + for_s)
+                world.network.cut(client, server, world.scheduler.now + for_s, is_half=is_half)
             case ExecutorLost(_, number, down_s):
                 world.spark.lose(world.spark.executors[number - 1], down_s)
+            case WorkerLost(_, number, down_s):
+                if world.plain is not None and number in world.plain.workers:
+                    world.plain.lose(number, down_s)
             case FilesLost(_, number):
                 world.spark.lose_files(world.spark.executors[number - 1])
             case Joins(_, number):
@@ -75,6 +86,16 @@ class Misfortunes:
                 world.servers[number].drain()
             case ZooKeeperAway(_, number, for_s):
                 self._hide_zookeeper(number, for_s)
+            case SessionsLost(_, for_s):
+                for server in world.servers.values():
+                    if server.place is not None:
+                        # Within half of a session all of them are back.
+                        late_s = 0.5 * world.case.session_s * world.dice.random()
+                        server.place.silence(world.scheduler.now + for_s + late_s)
+            case DataLost(_, for_s):
+                if world.zookeeper is not None:
+                    world.troubles.zookeeper_away(for_s)
+                    world.zookeeper.lose_data(world.scheduler.now + for_s)
 
     def _stop_server(self, server: Server, down_s: float, with_state: bool) -> None:
         world = self._world
@@ -91,7 +112,8 @@ class Misfortunes:
             return
         server.crash()
         world.lost(server, "lost its state")
-        world.scheduler.after(down_s, start)
+        if down_s != NEVER:
+            world.scheduler.after(down_s, start)
 
     def _pause(self, who: str, for_s: float) -> None:
         world = self._world

@@ -9,25 +9,54 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
 
+from acker_client.core import votes
 from acker_client.core.pinned_batch import PinnedBatch
 from acker_client.core.registration import Registration
-from acker_client.core.votes import bits_of, slots_of
+from acker_client.core.silence import Silence
+from acker_client.core.votes import Votes, bits_of, slots_of
+from acker_client.members.cluster import Cluster
 from acker_client.members.source_session import WENT_WITHOUT, SourceSession
+from acker_client.plain.sending import Sending
 from acker_client.source.run.run import Run
 from acker_client.spark.core import derive
 from acker_client.spark.core.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
 from acker_protocol import reports
 from acker_protocol.ids import numbers_of
-from acker_protocol.messages import FAIL, NO_KINDS, NO_REASON_IDS, Entries, Identity, Status
+from acker_protocol.messages import (
+    FAIL,
+    NO_KINDS,
+    NO_REASON_IDS,
+    Entries,
+    Identity,
+    ListedMember,
+    MemberState,
+    Status,
+    ViewReply,
+)
 from acker_service.core.applying import Applying
 from acker_service.core.dedupe import Dedupe
+from acker_service.core.members import Seen
 from acker_service.core.shard import Shard
+from acker_service.core.state import State
+from tests.simulation import registry
+from tests.simulation.case import (
+    DIFFERING,
+    Case,
+    Cut,
+    DataLost,
+    Drains,
+    Fault,
+    Pause,
+    ServerStops,
+    SessionsLost,
+    ZooKeeperAway,
+)
 
 # Makes something else of a method or a property: takes the real one, gives the mistaken one.
 Mistake = Callable[[Any], Any]
@@ -36,11 +65,13 @@ Mistake = Callable[[Any], Any]
 @dataclass(frozen=True)
 class Mutant:
     """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake); ``kind``: what has to come of
-    it, "" for anything wrong."""
+    it, "" for anything wrong. ``matters``: whether a case has the situation in which the rule decides something; seeds
+    of other cases are passed over, which saves time and finds nothing less."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]
     kind: str = ""
+    matters: Callable[[Case], bool] = lambda case: True
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -171,18 +202,18 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
     """What a replica that is out says of roots that are open counts."""
 
     def hear(self: PinnedBatch, member: Any, outcomes: Any) -> Any:
-        index, votes = self.members.index(member), self.votes
+        index, its = self.members.index(member), self.votes
         # Where it was the only replica nothing is open.
-        if member not in self.out or votes._votes._everybody == 1:
+        if member not in self.out or its._votes._everybody == 1:
             return real(self, member, outcomes)
-        rows = numbers_of(votes._first, outcomes.root_ids)
-        is_own = rows < np.uint64(votes.up_to)
-        is_own[is_own] = ~votes._votes.has_ended(rows[is_own].view(np.int64))
-        bits = bits_of(votes._replicas, index)[slots_of(outcomes.root_ids)]
-        votes._votes._spoken[rows[is_own].view(np.int64)] &= ~bits[is_own]
-        votes._silenced.discard(index)
+        rows = numbers_of(its._first, outcomes.root_ids)
+        is_own = rows < np.uint64(its.up_to)
+        is_own[is_own] = its._votes._endings[rows[is_own].view(np.int64)] == 0
+        bits = bits_of(its._replicas, index)[slots_of(outcomes.root_ids)]
+        its._votes._spoken[rows[is_own].view(np.int64)] &= ~bits[is_own]
+        its._silenced.discard(index)
         merged = real(self, member, outcomes)
-        votes._silenced.add(index)
+        its._silenced.add(index)
         return merged
 
     return hear
@@ -197,7 +228,236 @@ def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
     return take
 
 
+# -- votes, membership, generations, epochs, away, silence
+
+
+def _first_word_wins(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A root ends with whatever one replica says of it first."""
+
+    def count(self: Votes, rows: Any, bits: Any, kinds: Any, outcomes: Any) -> Any:
+        self._spoken[rows] = self._everybody
+        return real(self, rows, bits, kinds, outcomes)
+
+    return count
+
+
+def _weakest_wins(real: Any) -> Any:
+    """A root ends with the weakest word on it: with a no, although another replica said ACKED."""
+    endings = real.copy()
+    for said in range(1, 256):
+        endings[said] = real[said & -said]
+    return endings
+
+
+def _no_loss(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch does not notice that a server has another registration than the one it was opened under."""
+    return lambda self, member, generation: False
+
+
+def _old_hello(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Nobody notices by its greeting that a server has another generation."""
+
+    def gone(self: Cluster, member: Any, **options: Any) -> str:
+        why: str = real(self, member, **options)
+        return "" if why == "its server came back without its state" else why
+
+    return gone
+
+
+def _never_gone(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, member, **options: ""
+
+
+def _any_view(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The view is whatever the first server that answers says, however old."""
+
+    def asked(self: Cluster) -> ViewReply:
+        heard, self._epoch_heard = self._epoch_heard, 1
+        try:
+            reply: ViewReply = real(self)
+        finally:
+            self._epoch_heard = heard
+        is_older = self._listed is not None and reply.epoch < self._listed.epoch
+        return replace(reply, epoch=self._listed.epoch) if is_older and self._listed is not None else reply
+
+    return asked
+
+
+def _no_epochs(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Who is not in the view that is known is gone, however old that view is."""
+
+    def gone(self: Cluster, member: Any, **options: Any) -> str:
+        if self._listed is None:
+            return cast(str, real(self, member, **options))
+        known = self._epoch_heard, self._placed_on
+        self._epoch_heard = self._placed_on = 0
+        try:
+            return cast(str, real(self, member, **options))
+        finally:
+            self._epoch_heard, self._placed_on = known
+
+    return gone
+
+
+def _all_is_news(real: Callable[..., Any]) -> Callable[..., Any]:
+    """What was said before a member was heard of speaks against it."""
+    return lambda self, member, said: True
+
+
+def _no_ensembles(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The epochs of an ensemble that has lost its data are taken for older ones."""
+    return lambda ensemble, number: number
+
+
+def _had_time(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, member, epoch: True
+
+
+def _nobody_lacks(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A server that comes back to ZooKeeper believes at once that who is missing there is gone."""
+    return lambda self, before: False
+
+
+def _without(*states: MemberState) -> Mistake:
+    """Members of these states are not in the view."""
+
+    def mistake(real: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda self, now_ms: tuple(each for each in real(self, now_ms) if each.state not in states)
+
+    return mistake
+
+
+def _all_active(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Members that drain or are away are listed like all others."""
+    return lambda self, now_ms: tuple(ListedMember(each.member) for each in real(self, now_ms))
+
+
+def _hears_others(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A process that is itself cut off takes everybody for gone."""
+    return lambda self, member: True
+
+
+def _all_silence(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Time in which nobody was asked counts as silence."""
+    return lambda self, now, begun_at: self.lasts_s(now)
+
+
+def _left_anyhow(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A process leaves out a silent replica of a source that it has joined, though the source has not."""
+    return lambda self, member: None
+
+
+def _only_its_report(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A source's own client leaves a silent replica out of a report, and not out of the batch."""
+    return lambda self, member, why: self._replication.leave(member, why)
+
+
+def _same_registration(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A source that is registered again after its lease ran out gets the token that it had."""
+
+    def register(self: Shard, request: Any) -> Any:
+        self._state.registrations = 0
+        return real(self, request)
+
+    return register
+
+
+def _new_generation(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A server that is restarted with its state gets another generation."""
+
+    def load(self: State, parts: Any) -> None:
+        real(self, parts)
+        self.generation ^= 1
+
+    return load
+
+
+def _silence_is_enough(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A server that answers no longer is gone, also where a registry lists it."""
+
+    def gone(self: Cluster, member: Any, **options: Any) -> str:
+        why: str = real(self, member, **options)
+        is_silent = self._silent_s(member.address) >= self.settings.replica_wait_s
+        return why or ("it is silent" if is_silent and not self.is_alone else "")
+
+    return gone
+
+
+def _several(case: Case) -> bool:
+    return case.servers > 1
+
+
+def _listed(case: Case) -> bool:
+    return case.cluster == "list"
+
+
+def _registered(case: Case) -> bool:
+    return case.servers > 1 and case.cluster == "zookeeper"
+
+
+def _with(*kinds: type[Fault]) -> Callable[[Case], bool]:
+    """Cases of several servers with a registry and a fault of one of these kinds."""
+    return lambda case: _registered(case) and any(isinstance(fault, kinds) for fault in case.faults)
+
+
+def _torn(case: Case) -> bool:
+    """Cases of Spark in which executors reach different replicas, and attempts differ."""
+    has_cut = any(isinstance(fault, Cut | Pause) for fault in case.faults)
+    return case.programs is None and case.servers > 1 and has_cut and any(map(case.tasks.get, DIFFERING))
+
+
 MUTANTS = (
+    Mutant("first word wins", ((Votes, "count", _first_word_wins),), matters=_several),
+    Mutant("a no is stronger than ACKED", ((votes, "_ENDINGS", _weakest_wins),), matters=_several),
+    Mutant("a new registration taken for the old one", ((PinnedBatch, "was_lost_by", _no_loss),)),
+    Mutant("a generation in a greeting ignored", ((Cluster, "gone", _old_hello),), matters=_several),
+    Mutant("nobody is ever gone", ((Cluster, "gone", _never_gone),), matters=_several),
+    Mutant(
+        "an older view believed",
+        ((Cluster, "_asked", _any_view),),
+        matters=_with(ZooKeeperAway, SessionsLost, DataLost),
+    ),
+    Mutant(
+        "absence from an older view counted",
+        ((Cluster, "gone", _no_epochs),),
+        matters=_with(ZooKeeperAway, SessionsLost, DataLost),
+    ),
+    Mutant("old news counted against a member", ((Cluster, "_is_news_of", _all_is_news),), matters=_registered),
+    Mutant(
+        "an ensemble without its data taken for an older one",
+        ((registry, "epoch_of", _no_ensembles),),
+        matters=_with(DataLost),
+    ),
+    Mutant(
+        "no time to register in a new ensemble",
+        ((Cluster, "_had_time_to_register", _had_time),),
+        matters=_with(DataLost),
+    ),
+    Mutant(
+        "no wait for trust after a lost session",
+        ((Seen, "lacks", _nobody_lacks),),
+        matters=_with(SessionsLost, DataLost),
+    ),
+    Mutant("who is away is gone", ((Seen, "listed", _without(MemberState.AWAY)),), matters=_with(ServerStops)),
+    Mutant("who drains is gone", ((Seen, "listed", _without(MemberState.DRAINING)),), matters=_with(Drains)),
+    Mutant(
+        "who drains or is away is taken for active",
+        ((Seen, "listed", _all_active),),
+        matters=_with(Drains, ServerStops),
+    ),
+    Mutant(
+        "who hears nobody takes the others for gone", ((Cluster, "_hears_others_than", _hears_others),), matters=_listed
+    ),
+    Mutant("time without a question counted as silence", ((Silence, "shown_s", _all_silence),), matters=_listed),
+    Mutant(
+        "silence counted where a registry lists the server",
+        ((Cluster, "gone", _silence_is_enough),),
+        matters=_registered,
+    ),
+    Mutant("a silent replica left out of a joined source", ((Sending, "_excuse", _left_anyhow),)),
+    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),)),
+    Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
+    Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
     Mutant(
         "child edges without the digest of what their parent became",
         (
@@ -224,11 +484,13 @@ MUTANTS = (
             (PinnedBatch, "hear", _heard_when_out),
         ),
         "false ACK",
+        _torn,
     ),
     Mutant(
         "a vote of a server that a task went on without counted",
         ((SourceSession, "leave_out", _nothing),),
         "false ACK",
+        _torn,
     ),
     Mutant("children not in the tree", ((Tally, "take", _children_first),)),
 )

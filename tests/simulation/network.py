@@ -71,16 +71,21 @@ _CODECS: dict[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class Link:
-    """From one client's process to one server. ``cuts``: (from, until) in which nothing passes."""
+    """From one client's process to one server. ``cuts``: (from, until) in which nothing passes; ``deaf``: those in
+    which no answer does."""
 
     def __init__(self, client: str, server: Server) -> None:
         self.client = client
         self.server = server
         self.faults: deque[float] = deque(maxlen=FAULTS_MAX)
         self.cuts: list[tuple[float, float]] = []
+        self.deaf: list[tuple[float, float]] = []
 
     def is_cut(self, now: float) -> bool:
         return any(start <= now < end for start, end in self.cuts)
+
+    def is_deaf(self, now: float) -> bool:
+        return self.is_cut(now) or any(start <= now < end for start, end in self.deaf)
 
 
 class Network:
@@ -124,11 +129,12 @@ class Network:
             link = self._links[client, address] = Link(client, self._servers[address])
         return link
 
-    def cut(self, client: str | None, server: Server | None, until: float) -> None:
-        """Nothing passes from now on: between the two, or between one of them and everybody."""
+    def cut(self, client: str | None, server: Server | None, until: float, *, is_half: bool = False) -> None:
+        """Nothing passes from now on: between the two, or between one of them and everybody; or, ``is_half``, no
+        answers."""
         for link in self._links.values():
             if client in (None, link.client) and server in (None, link.server):
-                link.cuts.append((self._scheduler.now, until))
+                (link.deaf if is_half else link.cuts).append((self._scheduler.now, until))
 
     def call(self, link: Link, method: str, request: Any, timeout_s: float) -> Any:
         """Send a request and wait for its answer, as a process; Unavailable when there is none in time."""
@@ -242,7 +248,7 @@ class _Call:
     def _deliver(self, reply: Any, error: Exception | None) -> None:
         if self.is_over:
             return
-        if self._link.is_cut(self._network._scheduler.now):
+        if self._link.is_deaf(self._network._scheduler.now):
             self._network.on_fault(self._link, "cut off")
             return
         self.reply, self.error = reply, error

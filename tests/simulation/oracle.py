@@ -20,7 +20,8 @@ Promise 3. Whatever was not ACKED had a reason. This is the table:
                           the budget; or its batch was over
     a lease runs out      something stood between driver and server for a tenth of it, or two calls went wrong
 
-TIMED_OUT is never called for, as no batch here has a timeout.
+TIMED_OUT is never called for, as no batch here has a timeout. Nor is anything but ACKED called for where a replica has
+said ACKED that no task went without, and that has neither lost its state, nor been out of the view, since.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class BatchFacts:
     abandoned: str = ""
     pending: int = 0
     is_over: bool = False
+    # Servers that a task has reported without.
+    left_out: frozenset[int] = frozenset()
     # (operator, key of a row) -> what it came with and what became of it, by the first attempt that reported it.
     signatures: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -81,7 +84,11 @@ class Oracle:
         self._records = records
         # Why a root of a batch need not be ACKED for what befell its servers; "" for no reason.
         self.excuse: Callable[[BatchFacts, int, str], str] = lambda batch, root, reason: ""
+        # Whether a server that said ACKED need not be listened to.
+        self.is_out: Callable[[BatchFacts, int], bool] = lambda batch, server: False
         self.batches: dict[int, BatchFacts] = {}
+        # By root the servers that have said ACKED.
+        self._acked_by: dict[int, set[int]] = {}
         self.outcomes: dict[int, Verdict] = {}
         self.needless: list[str] = []
         self.replays: Counter[str] = Counter()
@@ -212,6 +219,11 @@ class Oracle:
         if verdict == Verdict.ACKED:
             self._check_whole(root, server)
 
+    def said(self, server: int, root: int, verdict: Verdict) -> None:
+        """A server says this of a root, true or not."""
+        if verdict == Verdict.ACKED:
+            self._acked_by.setdefault(root, set()).add(server)
+
     def ended(self, root: int, verdict: Verdict | None, reason: str) -> None:
         """The run has counted this outcome of an emission; None: its record does not exist."""
         record = self._record_of[root]
@@ -230,6 +242,9 @@ class Oracle:
             self._check_whole(root, "the run")
             self._finish(record, "acked")
             return
+        for server in self._acked_by.get(root, ()):
+            if server not in batch.left_out and not self.is_out(batch, server):
+                raise Violation("needless", f"record {record} is {verdict.name} ({reason}); server {server} said ACKED")
         called_for = self._called_for(batch, root, verdict, reason)
         self.replays[called_for or "needless"] += 1
         if not called_for:

@@ -2,7 +2,8 @@
 
 What the nodes mean is the real ``core.members``. Sessions live as long as their server can be heard: one that stands
 still, or is cut off from here, loses its session after ``session_s``, and comes back with a new one. While ZooKeeper
-itself is away no session ends and no view changes; when it is back every session has its whole time anew.
+itself is away no session ends and no view changes; when it is back every session has its whole time anew. It may also
+come back without its data: the first server that is there again begins a later incarnation of the ensemble.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from acker_protocol.messages import ListedMember, MemberState
+from acker_protocol.placement import epoch_of
+from acker_service.core import members
 from acker_service.core.members import Away, Registered, Seen
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript
@@ -20,14 +23,18 @@ from tests.simulation.transcript import Transcript
 LATENCY_S = 0.02
 # How often who is shut out, or has to wait, tries again.
 AGAIN_S = 0.5
+# Within so long all servers have found out that the data is lost.
+FRESH_S = 1.5
 EPOCH_MS = 1_700_000_000_000
 
 
 @dataclass
 class Nodes:
-    """What stands there, by id. ``epoch`` rises with every change of ``ids``."""
+    """What stands there, by id. ``epoch`` rises with every change of ``ids``; ``ensemble``: what `config` says, 0 where
+    there is none."""
 
     epoch: int = 0
+    ensemble: int = 0
     ids: dict[int, Registered] = field(default_factory=dict)
     draining: dict[int, Registered] = field(default_factory=dict)
     away: dict[int, Away] = field(default_factory=dict)
@@ -41,10 +48,13 @@ class ZooKeeper:
         self.nodes = Nodes()
         self.scheduler, self.dice, self.transcript = scheduler, dice, transcript
         self._down_until = 0.0
+        self._is_losing_data = False
         self._places: list[Place] = []
         # Called with the id of a server that is not listed any more though it never said so, or is listed again.
         self.on_gone: Callable[[int], None] = lambda _: None
         self.on_listed: Callable[[int], None] = lambda _: None
+        # Called with a server that is not heard for so long.
+        self.on_silence: Callable[[str, float], None] = lambda _, for_s: None
 
     @property
     def is_up(self) -> bool:
@@ -59,6 +69,18 @@ class ZooKeeper:
         self.transcript.say("ZooKeeper is away")
         self._down_until = max(until, self._down_until)
         self.scheduler.at(until, self._come_back)
+
+    def lose_data(self, until: float) -> None:
+        """Nobody is answered until then, and then nothing is left of what stood here."""
+        self._is_losing_data = True
+        self.go_away(until)
+
+    def _forget(self) -> None:
+        self.transcript.say("ZooKeeper has lost its data")
+        self.nodes = Nodes()
+        for place in self._places:
+            if place.server is not None and not place.is_heard:
+                self.on_gone(place.server.id)
 
     def join(self, place: Place) -> None:
         self._places.append(place)
@@ -86,14 +108,24 @@ class ZooKeeper:
 
     def seen(self) -> Seen:
         nodes = self.nodes
-        return Seen(nodes.epoch, _sorted(nodes.ids), _sorted(nodes.draining), tuple(nodes.away.values()))
+        return Seen(
+            epoch_of(nodes.ensemble, nodes.epoch),
+            _sorted(nodes.ids),
+            _sorted(nodes.draining),
+            tuple(nodes.away.values()),
+        )
 
     def _come_back(self) -> None:
         if not self.is_up:
             return
         self.transcript.say("ZooKeeper is back")
+        is_fresh, self._is_losing_data = self._is_losing_data, False
+        if is_fresh:
+            self._forget()
         for place in self._places:
-            place.come_back()
+            # After that, servers find their way back one by one.
+            delay_s = self.dice.random() * FRESH_S if is_fresh else 0.0
+            self.scheduler.after(delay_s, place.come_back, place.owner, idles=True)
 
 
 class Place:
@@ -107,6 +139,7 @@ class Place:
         self._is_draining = False
         self._unheard_until = 0.0
         self._trusts_at = 0.0
+        self._ensemble = 0
         zookeeper.join(self)
 
     @property
@@ -126,8 +159,10 @@ class Place:
         """Claim its id; False: ZooKeeper is away, or what a dead process had is still there."""
         zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
         found = nodes.ids.get(server.id) or nodes.draining.get(server.id)
-        if not zookeeper.is_up or found is not None:
+        if not self._can_be_heard() or found is not None:
             return False
+        self._ensemble = 0
+        self._agree()
         nodes.ids[server.id] = server
         nodes.away.pop(server.id, None)
         nodes.epoch += 1
@@ -170,13 +205,14 @@ class Place:
         """It is not heard until then: it stands still, or is cut off from here."""
         zookeeper, server = self._zookeeper, self.server
         self._unheard_until = max(until, self._unheard_until)
+        zookeeper.on_silence(self.owner, until - zookeeper.scheduler.now)
         zookeeper.scheduler.at(until, self.come_back, self.owner, idles=True)
         if server is not None and until > zookeeper.scheduler.now + zookeeper.session_s:
             zookeeper.scheduler.after(zookeeper.session_s, lambda: self._expire_if_silent(server))
 
     def look(self) -> None:
         """See who is there; who has just come back itself gives the others time to do so as well."""
-        if not self._can_be_heard():
+        if not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
         seen = self._zookeeper.seen()
         if self._zookeeper.scheduler.now < self._trusts_at and seen.lacks(self._seen):
@@ -189,9 +225,23 @@ class Place:
             return
         zookeeper = self._zookeeper
         self._trusts_at = zookeeper.scheduler.now + zookeeper.session_s
+        self._agree()
         self._hold()
         self.look()
         zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
+
+    def _agree(self) -> None:
+        """Go by the incarnation of the ensemble that `config` names, or write a later one."""
+        zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
+        if not nodes.ensemble:
+            nodes.ensemble = members.next_ensemble(self._ensemble, zookeeper.now_ms)
+        if self._ensemble and nodes.ensemble != self._ensemble:
+            self._trusts_at = zookeeper.scheduler.now + zookeeper.session_s
+            for away in self._seen.away:
+                here = away.member.id in {*nodes.ids, *nodes.draining, *nodes.away}
+                if away.until_ms > zookeeper.now_ms and not here:
+                    nodes.away[away.member.id] = away
+        self._ensemble = nodes.ensemble
 
     def _hold(self) -> None:
         """See to it that it is listed as what it is."""
@@ -212,13 +262,14 @@ class Place:
             zookeeper.changed()
 
     def _expire_if_silent(self, server: Registered) -> None:
-        if self.server == server and self._zookeeper.is_up and not self._is_heard():
+        if self.server == server and self._zookeeper.is_up and not self.is_heard:
             self._zookeeper.expire(server)
 
     def _can_be_heard(self) -> bool:
-        return self._zookeeper.is_up and self._is_heard()
+        return self._zookeeper.is_up and self.is_heard
 
-    def _is_heard(self) -> bool:
+    @property
+    def is_heard(self) -> bool:
         return self._zookeeper.scheduler.now >= self._unheard_until
 
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
-from tests.simulation.case import Case
+from tests.simulation.case import Case, Fault
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
-SEEDS = 500
-PARTS = 10
+# Of these `make test` takes a few seconds.
+QUICK_SEEDS = 40
+SEEDS = 600
+PARTS = 6
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_no_promise_is_broken(part: int) -> None:
-    for seed in range(1 + part, SEEDS + 1, PARTS):
+def check(seeds: range) -> None:
+    """Fail with the smallest case of the first of ``seeds`` that breaks a promise."""
+    for seed in seeds:
         result = simulate(Case.of(seed))
         if result.kind:
             smaller = simulate(shrunk(result, tries_max=100).case, keeps_lines=True)
@@ -26,10 +29,28 @@ def test_no_promise_is_broken(part: int) -> None:
             pytest.fail(f"{result.why}\npython -m tests.simulation --seed {seed}, made smaller:\n{told}")
 
 
+def test_no_promise_is_broken() -> None:
+    check(range(1, QUICK_SEEDS + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_promise_is_broken_over_many_seeds(part: int) -> None:
+    check(range(QUICK_SEEDS + 1 + part, SEEDS + 1, PARTS))
+
+
+def test_seeds_stand_for_jobs_of_spark_and_for_plain_programs() -> None:
+    cases = [Case.of(seed) for seed in range(1, 201)]
+    assert 50 < sum(case.programs is None for case in cases) < 150
+    faults = {type(fault).__name__ for case in cases for fault in case.faults}
+    assert faults == {fault.__name__ for fault in get_args(Fault)}
+
+
+@pytest.mark.long
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     program = (
         "from tests.simulation.world import simulate; from tests.simulation.case import Case;"
-        "print(*(line for seed in (3, 9) for line in simulate(Case.of(seed), keeps_lines=True).lines), sep='\\n')"
+        "print(*(line for seed in (3, 9, 15) for line in simulate(Case.of(seed), keeps_lines=True).lines), sep='\\n')"
     )
     stories = [
         subprocess.run(
@@ -45,8 +66,9 @@ def test_a_seed_tells_the_same_story_in_every_process() -> None:
     assert len(stories[0].splitlines()) > 100
 
 
-def test_a_transcript_changes_nothing() -> None:
-    kept, unkept = simulate(Case.of(5), keeps_lines=True), simulate(Case.of(5))
+@pytest.mark.parametrize("seed", [5, 15])
+def test_a_transcript_changes_nothing(seed: int) -> None:
+    kept, unkept = simulate(Case.of(seed), keeps_lines=True), simulate(Case.of(seed))
     assert (kept.kind, kept.seconds, kept.calls) == (unkept.kind, unkept.seconds, unkept.calls)
     assert kept.lines
     assert not unkept.lines

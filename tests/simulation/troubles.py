@@ -3,7 +3,8 @@
 A record need not be ACKED if every replica of its slot was in trouble while its batch was open:
 
     lost its state     it died, or stopped without its state, or the lease of the source ran out there
-    not in the view    its session with ZooKeeper was over without a word: paused, cut off or dead for too long
+    not in the view    its session with ZooKeeper was over without a word: paused, cut off or dead for too long;
+                       and another server saw that, after the time of a session in touch with ZooKeeper
     out of reach       with other replicas, or in a plain list of servers: some client could not reach it for half of
                        what a replica is waited for, or of what makes a server of a list gone; calls that went wrong by
                        chance count for the time that they cost, and for a minute after it (a slow one is waited for
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.simulation.case import Case
 from tests.simulation.scheduler import Scheduler
@@ -46,6 +48,8 @@ class Troubles:
         self._stretches: list[Stretch] = []
         self._unlisted: list[tuple[float, int]] = []
         self._relisted: list[tuple[float, float, int]] = []
+        # (from, until, server): it could not be heard by ZooKeeper, or ZooKeeper by nobody.
+        self._unheard: list[tuple[float, float, int | None]] = []
         self._down: dict[int, float] = {}
         self._first_up: dict[int, float] = {}
         self._unregistered: list[tuple[float, float]] = []
@@ -65,6 +69,12 @@ class Troubles:
         """Nobody reaches ZooKeeper from now on, for so long."""
         now = self._scheduler.now
         self._unregistered.append((now, now + for_s))
+        self._unheard.append((now, now + for_s, None))
+
+    def unheard(self, server: int, for_s: float) -> None:
+        """ZooKeeper does not hear a server from now on, for so long."""
+        now = self._scheduler.now
+        self._unheard.append((now, now + for_s, server))
 
     def is_down(self, server: int) -> None:
         """A server answers nobody from now on."""
@@ -102,30 +112,81 @@ class Troubles:
     def clients_of(self, server: int) -> set[str]:
         return {each.client for each in self._stretches if each.client and each.server in (None, server)}
 
-    def excuse(self, server: int, since: float, *, is_only: bool) -> str:
+    def is_out(self, server: int, since: float, *, source: str) -> bool:
+        """Whether a source may have stopped listening to a server for good since then."""
+        if self._noted(self._losses, server, since) or self._was_unlisted(server, since):
+            return True
+        patience_s = min(self._case.replica_wait_s, self._case.gone_after_s) / 2
+        return self._unreached_s(source, server, since - SLOW_S) >= patience_s
+
+    def excuse(self, server: int, since: float, *, is_only: bool, source: str = "driver") -> str:
         """Why what was pending at a server since then need not have been counted there; "" for no reason."""
-        return self._excuse(server, since, is_only=is_only) or self._noted(self._gaps, server, since)
+        lost = self._noted(self._losses, server, since)
+        return (
+            lost
+            or self.hindrance(server, since, is_only=is_only, source=source)
+            or self._noted(self._gaps, server, since)
+        )
 
     def has_lost(self, server: int, since: float) -> bool:
         """Whether a server has lost what it knew since then."""
         return bool(self._noted(self._losses, server, since))
 
-    def _excuse(self, server: int, since: float, *, is_only: bool) -> str:
-        why = self._noted(self._losses, server, since)
-        if why:
-            return why
-        was_unlisted = any(end >= since and left == server for _, end, left in self._relisted)
-        if was_unlisted or any(left == server for _, left in self._unlisted):
+    def _was_unlisted(self, server: int, since: float) -> bool:
+        absences = [(start, end) for start, end, left in self._relisted if left == server and end >= since]
+        absences += [(start, self._scheduler.now + 1e-6) for start, left in self._unlisted if left == server]
+        return any(self._is_noticed(server, start, end) for start, end in absences)
+
+    def _is_noticed(self, server: int, start: float, end: float) -> bool:
+        """Whether an absence from the list was seen by another server that has a reason to believe it."""
+        for other in self._first_up:
+            believes_at = start
+            for lost_at, back_at, whom in sorted(self._unheard, key=lambda each: each[0]):
+                if whom in (None, other) and lost_at <= believes_at < back_at + self._case.session_s:
+                    believes_at = back_at + self._case.session_s
+            if other != server and believes_at < end:
+                return True
+        return False
+
+    def hindrance(self, server: int, since: float, *, is_only: bool, source: str = "driver") -> str:
+        """The same, of what does not lose what the server knew."""
+        if self._was_unlisted(server, since):
             return f"server {server} was not in the view"
         had_no_registry = any(until >= since for _, until in self._unregistered)
         if is_only and self._case.cluster != "list" and not had_no_registry:
-            is_beyond_budget = self._unreached_s("driver", server, since) >= NEARLY * self._case.budget_s
-            return f"server {server} was out of the driver's reach for its whole budget" if is_beyond_budget else ""
+            is_beyond_budget = self._unreached_s(source, server, since) >= NEARLY * self._case.budget_s
+            return f"server {server} was out of {source}'s reach for its whole budget" if is_beyond_budget else ""
         patience_s = self._case.gone_after_s if is_only else min(self._case.replica_wait_s, self._case.gone_after_s)
-        for client in ("driver", *sorted(self.clients_of(server))):
+        for client in (source, *sorted(self.clients_of(server))):
             if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
+                if is_only and self._case.cluster == "list" and not self._heard_others_s(client, server, since):
+                    # Whoever hears nobody is cut off itself, and takes nobody for gone.
+                    continue
                 return f"server {server} was out of reach"
         return ""
+
+    def _heard_others_s(self, client: str, server: int, since: float) -> float:
+        """For how long a client could reach another server while it could not reach this one."""
+        now, start = self._scheduler.now, since - SLOW_S
+        marks = {start, now}
+        for each in self._stretches:
+            marks |= {min(max(each.start, start), now), min(max(each.until, start), now)}
+        heard_s, ordered = 0.0, sorted(marks)
+        for begin, end in pairwise(ordered):
+            middle = (begin + end) / 2
+            others = [other for other in self._first_up if other != server and self._first_up[other] <= middle]
+            if self._is_unreached(client, server, middle) and any(
+                not self._is_unreached(client, other, middle) for other in others
+            ):
+                heard_s += end - begin
+        return heard_s
+
+    def _is_unreached(self, client: str, server: int, at: float) -> bool:
+        is_down = server in self._down and self._down[server] <= at
+        return is_down or any(
+            each.start <= at < each.until and each.client in (None, client) and each.server in (None, server)
+            for each in self._stretches
+        )
 
     def _noted(self, notes: list[tuple[float, int, str]], server: int, since: float) -> str:
         return next((what for at, noted, what in notes if noted == server and at >= since), "")

@@ -28,12 +28,14 @@ from tests.simulation.driver import BatchFrame, MemoryCheckpoint, MemoryLetters,
 from tests.simulation.misfortunes import Misfortunes
 from tests.simulation.network import Link, Network
 from tests.simulation.oracle import BatchFacts, Oracle, Violation
+from tests.simulation.plain import Plain
 from tests.simulation.registry import Place, ZooKeeper
 from tests.simulation.scheduler import Endless, GreenSideBySide, Scheduler, Stuck
 from tests.simulation.servers import Server, State, name_of
 from tests.simulation.spark import Attempt, Executor, Job, JobFailed, Spark
 from tests.simulation.threads import replaced
 from tests.simulation.transcript import Transcript
+from tests.simulation.trees import Tree, Trees, Update
 from tests.simulation.troubles import Troubles
 
 NO_SPARK: Any = None
@@ -79,7 +81,8 @@ def simulate(case: Case, *, keeps_lines: bool = False, strict: bool = False) -> 
     if result.kind:
         world.transcript.say(result.why)
     result.lines, result.seconds, result.calls = world.transcript.lines, world.scheduler.now, world.network.calls
-    result.replays = dict(world.oracle.replays)
+    result.replays = dict(world.oracle.replays + world.trees.replays)
+    result.acked = world.trees.acked
     return result
 
 
@@ -97,6 +100,7 @@ class World:
         self.scheduler = Scheduler(case.seed)
         self.transcript = Transcript(self.scheduler.clock, is_kept=keeps_lines)
         self.secrets = random.Random(f"{case.seed} secrets")
+        self.dice = random.Random(f"{case.seed} world")
         dice = random.Random(f"{case.seed} pipeline")
         differs = any(case.tasks.get(name) for name in DIFFERING)
         self.pipeline = pipeline.drawn(dice, case.steps, case.tasks_wide, digests=differs)
@@ -105,6 +109,10 @@ class World:
             {k + 10 * at: _matter(value) for k, values in enumerate(self.values) for at, value in enumerate(values)}
         )
         self.oracle.excuse = self._excuse
+        self.oracle.is_out = lambda batch, server: self.troubles.is_out(server, batch.opened_at - 1e-6, source="driver")
+        self.trees = Trees()
+        self.trees.excuse, self.trees.is_out = self._excuse_tree, self._is_out_for
+        self.trees.unreached_s = lambda tree: self.troubles.unreached_s(tree.source, tree.servers, tree.emitted_at)
         self.troubles = Troubles(self.scheduler, case)
         self.zookeeper = self._zookeeper()
         self.servers = {number: self._server(number) for number in range(1, case.servers + 1)}
@@ -116,6 +124,7 @@ class World:
             spread=max(case.spread, case.replicas or 1),
             replica_wait_s=case.replica_wait_s,
             gone_after_s=case.gone_after_s,
+            buffer_entries=65_536 if case.programs is None else case.programs.buffer_entries,
         )
         self.network = Network(
             self.scheduler,
@@ -130,6 +139,7 @@ class World:
         self.network.on_reply = self._replied
         self.network.on_fault = self._went_wrong
         self.spark: Spark
+        self.plain: Plain | None = None
         self.is_over = False
         self._pins: dict[int, Pin] = {}
         # By server the registrations that the driver has heard of, the last one last.
@@ -138,12 +148,13 @@ class World:
         self._runs = 0
         self._clients = 0
         self._sources: list[SourceSession] = []
+        # When each batch of a plain source was first asked for, by session and number.
+        self._asked_at: dict[tuple[int, int], float] = {}
 
     # -- from beginning to end
 
     def run(self) -> None:
         """Raises :class:`Violation`, or whatever went wrong with the simulation itself."""
-        self.transcript.say(f"pipeline: {self.pipeline}")
         later = {fault.server for fault in self.case.faults if isinstance(fault, Joins)}
         for server in self.servers.values():
             server.on_watched = self._watched
@@ -152,16 +163,25 @@ class World:
             server.on_up, server.on_down = self.troubles.is_up, self.troubles.is_down
             if server.id not in later:
                 server.start(with_state=False)
-        executors = [self._executor(f"executor {number}") for number in range(1, self.case.executors + 1)]
-        self.spark = Spark(self, executors)
         misfortunes = Misfortunes(self)
         for fault in self.case.faults:
             self.scheduler.at(fault.at, partial(misfortunes.happen, fault))
-        self.scheduler.spawn("driver", "", self._drive)
+        if self.case.programs is None:
+            self._start_spark()
+        else:
+            self.plain = Plain(self)
+            self.plain.start()
         self.scheduler.run(lambda: self.is_over)
         self.scheduler.run(lambda: self.scheduler.is_idle)
-        self.oracle.check_end()
+        if self.plain is None:
+            self.oracle.check_end()
         self._check_memory()
+
+    def _start_spark(self) -> None:
+        self.transcript.say(f"pipeline: {self.pipeline}")
+        executors = [self._executor(f"executor {number}") for number in range(1, self.case.executors + 1)]
+        self.spark = Spark(self, executors)
+        self.scheduler.spawn("driver", "", self._drive)
 
     def _drive(self) -> None:
         source = MemorySource(
@@ -181,7 +201,7 @@ class World:
             try:
                 summary = source.run(NO_SPARK, self._process)
             except AckerError as error:
-                self._check_start_error(error, began_at)
+                self.check_start_error("driver", error, began_at)
                 self.transcript.say(f"driver: the run ended with {error}; it is started again")
                 self.scheduler.sleep(1.0)
             else:
@@ -246,10 +266,10 @@ class World:
     # -- processes
 
     def _driver_client(self) -> AckerClient:
-        self._driver = self._client("driver")
+        self._driver = self.new_client("driver")
         return self._driver
 
-    def _client(self, owner: str) -> AckerClient:
+    def new_client(self, owner: str) -> AckerClient:
         self._clients += 1
         dice = random.Random(f"{self.case.seed} client {owner} {self._clients}")
         for server in self.servers.values():
@@ -264,7 +284,7 @@ class World:
         )
 
     def _executor(self, name: str) -> Executor:
-        return Executor(name, lambda: self._client(name))
+        return Executor(name, lambda: self.new_client(name))
 
     def _server(self, number: int) -> Server:
         dice = random.Random(f"{self.case.seed} server {number}")
@@ -279,6 +299,7 @@ class World:
             return None
         dice = random.Random(f"{self.case.seed} zookeeper")
         zookeeper = ZooKeeper(self.scheduler, dice, self.transcript, self.case.session_s)
+        zookeeper.on_silence = lambda owner, for_s: self.troubles.unheard(int(owner.split()[-1]), for_s)
         zookeeper.on_gone, zookeeper.on_listed = self.troubles.left_view, self.troubles.is_in_view
         return zookeeper
 
@@ -315,7 +336,10 @@ class World:
         return [member.id for member in self._pins[batch].placement.members] if batch in self._pins else []
 
     def _requested(self, link: Link, request: Any) -> None:
-        if isinstance(request, OpenBatch):
+        if self.plain is not None:
+            if isinstance(request, OpenBatch):
+                self._asked_at.setdefault((request.session, request.number), self.scheduler.now)
+        elif isinstance(request, OpenBatch):
             self.oracle.opening(self._key(request.number), self.scheduler.now, len(self.pipeline.jobs))
         elif isinstance(request, Watch):
             self._session = 0 if request.close else request.session
@@ -342,6 +366,9 @@ class World:
 
     def _expired(self, server: Server, session: int) -> None:
         """A lease ran out: was that called for? Who has nothing at a server does not watch it."""
+        if self.plain is not None:
+            self._expired_plain(server, self.plain.source_of(session))
+            return
         if session != self._session:
             # Of a run that is over: a watch of it came after it was closed, or its driver gave up.
             return
@@ -364,23 +391,75 @@ class World:
         """A server answers a watch. Where there is no other replica, what it says has to be true; else one that was
         left out may know an attempt that was not written, and it is the client that must not listen."""
         for outcome in reply.outcomes:
+            if self.plain is not None:
+                self.trees.said(server.id, outcome.root_id, outcome.verdict)
+                continue
             batch = self.oracle.batch_of(outcome.root_id)
+            self.oracle.said(server.id, outcome.root_id, outcome.verdict)
             if batch in self._pins and self._pins[batch].placement.replicas.shape[1] == 1:
                 self.oracle.answered(outcome.root_id, outcome.verdict, server.name)
 
-    def _check_start_error(self, error: Exception, began_at: float) -> None:
-        """A run could not be opened: was that called for?"""
+    def check_start_error(self, program: str, error: Exception, began_at: float) -> None:
+        """A source could not be opened: was that called for?"""
         each_s = [
-            self.troubles.unreached_s("driver", [server], began_at) + self.troubles.absent_s(server, began_at)
+            self.troubles.unreached_s(program, [server], began_at) + self.troubles.absent_s(server, began_at)
             for server in self.servers
         ]
         enough_s = self.case.budget_s / 3
         if self.case.is_rough or min(each_s) >= enough_s:
             return
-        raise Violation("needless start error", f"no run, though servers could be reached: {error}")
+        raise Violation(
+            "needless start error", f"{program} cannot open its source, though servers could be reached: {error}"
+        )
+
+    # -- what is called for: plain programs
+
+    def opened_at(self, session: int, batch: int) -> float:
+        """When a batch of a plain source was first asked for."""
+        return self._asked_at.get((session, batch), self.scheduler.now)
+
+    def _excuse_tree(self, tree: Tree) -> str:
+        is_only = len(tree.servers) == 1
+        excuses = [
+            self.troubles.excuse(server, tree.since, is_only=is_only, source=tree.source) for server in tree.servers
+        ]
+        return excuses[0] if all(excuses) else ""
+
+    def _is_out_for(self, tree: Tree, server: int) -> bool:
+        return self.troubles.is_out(server, tree.since, source=tree.source)
+
+    def _expired_plain(self, server: Server, source: Any) -> None:
+        """A lease ran out. It is a reason for what is lost there if the source did not watch, or could not."""
+        if source is None:
+            return
+        lease_s, now = self.case.lease_s, self.scheduler.now
+        is_watched = source.is_watching or now - source.watched_at < lease_s / 3
+        unreached_s = self.troubles.unreached_s(source.name, [server.id], now - lease_s - 1.0)
+        if not is_watched or unreached_s >= lease_s / 10 or self.case.is_rough:
+            self.lost(server, f"dropped {source.name}, whose lease ran out")
+
+    def check_flush_error(self, program: str, error: AckerError, updates: list[Update], began_at: float) -> None:
+        """A flush has failed: was that called for?"""
+        # Where a batch lives any server may be asked.
+        unreached_s = self.troubles.unreached_s(program, self.servers, began_at)
+        enough_s = min(self.case.budget_s / 3, (self.scheduler.now - began_at) / 3)
+        healthy = self.trees.healthy(updates)
+        if healthy and unreached_s < enough_s and not self.case.is_rough:
+            raise Violation("needless flush error", f"{program} could reach the servers of {healthy[0]}: {error}")
+
+    def check_join_error(self, program: str, session: int, error: AckerError, began_at: float) -> None:
+        """A join has failed: was that called for?"""
+        source = self.plain.source_of(session) if self.plain is not None else None
+        if source is None or source.is_done:
+            return
+        unreached_s = self.troubles.unreached_s(program, self.servers, began_at - self.case.gone_after_s)
+        is_lost = any(self.troubles.has_lost(server, 0.0) for server in self.servers)
+        if not unreached_s and not is_lost and not self.case.calls:
+            raise Violation("needless join error", f"{program} cannot join an open source: {error}")
 
     def check_leave(self, attempt: Attempt, servers: frozenset[int]) -> None:
         batch = self.oracle.batches[attempt.job.batch]
+        batch.left_out |= servers
         if attempt.job.is_over or batch.is_over:
             return
         is_only = self._pins[batch.number].placement.replicas.shape[1] == 1
@@ -395,7 +474,10 @@ class World:
         if attempt.job.is_over or batch.is_over or attempt.executor.client.is_closed or self.case.is_rough:
             return
         members = self._members_of(batch.number)
-        if any(self.troubles.excuse(server, batch.opened_at, is_only=len(members) == 1) for server in members):
+        is_only = len(members) == 1
+        # A task goes on without a server that came back without its state, unless nothing else is left.
+        excuse = self.troubles.excuse if is_only else self.troubles.hindrance
+        if any(excuse(server, batch.opened_at, is_only=is_only) for server in members):
             return
         unreached_s = self.troubles.unreached_s(attempt.executor.name, members, began_at)
         if unreached_s < self.case.budget_s / 3:

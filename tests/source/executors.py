@@ -32,6 +32,12 @@ class Record:
     unfinished_because: str = ""
     without: frozenset[int] = frozenset()
     released: bool = False
+    has_run: bool = True
+    vouched: bool = False
+    is_shared: bool = False
+
+    def vouch(self) -> None:
+        self.vouched = True
 
     def judge(self) -> BaseException | None:
         return self.error

@@ -213,4 +213,4 @@ def test_a_function_that_raises_has_kept_no_letter_and_their_records_are_read_ag
         source.run(NO_SPARK, failing(lambda row: row.value == "bad"))
     assert isinstance(raised.value.__cause__, ConnectionError)
     assert source.summary().dead_lettered == 0
-    assert cluster.source(**options).run(NO_SPARK, save_all).acked == 2
+    assert cluster.source(**options).run(NO_SPARK, save_all).acked == 1

@@ -117,6 +117,31 @@ def test_what_is_revoked_is_written_down_dropped_and_then_released_and_its_next_
     assert (summary.acked, summary.revoked, summary.open, summary.holes) == (9, 1, 0, 0)
 
 
+@pytest.mark.parametrize("how", ["revoked", "lost", "lost after it was heard"])
+def test_a_record_that_spent_its_retries_after_its_batch_gets_one_letter_and_none_from_who_has_it_no_longer(
+    cluster: Cluster, log: Log, how: str
+) -> None:
+    group, letters = Group({"a": "x"}), MemoryLetters()
+    options: dict[str, Any] = {"held": False, "message_timeout_s": 3000, "retry": Retry(max_retries=0)}
+    x, y = member(cluster, log, group, "x", dead_letters=letters, **options), member(cluster, log, group, "y")
+    batch = taken(x)
+    assert batch is not None
+    rows = frame_of(batch).rows()
+    x.settle(batch)
+    frame_of(batch).ack(rows[1:])
+    frame_of(batch).fail({rows[0].root: "ValueError: bad"})
+    if how != "revoked":
+        group.take_away("a")
+    if how == "lost after it was heard":
+        x._look(0.0)
+        x._take_handover()
+    group.give("a", "y")
+    assert next_of(x) == []
+    is_known = how == "lost after it was heard"
+    assert [letter.value for letter in letters.letters] == ([] if is_known else [b"a0"])
+    assert next_of(y) == names("a", 8, 9) if how == "revoked" else names("a", *range(8))
+
+
 def test_a_partition_that_comes_back_begins_where_the_checkpoint_is_by_then(cluster: Cluster, log: Log) -> None:
     group = Group({"a": "x"})
     x, y = member(cluster, log, group, "x", batch_records=4), member(cluster, log, group, "y", batch_records=4)

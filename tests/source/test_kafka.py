@@ -90,6 +90,7 @@ def written(kafka: MockKafka) -> str:
 EVERYTHING = {(partition, k) for partition, count in enumerate((EACH, EACH - 10, 0, 1)) for k in range(count)}
 
 
+@pytest.mark.long
 @given(st.integers(1, 60), st.integers(1, 4), st.data())
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_not_done(
@@ -317,6 +318,7 @@ def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committ
     assert ":" in written["by"]
 
 
+@pytest.mark.long
 def test_commits_that_do_not_get_through_are_logged_once_and_the_next_makes_up_for_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

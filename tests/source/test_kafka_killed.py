@@ -65,7 +65,7 @@ def kill_and_check(
     return again
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint", ["file", "kafka"])
 def test_after_a_kill_nothing_is_lost_and_only_what_had_no_outcome_is_emitted_again_plus_one_commit(
     kafka: MockKafka, tmp_path: Path, checkpoint: str

@@ -77,6 +77,7 @@ class Polled(Driven):
         return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("mended", [True, False])
 def test_a_stream_is_split_and_merged_under_its_reader_and_every_record_is_read_once(mended: bool) -> None:
     with KinesisServer(mended=mended) as server:

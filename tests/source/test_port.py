@@ -129,6 +129,7 @@ def test_what_was_not_read_is_replayed_and_not_absent(cluster: Cluster) -> None:
     assert (summary.acked, summary.absent, summary.lost) == (9, 1, 10)
 
 
+@pytest.mark.long
 @given(
     st.sets(st.integers(0, 39), max_size=20),
     st.lists(st.sampled_from(["fine", "fails", "breaks", "reads nothing"]), max_size=8),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ import pytest
 from acker_client import AckerClient
 from acker_client.core.pins import Pin
 from acker_client.core.watched import WatchResult
-from acker_client.source import Batch, Broken, Files, Listener, Retry, SourceError, TooManyDeadLetters
+from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.run.environment import Blame
 from tests.source.disks import full
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
 
 TRACEBACK = "\nTraceback (most recent call last):\n  somewhere"
 QUICK = Retry(max_retries=3, initial_s=1, cap_s=8)
+KINDS = ("ValueError", "KeyError")
 
 
 def letters(cluster: Cluster) -> list[dict[str, Any]]:
@@ -137,6 +140,20 @@ def test_only_the_first_letter_of_an_operator_has_the_traceback(
     assert caplog.text.count("somewhere") == 1
 
 
+def test_each_reason_is_logged_with_its_traceback_once_however_often_its_record_is_tried(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(4)))
+
+    def process(batch: Batch) -> None:
+        raised = {row.root: f"items: {KINDS[int(row.value) % 2]}: {row.value}" for row in frame_of(batch).rows()}
+        frame_of(batch).fail({root: reason + TRACEBACK for root, reason in raised.items()})
+
+    cluster.source(retry=QUICK).run(NO_SPARK, process)
+    assert caplog.text.count("Traceback") == 2
+    assert [caplog.text.count(f"first failure of items: {kind}") for kind in KINDS] == [1, 1]
+
+
 def test_a_line_that_is_not_utf8_ends_in_the_dead_letters_with_its_position(cluster: Cluster) -> None:
     (cluster.folder / "a.txt").write_bytes(b"fine\nnot \xff fine\n")
     source = cluster.source(retry=QUICK)
@@ -165,6 +182,24 @@ def test_too_many_dead_letters_stop_the_run_and_lose_nothing(cluster: Cluster) -
     source = cluster.source(**options)
     source.run(NO_SPARK, save_all)
     assert source.summary().acked == 1000
+
+
+def test_the_share_of_dead_letters_is_of_all_records_read_and_not_of_those_that_happen_to_be_open(
+    cluster: Cluster,
+) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(390)))
+    options: dict[str, Any] = {"retry": Retry(max_retries=0), "checkpoint": cluster.folder / "c"}
+    tenth_is_bad = failing(lambda row: int(row.value) % 10 == 0)
+    with pytest.raises(TooManyDeadLetters, match=r"39 of 390 records .* max_dead_share=0\.05"):
+        cluster.source(max_dead_share=0.05, **options).run(NO_SPARK, tenth_is_bad)
+    assert letters(cluster) == []
+    # The good records of the batch are committed, so only the bad ones are read again, and are a tenth as before.
+    again = cluster.source(max_dead_share=0.25, **options)
+    again.run(NO_SPARK, tenth_is_bad)
+    assert (again.summary().records, again.summary().dead_lettered) == (39, 39)
+    cluster.write("b.txt", *(str(k) for k in range(20)))
+    with pytest.raises(TooManyDeadLetters, match=r"59 of 410 records have spent all retries"):
+        cluster.source(max_dead_share=0.1, **options).run(NO_SPARK, failing(lambda row: True))
 
 
 def test_a_few_dead_letters_in_a_small_input_do_not_stop_the_run(cluster: Cluster) -> None:
@@ -231,7 +266,7 @@ def test_a_full_disk_ends_the_run_by_a_sentence_with_the_file_and_the_next_start
         cluster.source(**options).run(NO_SPARK, save_all)
     draft.unlink()
     summary = cluster.source(**options).run(NO_SPARK, failing(lambda row: row.value == "13"))
-    assert (summary.acked, summary.dead_lettered) == (9, 1)
+    assert (summary.acked, summary.dead_lettered) == (0, 1)
     assert [letter["value"] for letter in letters(cluster)] == ["13"]
 
 
@@ -430,6 +465,18 @@ def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
     assert cluster.source(checkpoint=cluster.folder / "c").run(NO_SPARK, save_all).acked == 10 - acked
 
 
+@pytest.mark.parametrize(("leaving", "vouched"), [(_done, True), (_with, False)])
+def test_the_users_word_stands_for_the_sinks_and_the_end_of_a_block_does_not(
+    cluster: Cluster, leaving: Callable[[Batch], None], vouched: bool
+) -> None:
+    cluster.write("a.txt", "one")
+    for batch in cluster.source().batches(NO_SPARK):
+        save_all(batch)
+        leaving(batch)
+        evidence: Any = batch.frame.evidence
+        assert (batch.is_done, evidence.vouched) == (True, vouched)
+
+
 def test_an_error_that_left_a_with_block_abandons_the_batch_though_the_loop_goes_on(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(10)))
     source = cluster.source()
@@ -451,6 +498,90 @@ def test_an_error_of_the_program_ends_the_run_at_once_and_costs_no_record_anythi
     with pytest.raises(UserError):
         source.run(NO_SPARK, _raise)
     assert (source.summary().batches, source.summary().dead_lettered, source.summary().open) == (1, 0, 8)
+
+
+def test_no_two_batches_have_one_id_in_whatever_run_and_with_or_without_a_checkpoint(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(30)))
+    ids: list[str] = []
+
+    def process(batch: Batch) -> None:
+        assert batch.id.rpartition("-")[2] == str(batch.number)
+        ids.append(batch.id)
+        save_all(batch)
+
+    for _ in range(3):
+        cluster.source(name="the lines/ä", batch_records=10).run(NO_SPARK, process)
+    assert len(set(ids)) == len(ids) == 9
+    assert all(re.fullmatch(r"the_lines__-[0-9a-f]{16}-[1-3]", each) for each in ids)
+
+
+def test_what_an_abandoned_batch_wrote_is_taken_back_and_nothing_of_one_that_may_be_acked(cluster: Cluster) -> None:
+    cluster.write("a.txt", *(str(k) for k in range(40)))
+    taken_back: list[int] = []
+
+    def process(batch: Batch) -> None:
+        batch.on_abandon(partial(taken_back.append, batch.number))
+        batch.on_abandon(partial(_raise, batch))
+        save_all(batch)
+        if batch.number == 2:
+            raise UserError
+
+    cluster.source(batch_records=10, retry=QUICK).run(NO_SPARK, process)
+    assert taken_back == [2]
+    source = cluster.source(batch_records=10)
+    for batch in source.batches(NO_SPARK):
+        batch.on_abandon(partial(taken_back.append, -batch.number))
+        save_all(batch)
+        if batch.number == 3:
+            batch.done()
+            break
+    assert taken_back == [2]
+    for batch in cluster.source(batch_records=10).batches(NO_SPARK):
+        batch.on_abandon(partial(taken_back.append, 100))
+        break
+    assert taken_back == [2, 100]
+    for batch in cluster.source(batch_records=10).batches(NO_SPARK):
+        batch.on_abandon(partial(taken_back.append, 200))
+        # What a sink wrote of this batch and of another one may be ACKED there.
+        frame_of(batch).evidence.is_shared = True
+        break
+    assert taken_back == [2, 100]
+    unheld = next(cluster.source(held=False, message_timeout_s=30).batches(NO_SPARK))
+    with pytest.raises(SourceError, match="on_abandon: the source has held=False"):
+        unheld.on_abandon(list)
+
+
+@pytest.mark.parametrize("is_left", [False, True], ids=["settled", "left"])
+def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster: Cluster, is_left: bool) -> None:
+    """As a thread of the user's would add it, which outlives the loop's body."""
+    cluster.write("a.txt", "only")
+    taken_back: list[str] = []
+
+    class LateThread(Listener):
+        def on_ack(self, acked: Emissions) -> None:
+            batch.on_abandon(partial(taken_back.append, "late"))
+
+    for batch in cluster.source(listener=LateThread()).batches(NO_SPARK):
+        save_all(batch)
+        if is_left:
+            batch.done()
+            break
+    assert taken_back == []
+
+
+def test_output_is_taken_back_also_where_what_spark_keeps_cannot_be_released(cluster: Cluster) -> None:
+    cluster.write("a.txt", "only")
+    taken_back: list[int] = []
+
+    def process(batch: Batch) -> None:
+        for number in (1, 2):
+            batch.on_abandon(partial(taken_back.append, number))
+        frame_of(batch).evidence.release = partial(_raise, batch)  # type: ignore[method-assign]
+        raise OSError("no space")
+
+    with pytest.raises(UserError):
+        cluster.source().run(NO_SPARK, process)
+    assert taken_back == [1, 2]
 
 
 def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
@@ -575,7 +706,7 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
                 brought, self.held = self.held, None
                 return brought
             heard = super().take(timeout_s)
-            if heard is None or not heard.generation_changed:
+            if heard is None or not heard.interrupted:
                 return heard
             self.held = heard
             return None

@@ -88,6 +88,7 @@ class Job:
             self.cluster.stop_for(50.0)
 
 
+@pytest.mark.long
 @given(
     st.integers(1, 60),
     st.lists(st.sampled_from(FAULTS), max_size=12),

@@ -298,7 +298,7 @@ def load(tmp_path: Path, nodes: Any, zookeeper: str) -> Iterator[Callable[[str],
         each.close()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
 def test_two_three_and_one_driver_under_load_of_which_one_is_killed_and_one_sleeps_for_two_sessions(
     load: Callable[[str], Load], nodes: Any, assignor: str, record_property: Callable[[str, object], None]

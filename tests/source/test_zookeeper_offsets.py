@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source.core.input import Committed
+from acker_client.source.core.input import Answered, Committed
 from acker_client.source.core.offsets import Offset
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import CheckpointStore
@@ -86,6 +86,7 @@ def test_a_node_says_whose_it_is_what_is_done_and_who_wrote_it() -> None:
         "by": "orders_host-1",
         "done": [3, 2, 1, 3, 2],
         "mark": {"epoch": 7},
+        "answered": [0, 0],
     }
     assert len(digest) == 16
     assert left_out == 0
@@ -93,7 +94,8 @@ def test_a_node_says_whose_it_is_what_is_done_and_who_wrote_it() -> None:
 
 @given(st.sets(st.integers(0, 200)))
 def test_what_was_dumped_is_loaded(positions: set[int]) -> None:
-    committed = Committed(Ranges.of(np.array(sorted(positions), np.int64)), {"x": [1, "é"]})
+    done = Ranges.of(np.array(sorted(positions), np.int64))
+    committed = Committed(done, {"x": [1, "é"]}, Answered(len(positions), 3))
     assert OFFSET.load(OFFSET.dump(committed, "me", 10**6)[0]) == committed
 
 

@@ -61,7 +61,7 @@ class LiveBatch:
         self.spark = spark
         self.texts = tuple(texts)
         self.client = AckerClient(self.settings)
-        self.session = self.client.open_source(f"live-{next(LiveBatch.names)}", lease_s=60.0)
+        self.session = self.client.open_source(f"live-{next(LiveBatch.names)}", lease_s=600.0)
         self.base = secrets.randbelow(ids.BASE_MAX)
         self.client.open_batch(1, self.base, len(texts), held=held)
         bounds = np.linspace(0, len(texts), slices + 1).astype(int)

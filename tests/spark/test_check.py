@@ -17,6 +17,7 @@ GOOD = Executor("node-1", "/spark/1", "3.11.4", VERSIONS, "0.1.0", "")
 SETTINGS = Settings(servers=("acker.example:7070",))
 
 
+@pytest.mark.long
 @pytest.mark.matrix
 def test_every_executor_of_a_local_session_reaches_the_server(
     spark: SparkSession, server: Any, capsys: pytest.CaptureFixture[str]

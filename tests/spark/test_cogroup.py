@@ -367,6 +367,8 @@ def test_frames_of_two_sources_meet_and_each_batch_is_settled_by_its_own(
         sink(write, name="save")(made)
     verdict = ACKED if is_good else LOST
     assert (one.error is None, other.error is None) == (is_good, is_good)
+    # What the sink wrote is of both, so neither may take it back alone.
+    assert [each.frame.evidence.is_shared for each in (one, other)] == [True, True]
     assert (set(one.settle().values()), set(other.settle().values())) == ({verdict}, {verdict})
 
 

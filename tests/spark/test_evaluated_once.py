@@ -110,6 +110,7 @@ def sorted_for_a_sink(rows: DataFrame) -> None:
     left(rows.repartitionByRange(3, "number"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "job",
     [count_before, two_sinks, acks_counted_before, acks_looked_at_after, groups_looked_at_after, sorted_for_a_sink],

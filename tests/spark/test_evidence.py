@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 
-from acker_client.spark.core.evidence import NEVER_MS, Action, judge
+from acker_client.spark.core.evidence import NEVER_MS, Action, Target, judge
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
@@ -15,30 +16,36 @@ CASES = [
 ]
 
 
-def _actions(text: str) -> tuple[list[Action], bool]:
+def _actions(text: str) -> tuple[list[Action], dict[str, Any]]:
     """``count, failed write + write``: actions one after the other, where "+" stands in their midst."""
     found: list[Action] = []
-    at_ms, forgotten, overlaps = 0.0, False, False
-    for word in [part.strip() for part in text.replace("+", ", +,").split(",")]:
-        if word == "forgotten":
-            forgotten = True
-        elif word == "+":
-            overlaps = True
-        elif word:
-            began_ms = at_ms - 5 if overlaps else at_ms
-            overlaps, at_ms = False, at_ms + 10
-            found.append(_action(word, began_ms, at_ms))
-    return found, forgotten
+    said: dict[str, Any] = {}
+    at_ms, overlaps = 0.0, False
+    for words in [part.strip() for part in text.replace("+", ", +,").split(",")]:
+        began_ms = at_ms - 5 if overlaps else at_ms
+        overlaps = words == "+"
+        if words == "forgotten":
+            said["forgotten"] = True
+        elif words in ("word", "rerun"):
+            said["vouched_ms" if words == "word" else "rerun_ms"] = began_ms
+        elif words and not overlaps:
+            at_ms += 10
+            found.append(_action(words, began_ms, at_ms))
+    return found, said
 
 
 def _action(words: str, began_ms: float, ended_ms: float) -> Action:
-    what = words.removeprefix("failed ").removeprefix("running ")
+    what, _, place = words.removeprefix("failed ").removeprefix("running ").removeprefix("doubtful ").partition(" to ")
     if words == "look that finds no rows":
         return Action("found none", True, True, began_ms, ended_ms)
     did = {"count": "counted them", "take": "read 10", "write": "wrote them", "write of a part": "wrote 10"}[what]
+    if words.startswith("doubtful "):
+        target = Target(place or "A", what)
+        return Action("handed them on", True, False, began_ms, ended_ms, "", target, is_doubtful=True)
     ended_ms = NEVER_MS if words.startswith("running ") else ended_ms
     failure = "Full" if words.startswith("failed ") else ""
-    return Action(did, "write" in what, what in ("write", "count"), began_ms, ended_ms, failure)
+    target = Target(place or "A", what)
+    return Action(did, "write" in what, what in ("write", "count"), began_ms, ended_ms, failure, target)
 
 
 def test_the_table_of_cases_is_long_enough_to_be_one() -> None:
@@ -47,9 +54,16 @@ def test_the_table_of_cases_is_long_enough_to_be_one() -> None:
 
 @pytest.mark.parametrize(("actions", "done", "because"), CASES, ids=[case[0] or "nothing" for case in CASES])
 def test_a_batch_is_done_exactly_where_the_table_says_so(actions: str, done: str, because: str) -> None:
-    given, forgotten = _actions(actions)
-    finding = judge("save()", given, forgotten=forgotten)
+    given, said = _actions(actions)
+    finding = judge("save()", given, **said)
     assert (finding is None) == (done == "yes")
     if finding is not None:
         assert because in str(finding)
         assert finding.is_transient == (because in ("failed: Full", "still runs"))
+        assert "batch.done()" in str(finding) or "forgotten" in said
+
+
+def test_what_nobody_can_name_is_made_up_for_by_nothing() -> None:
+    failed = Action("ran a job", True, True, 0, 10, "Full", Target.unlike("a job"))
+    again = Action("ran a job", True, True, 20, 30, "", Target.unlike("a job"))
+    assert judge("save()", [failed, again]) is not None

@@ -45,6 +45,7 @@ def orders(batch: Any) -> DataFrame:
     return frame
 
 
+@pytest.mark.long
 def test_explode_and_join(live: Callable[..., Any], examples: dict[str, Any], prices: DataFrame) -> None:
     batch = live(NOTES)
     items = examples["each_item"](orders(batch))

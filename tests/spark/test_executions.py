@@ -8,18 +8,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.udtf import SkipRestOfInputTableException
 
 from acker_client import Verdict
 from acker_client.spark import branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
+from acker_client.spark.evidence.batch import Once
 
 TEXTS = [f"a{number} b{number}" for number in range(40)]
 
@@ -72,6 +77,10 @@ def no_rows(batches: Iterator[Any]) -> Iterator[Any]:
     yield from (batch.slice(0, 0) for batch in batches)
 
 
+def same_group(rows: Any) -> Any:
+    return rows
+
+
 def every_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield from batches
 
@@ -91,7 +100,9 @@ def _create_again(rows: DataFrame) -> None:
 
 def _jdbc(rows: DataFrame, place: str) -> None:
     driver = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
-    rows.write.jdbc(f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver)
+    rows.write.mode("append").jdbc(
+        f"jdbc:derby:memory:{Path(place).parent.name};create=true", "written", properties=driver
+    )
 
 
 def _limited_beside_counts(rows: DataFrame) -> DataFrame:
@@ -109,6 +120,224 @@ def no_room(rows: DataFrame) -> DataFrame:
 def failing(rows: DataFrame) -> None:
     with suppress(Exception):
         noop(rows.mapInArrow(full, rows.schema))
+
+
+class Barred:
+    """Raises on rows until there is a file, which says so across processes."""
+
+    def __init__(self, place: str) -> None:
+        self.path = Path(f"{place}.open")
+
+    def __call__(self, parts: Iterator[Any]) -> Any:
+        for part in parts:
+            if len(part) and not self.path.exists():
+                raise Full
+            yield part
+
+
+def _again(deliver: Callable[[], Any], place: str) -> None:
+    """A delivery that fails the first time, and is tried again."""
+    suppressing(deliver)
+    _in_the_way(f"{place}.open")
+    deliver()
+
+
+def _barred(rows: DataFrame, place: str) -> DataFrame:
+    return rows.mapInArrow(Barred(place), rows.schema)
+
+
+def _flaky_sql(rows: DataFrame, place: str) -> None:
+    """The first time there is something in the way."""
+    rows.createOrReplaceTempView("v")
+    _in_the_way(place)
+    sql = f"insert overwrite directory '{place}/out' using parquet select * from v where number >= 0"
+    suppressing(lambda: rows.sparkSession.sql(sql))
+    _out_of_the_way(place)
+    rows.sparkSession.sql(sql)
+
+
+def _by_day(rows: DataFrame, place: str) -> None:
+    for day in range(3):
+        rows.where(f"number % 3 = {day}").write.parquet(f"{place}/day={day}")
+
+
+def _by_day_of_rows(rows: DataFrame, place: str) -> None:
+    for day in [row.day for row in rows.selectExpr("number % 3 as day").distinct().collect()]:
+        rows.where(F.col("number") % 3 == day).coalesce(1).write.partitionBy("number").parquet(f"{place}/day={day}")
+
+
+def _by_day_and_day_0_fails(rows: DataFrame, place: str) -> None:
+    """A loop over days with each write in a try/except that logs."""
+    for day in range(3):
+        part = rows.where(f"number % 3 = {day}")
+        suppressing(partial((no_room(part) if day == 0 else part).write.parquet, f"{place}/{day}"))
+
+
+def _by_day_into_one(rows: DataFrame, place: str) -> None:
+    """As above, where all days go to one place, so that only the plans differ."""
+    _in_the_way(place)
+    for day in range(3):
+        suppressing(partial(rows.where(f"number % 3 = {day}").write.mode("append").parquet, place))
+        _out_of_the_way(place)
+
+
+def _by_day_of_a_list(rows: DataFrame, place: str) -> None:
+    """As above, where the plans differ in the rows of a local table alone."""
+    _in_the_way(place)
+    for day in range(3):
+        days = rows.sparkSession.createDataFrame([(day,)], "day long")
+        part = rows.join(days, F.expr("number % 3 = day"))
+        suppressing(partial(part.write.mode("append").parquet, place))
+        _out_of_the_way(place)
+
+
+def _by_day_in_sql(rows: DataFrame, place: str) -> None:
+    _in_the_way(place)
+    rows.createOrReplaceTempView("v")
+    for day in range(3):
+        sql = f"insert overwrite directory '{place}/out' using parquet select * from v where number % 3 = {day}"
+        suppressing(partial(rows.sparkSession.sql, sql))
+        _out_of_the_way(place)
+
+
+def _views_in_sql(rows: DataFrame, place: str) -> None:
+    """The same statement each time, over other rows."""
+    _in_the_way(place)
+    for day in range(3):
+        rows.where(f"number % 3 = {day}").createOrReplaceTempView("v")
+        sql = f"insert overwrite directory '{place}/out' using parquet select * from v"
+        suppressing(partial(rows.sparkSession.sql, sql))
+        _out_of_the_way(place)
+
+
+def _places_in_options(rows: DataFrame, place: str) -> None:
+    """The write to the first place fails, the one to the second does not."""
+    _in_the_way(f"{place}/main")
+    for to in ("main", "archive"):
+        writer = rows.write.format("parquet").mode("append")
+        suppressing(writer.options(path=f"{place}/{to}").options(compression="none").save)
+
+
+def _databases(rows: DataFrame, _: str) -> None:
+    """A table without the name of its database, which is there in the second one only."""
+    _in_databases(rows, lambda: rows.write.insertInto("placed"))
+
+
+def _databases_in_sql(rows: DataFrame, _: str) -> None:
+    rows.createOrReplaceTempView("v")
+    _in_databases(rows, lambda: rows.sparkSession.sql("insert into placed select * from v"))
+
+
+def _in_databases(rows: DataFrame, write: Callable[[], object]) -> None:
+    spark = rows.sparkSession
+    spark.sql("create database if not exists archive")
+    rows.limit(0).write.mode("overwrite").saveAsTable("archive.placed")
+    for database in ("default", "archive"):
+        spark.sql(f"use {database}")
+        suppressing(write)
+    spark.sql("use default")
+
+
+def _days_in_sql(rows: DataFrame, place: str) -> None:
+    """The same statement each time, over another view that is not of the sink's rows."""
+    _in_the_way(place)
+    rows.createOrReplaceTempView("v")
+    for day in range(3):
+        rows.sparkSession.createDataFrame([(day,)], "day long").createOrReplaceTempView("days")
+        sql = f"insert overwrite directory '{place}/out' using parquet select v.* from v join days on number % 3 = day"
+        suppressing(partial(rows.sparkSession.sql, sql))
+        _out_of_the_way(place)
+
+
+def _variables_in_sql(rows: DataFrame, place: str) -> None:
+    """The same statement each time, with a session variable that changes."""
+    _in_the_way(place)
+    rows.createOrReplaceTempView("v")
+    rows.sparkSession.sql("declare or replace variable wanted int default 0")
+    for day in range(3):
+        rows.sparkSession.sql(f"set variable wanted = {day}")
+        sql = f"insert overwrite directory '{place}/out' using parquet select * from v where number % 3 = wanted"
+        suppressing(partial(rows.sparkSession.sql, sql))
+        _out_of_the_way(place)
+
+
+def _in_the_way(place: str) -> None:
+    Path(place).parent.mkdir(parents=True, exist_ok=True)
+    Path(place).touch()
+
+
+def _out_of_the_way(place: str) -> None:
+    if Path(place).is_file():
+        Path(place).unlink()
+
+
+def _static_partition(rows: DataFrame, _: str) -> None:
+    spark = rows.sparkSession
+    rows.createOrReplaceTempView("v")
+    spark.sql("drop table if exists parted")
+    spark.sql("create table parted (word string, day int) using parquet partitioned by (day)")
+    spark.sql("insert into parted partition (day = 1) values ('there')")
+    rows.count()
+    spark.sql("insert overwrite parted partition (day = 1) if not exists select word from v")
+
+
+def _ignored(rows: DataFrame, place: str) -> None:
+    rows.sparkSession.range(1).write.parquet(place)
+    rows.write.mode("ignore").parquet(place)
+
+
+def _cached(rows: DataFrame) -> DataFrame:
+    rows.cache()
+    rows.count()
+    return rows
+
+
+class StoppingSource(DataSource):
+    """A Python data source whose writer takes five rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "stopping"
+
+    def schema(self) -> str:
+        return "number long, word string"
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+        return StoppingWriter()
+
+
+class StoppingWriter(DataSourceWriter):
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        list(islice(iterator, 5))
+        return WriterCommitMessage()
+
+
+def _python_source(rows: DataFrame) -> None:
+    rows.sparkSession.dataSource.register(StoppingSource)
+    rows.write.format("stopping").mode("append").save()
+
+
+class Skipping:
+    """A UDTF that leaves the rest of its table."""
+
+    def eval(self, row: Any) -> Iterator[tuple[str]]:
+        yield (row["word"],)
+        raise SkipRestOfInputTableException
+
+
+def _udtf(rows: DataFrame, place: str) -> None:
+    rows.createOrReplaceTempView("v")
+    skipping: Any = F.udtf(Skipping, returnType="word string")
+    rows.sparkSession.udtf.register("skipping", skipping)
+    rows.sparkSession.sql("select * from skipping(table(v))").write.parquet(place)
+
+
+def piece_of_a_batch(batches: Iterator[Any]) -> Any:
+    return [next(batches).slice(0, 1)]
+
+
+def pieces_of_groups(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield next(parts)
 
 
 def thread(function: Callable[[], Any]) -> None:
@@ -154,6 +383,57 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "foreach": lambda rows, _: rows.foreach(lambda row: None),
     "foreachPartition": lambda rows, _: rows.foreachPartition(read),
     "foreachPartition of a selection": lambda rows, _: rows.select("word").where("word <> 'a1'").foreachPartition(read),
+    "a loop over days": _by_day,
+    "a loop over days that were looked up": _by_day_of_rows,
+    "append": lambda rows, place: rows.write.mode("append").parquet(place),
+    "overwrite": lambda rows, place: rows.write.mode("overwrite").json(place),
+    "save in a format": lambda rows, place: rows.write.format("orc").option("path", place).save(),
+    "text": lambda rows, place: rows.select("word").write.text(place),
+    "in other partitions, sorted": lambda rows, place: (
+        rows.repartition(2, "number").sortWithinPartitions("word").write.parquet(place)
+    ),
+    "in order": lambda rows, place: rows.orderBy("word").write.parquet(place),
+    "windows and joins": lambda rows, place: (
+        rows.withColumn("n", F.row_number().over(Window.partitionBy("number").orderBy("word")))
+        .join(rows.groupBy("number").count(), "number")
+        .join(rows.sparkSession.range(50).withColumnRenamed("id", "number"), "number", "left")
+        .write.parquet(place)
+    ),
+    "several writes": lambda rows, place: (
+        rows.write.parquet(f"{place}/main"),
+        rows.groupBy("number").count().write.parquet(f"{place}/counts"),
+    ),
+    "a write that is repeated": lambda rows, place: (
+        _again(lambda: _barred(rows, place).write.mode("append").parquet(place), place)
+    ),
+    "a write over JDBC that is repeated": lambda rows, place: (
+        _again(lambda: _jdbc(_barred(rows, place), place), place)
+    ),
+    "a write in SQL that is repeated": _flaky_sql,
+    "a statement over a frame": lambda rows, place: rows.sparkSession.sql(
+        f"insert overwrite directory '{place}' using parquet select * from {{rows}}", rows=rows
+    ),
+    "a query over a view, written": lambda rows, place: (
+        rows.createOrReplaceTempView("v"),
+        rows.sparkSession.sql("select * from v where number > 3").write.parquet(place),
+    ),
+    "a table that is dropped where there is none": lambda rows, place: (
+        suppressing(lambda: rows.sparkSession.sql("drop table nosuchtable")),
+        rows.write.parquet(place),
+    ),
+    "a collect that is repeated": lambda rows, place: _again(lambda: _barred(rows, place).collect(), place),
+    "foreachPartition that is repeated": lambda rows, place: (
+        _again(lambda: rows.foreachPartition(Barred(place)), place)
+    ),
+    "an RDD that is saved again": lambda rows, place: (
+        _in_the_way(place),
+        suppressing(lambda: rows.rdd.map(str).saveAsTextFile(f"{place}/out")),
+        _out_of_the_way(place),
+        rows.rdd.map(str).saveAsTextFile(f"{place}/out"),
+    ),
+    "a function over groups, written": lambda rows, place: (
+        rows.groupBy("number").applyInPandas(same_group, rows.schema).write.parquet(place)
+    ),
     "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
     "RDD collect": lambda rows, _: rows.rdd.collect(),
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
@@ -180,7 +460,6 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "a look that fails after a write": (
         lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
     ),
-    "a failed write, then a write": _twice(failing, noop),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
     "JDBC": _jdbc,
     "a broadcast join with a table that is empty": lambda rows, _: noop(_joined_with_nothing_small(rows)),
@@ -207,6 +486,81 @@ def _joined_with_nothing_small(rows: DataFrame) -> DataFrame:
 
 
 NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
+    "a loop over days of which one fails": (_by_day_and_day_0_fails, "failed"),
+    "a loop over days into one place, of which one fails": (_by_day_into_one, "failed"),
+    "a loop over days of a list, of which one fails": (_by_day_of_a_list, "failed"),
+    "a loop over days in SQL, of which one fails": (_by_day_in_sql, "failed"),
+    "the main table fails, the archive succeeds": (
+        lambda rows, place: (
+            suppressing(lambda: no_room(rows).write.parquet(f"{place}/main")),
+            rows.write.parquet(f"{place}/archive"),
+        ),
+        "rows to parquet ",
+    ),
+    "the same write to another place": (
+        lambda rows, place: (
+            _in_the_way(place),
+            suppressing(lambda: rows.write.parquet(f"{place}/main")),
+            rows.write.parquet(f"{place}.archive"),
+        ),
+        "failed",
+    ),
+    "the same place with other rows": (
+        lambda rows, place: (
+            suppressing(lambda: _barred(rows, place).write.mode("append").parquet(place)),
+            _in_the_way(f"{place}.open"),
+            _barred(rows.where("number > 3"), place).write.mode("append").parquet(place),
+        ),
+        "failed",
+    ),
+    "another function": (
+        lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
+        "failed",
+    ),
+    "a failed write, then a write": (_twice(failing, noop), "failed"),
+    "a statement into no table, then an archive": (
+        lambda rows, place: (
+            rows.createOrReplaceTempView("v"),
+            suppressing(lambda: SparkSession.active().sql("insert into nosuchtable select * from v")),
+            rows.write.parquet(place),
+        ),
+        "SQL insert into nosuchtable",
+    ),
+    "a loop over views in SQL, of which one fails": (_views_in_sql, "failed"),
+    "groups, collected": (lambda rows, _: rows.groupBy("number").count().collect(), "aggregated them"),
+    "a distinct, collected": (lambda rows, _: rows.select("number").distinct().collect(), "aggregated them"),
+    "crosstab, collected": (lambda rows, _: rows.crosstab("number", "word").collect(), "aggregated them"),
+    "groups, iterated over": (lambda rows, _: list(rows.groupBy("number").count().toLocalIterator()), "it "),
+    "groups of an RDD, collected": (lambda rows, _: rows.rdd.groupBy(len).collect(), "ran collect"),
+    "groups of an RDD as a frame, collected": (
+        lambda rows, _: rows.rdd.map(tuple).reduceByKey(max).toDF().collect(),
+        "it ",
+    ),
+    "groups as an RDD, collected": (lambda rows, _: rows.groupBy("number").count().rdd.collect(), "ran collect"),
+    "count, then ignored as it is there": (lambda rows, place: (rows.count(), _ignored(rows, place)), "ran no job"),
+    "cache and count, then ignored": (lambda rows, place: _ignored(_cached(rows), place), "ran no job"),
+    "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
+    "a partition that is there": (_static_partition, "ran no job"),
+    "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),
+    "a UDTF that skips the rest": (_udtf, "PythonUDTF"),
+    "a pipe": (lambda rows, place: rows.rdd.map(str).pipe("head -n 2").saveAsTextFile(place), "piped them"),
+    "a piece of an Arrow batch": (
+        lambda rows, place: rows.mapInArrow(piece_of_a_batch, rows.schema).write.parquet(place),
+        "need not have read them all",
+    ),
+    "a function over the parts of groups": (
+        lambda rows, place: (
+            rows.groupBy("number").applyInArrow(pieces_of_groups, rows.schema).write.parquet(place)
+        ),
+        "need not have read them all",
+    ),
+    "a function over a frame that nobody follows": (
+        lambda rows, place: (
+            rows.createOrReplaceTempView("v"),
+            rows.sparkSession.table("v").mapInArrow(every_batch, rows.schema).write.parquet(place),
+        ),
+        "need not have read them all",
+    ),
     "nothing": (lambda rows, _: None, "never read them"),
     "a view": (lambda rows, _: rows.createOrReplaceTempView("v"), "never read them"),
     "count": (lambda rows, _: rows.count(), "counted them"),
@@ -368,6 +722,11 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (noop(rows), suppressing(lambda: rows.write.insertInto("nosuchtable"))),
         "failed",
     ),
+    "two places in options, of which the first fails": (_places_in_options, "failed"),
+    "a table's name in two databases, of which the first fails": (_databases, "failed"),
+    "a table's name in two databases in SQL, of which the first fails": (_databases_in_sql, "failed"),
+    "a loop over views of days in SQL, of which one fails": (_days_in_sql, "failed"),
+    "a loop over a variable in SQL, of which one fails": (_variables_in_sql, "failed"),
 }  # fmt: skip
 
 
@@ -483,6 +842,64 @@ def test_where_spark_has_forgotten_what_it_ran_a_batch_is_not_trusted(live: Any,
     assert "forgotten" in str(batch.error)
 
 
+def test_the_users_word_stands_for_what_cannot_be_proven(live: Any) -> None:
+    batch = live(TEXTS)
+    sink(lambda rows: _python_source(rows), name="save")(batch.df.transform(split))
+    assert "say so after the sink: batch.done()" in str(batch.error)
+    batch.frame.evidence.vouch()
+    assert batch.error is None
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+
+
+def test_the_users_word_does_not_cover_a_sink_that_raises_or_what_fails_after_it(live: Any) -> None:
+    raising_batch, early = live(TEXTS), live(TEXTS)
+    with suppress(Full):
+        sink(raising_one, name="save")(raising_batch.df.transform(split))
+    raising_batch.frame.evidence.vouch()
+    early.frame.evidence.vouch()
+    sink(failing, name="save")(early.df.transform(split))
+    assert "sink 'save' raised" in str(raising_batch.error)
+    assert "failed" in str(early.error)
+
+
+def test_the_first_failure_that_a_sink_swallows_is_logged_once_for_each_target_with_its_traceback(
+    live: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    @sink
+    def save(rows: DataFrame) -> None:
+        for place in ("main", "archive", "main"):
+            suppressing(lambda place=place: no_room(rows).write.mode("append").parquet(f"{tmp_path}/{place}"))  # type: ignore[misc]
+
+    once = Once()
+    for _ in range(2):
+        batch = live(TEXTS, once=once)
+        save(batch.df.transform(split))
+        assert batch.error is not None
+    said = [record.getMessage() for record in caplog.records if "swallowed" in record.getMessage()]
+    assert [text.partition(":")[0] for text in said] == [
+        f"sink 'save' swallowed the failure of parquet {tmp_path}/{place}" for place in ("main", "archive")
+    ]
+    assert all("Traceback (most recent call last)" in text and "no room" in text for text in said)
+
+
+def test_a_failure_that_left_a_sink_is_made_good_by_another_run_of_the_sink(
+    live: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch, tries = live(TEXTS), iter(range(2))
+
+    @sink
+    def save(rows: DataFrame) -> None:
+        attempt = next(tries)
+        (no_room(rows) if attempt == 0 else rows).write.parquet(f"{tmp_path}/attempt-{attempt}")
+
+    rows = batch.df.transform(split)
+    with pytest.raises(PySparkException):
+        save(rows)
+    save(rows)
+    assert set(batch.settle().values()) == {Verdict.ACKED}
+    assert "swallowed" not in caplog.text
+
+
 def test_a_batch_that_is_settled_while_a_sink_runs_is_abandoned(live: Any) -> None:
     batch = live(TEXTS)
 
@@ -595,7 +1012,7 @@ def _frame_of_rdd(rows: DataFrame, _: str) -> None:
         lambda rows, _: rows.rdd.collect(),
         lambda rows, _: list(rows.toLocalIterator()),
         lambda rows, _: noop(rows.mapInArrow(every_batch, rows.schema)),
-        lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
+        lambda rows, place: _again(lambda: rows.foreachPartition(Barred(place)), place),
         lambda rows, _: (rows.rdd.count(), rows.foreachPartition(read)),
         lambda rows, _: noop(rows.localCheckpoint()),
         _text_file,
@@ -701,15 +1118,14 @@ def test_a_job_that_nobody_acks_in_is_not_held_against_its_records(live: Any) ->
     assert "use @sink" in batch.frame.evidence.unfinished_because
 
 
-def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(live: Any) -> None:
+def test_a_failure_in_one_sink_that_it_made_good_is_not_held_against_another(live: Any, tmp_path: Path) -> None:
     batch = live(TEXTS, slices=4)
     one, other = branch(batch.df, 2)
     sink(noop, name="one")(one)
 
     @sink
     def retries(rows: DataFrame) -> None:
-        suppressing(lambda: rows.foreachPartition(raising))
-        rows.foreachPartition(read)
+        _again(lambda: rows.foreachPartition(Barred(f"{tmp_path}/out")), f"{tmp_path}/out")
 
     retries(other)
     assert set(batch.settle().values()) == {Verdict.ACKED}

@@ -101,6 +101,7 @@ def test_a_killed_worker_of_a_collector_costs_nothing(live: Start, tmp_path: Pat
     assert_all_acked(batch, tmp_path / "out")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["count", "value", "order"])
 def test_a_collector_run_again_emits_other_children(live: Start, tmp_path: Path, local_dir: Path, how: str) -> None:
     batch = live(texts(40))

@@ -195,7 +195,7 @@ def test_a_sink_that_reads_ten_rows(live: Start) -> None:
     peek(batch.df.transform(words))
     assert len(taken) == 10
     # The first partition was read to its end and has reported.
-    assert str(batch.error) == "no write of peek()'s rows succeeded: it read 10"
+    assert str(batch.error).startswith("no write of peek()'s rows succeeded: it read 10. ")
     assert ACKED not in batch.settle().values()
     assert len(batch.verdicts) == 4000
 
@@ -260,6 +260,7 @@ def test_a_frame_whose_task_boundaries_did_move_is_warned_of_and_replayed(
     assert set(batch.reasons.values()) == {"unfinished"}
 
 
+@pytest.mark.long
 def test_a_server_killed_in_a_batch_costs_a_replay_of_it(
     spark: SparkSession, server_process: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def numbers(row: Row) -> Any:
     yield (int(row.value),)
 
 
+@pytest.mark.long
 def test_a_row_that_spark_itself_cannot_evaluate_ends_alone_in_the_dead_letters(
     connected: SparkSession, tmp_path: Path, save: Any
 ) -> None:

@@ -155,6 +155,7 @@ def test_rows_keep_their_schema_and_a_row_without_a_key_is_named_by_its_partitio
     assert sorted(map(str, whole)) == sorted(map(str, df.collect()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("other", [drawn, shuffled, fewer])
 def test_a_frame_that_gives_other_rows_when_it_is_computed_anew_is_found_out_and_no_row_of_it_acked(
     connected: SparkSession, other: Any

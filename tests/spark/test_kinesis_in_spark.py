@@ -27,6 +27,7 @@ def parsed(row: Row) -> Any:
     yield int(row.data), row.shard
 
 
+@pytest.mark.long
 def test_a_stream_that_is_split_and_merged_under_a_job_ends_with_each_record_written_once_but_for_the_poison(
     spark: SparkSession,
     server: Any,

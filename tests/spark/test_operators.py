@@ -66,6 +66,18 @@ def test_what_is_kept_is_the_parents() -> None:
     assert table["number"].to_pylist() == [2, 0, 2]
 
 
+def test_a_task_says_why_a_row_raised_in_its_report_and_prints_nothing(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def picky(batch: pa.RecordBatch) -> Any:
+        raise ValueError("not this one")
+
+    _, reports = run(reading(["a"]), [over_arrow(picky), sink_step()])
+    (reason,) = failed(reports).values()
+    assert "Traceback" in reason
+    assert caplog.text + "".join(capfd.readouterr()) == ""
+
+
 def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> None:
     calls: list[int] = []
 

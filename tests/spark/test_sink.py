@@ -3,14 +3,17 @@ batch."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
-from acker_client.spark import branch, sink
+from acker_client.source import Batch, Frame, Retry
+from acker_client.spark import branch, operator, sink
+from tests.service.caller import eventually
 from tests.spark.live_batch import ACKED, LOST, LiveBatch, texts
 
 
@@ -84,6 +87,41 @@ def test_two_sinks_over_a_branch_both_have_to_run(spark: SparkSession, server: A
         save(left)
         save(right)
         assert live.settle() == ALL
+
+
+def test_settling_cancels_what_a_sink_in_a_thread_still_runs(connected: SparkSession, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    @operator("id long")
+    def slow(row: Row) -> Any:
+        if not begun.exists():
+            begun.touch()
+            threading.Event().wait(60)
+        yield (row.id,)
+
+    raised: list[Exception] = []
+
+    def process(batch: Batch) -> None:
+        def save() -> None:
+            try:
+                sink(noop, name="save")(batch.df.transform(slow))
+            except Exception as error:  # noqa: BLE001  # whatever the cancelled job raises
+                raised.append(error)
+
+        thread = threading.Thread(target=save)
+        thread.start()
+        if batch.replays:
+            thread.join()
+        else:
+            threads.append(thread)
+            eventually(begun.exists, within_s=120)
+
+    threads: list[threading.Thread] = []
+    source = Frame(connected.range(0, 20, 1, 2), name="slow", retry=Retry(initial_s=0, cap_s=0))
+    assert source.run(connected, process).acked == 20
+    threads[0].join()
+    (error,) = raised
+    assert "SPARK_JOB_CANCELLED" in str(error)
 
 
 def test_rows_that_reach_no_sink_are_lost(spark: SparkSession, server: Any) -> None:

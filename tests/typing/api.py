@@ -51,6 +51,7 @@ from acker_client.spark import (
     check,
     cogroup,
     collector_settings,
+    delta_options,
     explode,
     group,
     join,
@@ -58,6 +59,7 @@ from acker_client.spark import (
     pandas_operator,
     sink,
     where,
+    write_parquet,
 )
 from acker_client.spark import functions as AF
 from acker_testing import LocalServer, Pipeline, SimulatedTime
@@ -74,7 +76,8 @@ def plain(client: AckerClient) -> None:
     assert_type(edge, int)
     client.ack(root, edge, emitted=[client.new_edge()])
     client.ack(root, edge, emitted=5)  # type: ignore[arg-type]
-    client.init(root, [edge, edge])
+    client.init(root, [edge, edge], batch=1)
+    client.init(root, edge)  # type: ignore[call-arg]
     client.fail(root, "no such sku", edge=edge)
     client.ack_columns(np.arange(3, dtype=np.uint64), [1, 2, 3])
     assert_type(client.report(Identity(1, 2), Entries(np.arange(1), np.arange(1))), ReportResult)  # type: ignore[arg-type]
@@ -100,6 +103,10 @@ def sources(spark: SparkSession) -> None:
     for batch in files.batches(spark):
         assert_type(batch.df, DataFrame)
         assert_type(batch.number, int)
+        assert_type(batch.id, str)
+        batch.on_abandon(lambda: print("taken back"))
+        write_parquet(batch.df, "out", batch, part="all", partition_by=["day"])
+        assert_type(delta_options(batch, "items"), dict[str, str])
         with batch as same:
             assert_type(same, Batch)
         batch.done()

@@ -42,7 +42,7 @@ class Accumulator:
         """Buffered roots; what came in columns counts once a column."""
         return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
 
-    def init(self, root: int, edges: int | Iterable[int], batch: int = 0) -> None:
+    def init(self, root: int, edges: int | Iterable[int], batch: int) -> None:
         """The tree of ``root`` starts with these edges (or with their XOR)."""
         # An int first: to ask whether something is Iterable costs more than the rest of the call.
         if isinstance(edges, int) or not isinstance(edges, Iterable):
@@ -65,7 +65,7 @@ class Accumulator:
         """The timeout of ``root`` starts anew."""
         self._add(root_id(root), 0, RESET)
 
-    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int = 0) -> None:
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
         """Inits in columns; rows of the same root are its edges and XOR together."""
         entries = fold(*_columns(roots, vals))
         self._inits_of(batch).columns(entries)
@@ -98,6 +98,16 @@ class Accumulator:
         self._clear()
         return [draft for draft in drafts if len(draft.entries)]
 
+    def put_back(self, entries: Entries) -> None:
+        """Buffer updates that ``take`` gave, in front of those that came since: the first reason of a root counts."""
+        if len(entries):
+            self._updates.insert(0, entries)
+            self._column_entries += len(entries)
+
+    def drop_inits(self) -> None:
+        """Forget the inits that are buffered."""
+        self._inits.clear()
+
     def _clear(self) -> None:
         self._vals: dict[int, int] = {}
         self._kinds: dict[int, int] = {}
@@ -113,8 +123,6 @@ class Accumulator:
     def _inits_of(self, batch: int) -> _Inits:
         found = self._inits.get(batch)
         if found is None:
-            if not isinstance(batch, int | np.integer) or not 0 <= batch <= MASK:
-                raise ValueError(f"batch={batch!r}: give 0 for the open stream, or the number of an open batch")
             found = self._inits[batch] = _Inits()
         return found
 

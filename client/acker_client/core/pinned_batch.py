@@ -79,6 +79,10 @@ class PinnedBatch:
             request.session, request.number, request.first, request.up_to, request.held, request.limits, slots
         )
 
+    def has_left_out(self, server: int) -> bool:
+        """Whether the member with the id ``server`` is out."""
+        return any(member.id == server for member in self.out)
+
     def opened(self, member: Member, generation: int | None) -> None:
         """``member`` has it open, under this registration."""
         self._generations[member] = generation

@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of
+from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, unmix64_column
 from acker_protocol.messages import FAIL, Entries, InitScope
 from acker_protocol.placement import Member, Placement
 
 Mask = npt.NDArray[np.bool_]
 
-# So many numbers has a pin of an open stream; the next pin of the stream begins behind them.
-STREAM_NUMBERS = 1 << 40
 # What a pin has that is to take any root.
 ANY_NUMBER = MASK
 
@@ -84,31 +82,30 @@ def _pin(content: dict[str, Any]) -> Pin:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member gets of a report. ``held``: bool[pins, 1024], the slots of which it gets a section."""
+    """What one member gets of a report. ``held``: bool[pins, 1024], the slots of which it gets a section; ``pins``:
+    those that it gets something of."""
 
     member: Member
     entries: Entries
     held: Mask
+    pins: Pins
 
 
 def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) -> list[Share]:
     """The part of each member, those without a section left out unless ``inits`` says what is covered.
 
-    Raises :class:`NowhereToSend` where there is no pin. Roots may be in no pin, as those of an open
-    stream that a user has chosen: their inits go by the newest one. Their updates go by all of them: nobody can say
-    which it was, and to the others they do no harm.
+    Raises :class:`NowhereToSend` where there is no pin. Roots that are in none of them go by all: nobody can say which
+    it was, and to the others they do no harm.
     """
-    if inits is not None:
-        # One that is not pinned is refused by whoever gets it.
-        pins = [pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch)] or pins
+    pins = pins_for(pins, inits)
     servers = _servers(pins)
     if len(servers) == 1:
-        return [Share(servers[0][0], entries, np.ones((1, SLOTS), np.bool_))]
+        return [Share(servers[0][0], entries, np.ones((1, SLOTS), np.bool_), tuple(pins))]
     if not servers:
         raise NowhereToSend("nobody has said where the roots of this report live")
     slots = (mix64_column(entries.root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)
     covers = inits is not None and len(inits.covered) > 0
-    of_pin = _of_pins(pins, entries.root_ids, are_inits=inits is not None)
+    of_pin = _of_pins(pins, entries.root_ids)
     wanted = np.stack([_slots_among(slots if own is None else slots[own]) | covers for own in of_pin])
     shares = []
     for names in servers:
@@ -118,8 +115,19 @@ def shares_of(pins: Sequence[Pin], entries: Entries, inits: InitScope | None) ->
             is_his |= row[slots] if own is None else row[slots] & own
         held &= wanted
         if held.any():
-            shares.append(Share(names[0], entries if is_his.all() else _only(entries, is_his), held))
+            its = entries if is_his.all() else only(entries, is_his)
+            own_pins = tuple(pin for pin, slots_held in zip(pins, held, strict=True) if slots_held.any())
+            shares.append(Share(names[0], its, held, own_pins))
     return shares
+
+
+def pins_for(pins: Sequence[Pin], inits: InitScope | None) -> Pins:
+    """Those of ``pins`` that a report concerns: one with inits only the batch of these."""
+    if inits is None:
+        return tuple(pins)
+    # One that is not pinned is refused by whoever gets it.
+    own = tuple(pin for pin in pins if (pin.session, pin.batch) == (inits.session, inits.batch))
+    return own or tuple(pins)
 
 
 def _slots_among(slots: npt.NDArray[np.intp]) -> Mask:
@@ -128,14 +136,26 @@ def _slots_among(slots: npt.NDArray[np.intp]) -> Mask:
     return among
 
 
-def _of_pins(pins: Sequence[Pin], root_ids: Column, *, are_inits: bool) -> list[Mask | None]:
+def _of_pins(pins: Sequence[Pin], root_ids: Column) -> list[Mask | None]:
     """Which roots are of which pin: bool[n] for each; None where all are."""
     if len(pins) == 1:
         return [None]
     of_pin = [pin.has(root_ids) for pin in pins]
     of_none = ~np.logical_or.reduce(of_pin)
-    may_have = range(len(pins) - 1, len(pins)) if are_inits else range(len(pins))
-    return [own | of_none if index in may_have else own for index, own in enumerate(of_pin)]
+    return [own | of_none for own in of_pin]
+
+
+def parted(pins: Sequence[Pin], root_ids: Column) -> npt.NDArray[np.int64]:
+    """The index of the pin that has each of ``root_ids: uint64[n]``, of pins without a number in common; -1: none."""
+    if not pins:
+        return np.full(len(root_ids), -1, np.int64)
+    firsts, counts = (np.array([getattr(pin, name) for pin in pins], np.uint64) for name in ("first", "up_to"))
+    order = np.argsort(firsts)
+    numbers = unmix64_column(root_ids)
+    at = np.searchsorted(firsts[order], numbers, side="right") - 1
+    pin = order[at]
+    found: npt.NDArray[np.int64] = np.where((at >= 0) & (numbers - firsts[pin] < counts[pin]), pin, -1)
+    return found
 
 
 def _servers(pins: Sequence[Pin]) -> list[list[Member]]:
@@ -171,7 +191,8 @@ def _slots_held(placement: Placement, names: Sequence[Member]) -> Mask:
     return held
 
 
-def _only(entries: Entries, chosen: Mask) -> Entries:
+def only(entries: Entries, chosen: Mask) -> Entries:
+    """Those of ``entries`` where ``chosen: bool[n]``."""
     roots, vals = entries.root_ids[chosen], entries.ack_vals[chosen]
     if not len(entries.kinds):
         return Entries(roots, vals)

@@ -5,7 +5,7 @@ Decides what each poll asks and confirms, and when the server has lost what it k
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
@@ -55,10 +55,10 @@ class Heard:
     it is. ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
     """
 
-    outcomes: Outcomes = field(default_factory=Outcomes)
-    generation_changed: bool = False
-    cursor: int = 0
-    generation: int | None = None
+    outcomes: Outcomes
+    generation_changed: bool
+    cursor: int
+    generation: int
 
 
 class Registration:
@@ -67,26 +67,25 @@ class Registration:
     __slots__ = (
         "_granted_ms",
         "_is_lost",
+        "_pins",
+        "_unsent",
         "cursor",
         "generation",
         "heard_at",
         "lease_ms",
-        "limits",
         "name",
-        "pins",
         "session",
     )
 
-    def __init__(self, name: str, session: int, lease_s: float, limits: Limits, now: float) -> None:
+    def __init__(self, name: str, session: int, lease_s: float, pins: bytes, now: float) -> None:
         self.name = name
         self.session = session
         self.lease_ms = _in_milliseconds(lease_s)
-        self.limits = limits
         self.cursor = 0
         self.heard_at = now
         self.generation: int | None = None
-        # What others are to learn there of where this source's roots live; nothing (b""): they have.
-        self.pins = b""
+        # What others are to learn there of where this source's roots live; and that, or nothing (b""): it is there.
+        self._pins = self._unsent = pins
         self._is_lost = False
         self._granted_ms = self.lease_ms
 
@@ -103,8 +102,19 @@ class Registration:
         """The next poll; it confirms what earlier ones handed over."""
         wait_ms = round(min(wait_s, self.wait_max_s) * 1000)
         return Watch(
-            self.name, self.session, self.lease_ms, self.limits, self.cursor, wait_ms, max_outcomes, close, self.pins
+            self.name,
+            self.session,
+            self.lease_ms,
+            confirmed=self.cursor,
+            wait_ms=wait_ms,
+            max_outcomes=max_outcomes,
+            close=close,
+            pins=self._unsent,
         )
+
+    def publish(self, pins: bytes) -> None:
+        """``pins`` are to be at the server with the next poll."""
+        self._pins = self._unsent = pins
 
     def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
         """Take from an answer only whether the server still knows this source; its outcomes will come again.
@@ -120,8 +130,10 @@ class Registration:
             self.cursor = 0
         self.heard_at = now
         self._granted_ms = reply.lease_ms or self._granted_ms
-        if reply.status == Status.APPLIED and request.pins == self.pins:
-            self.pins = b""
+        if reply.status == Status.APPLIED and request.pins == self._pins:
+            self._unsent = b""
+        elif is_other:
+            self._unsent = self._pins
         return reply.status != Status.INVALID or not is_foreign
 
     def heard(self, request: Watch, reply: WatchReply, now: float) -> Heard | None:
@@ -132,15 +144,8 @@ class Registration:
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
-        return Heard(reply.outcomes, self._take_loss(), reply.cursor, reply.generation)
-
-    def nothing(self) -> Heard:
-        """What a poll brings that was not answered; what a renewal has found out is said also then."""
-        return Heard(generation_changed=self._take_loss(), cursor=self.cursor, generation=self.generation)
-
-    def _take_loss(self) -> bool:
         is_lost, self._is_lost = self._is_lost, False
-        return is_lost
+        return Heard(reply.outcomes, is_lost, reply.cursor, reply.generation)
 
 
 def _milliseconds(name: str, value_s: float | None) -> int:

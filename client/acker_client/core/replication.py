@@ -6,28 +6,32 @@ caller's to say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from acker_client.core.delivery import Delivery, ReportResult
-from acker_client.core.pins import Mask, Pin, Share, shares_of
+from acker_client.core.pins import Mask, Pin, Pins, Share, pins_for, shares_of
 from acker_protocol.messages import Entries, Identity, InitScope
 from acker_protocol.placement import Member
 from acker_protocol.reports import digest
+
+# Whether a member is out of the batch of a pin: its answers do not count there.
+IsOut = Callable[[Pin, Member], bool]
 
 
 class Replication:
     """The deliveries of one report, one a member; each of them may be in a thread of its own."""
 
-    __slots__ = ("_shares", "deliveries", "identity", "inits", "out", "root_ids")
+    __slots__ = ("_shares", "deliveries", "identity", "inits", "out", "pins", "roots")
 
     def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None, pins: Sequence[Pin]) -> None:
         """Raises :class:`~acker_client.core.pins.NowhereToSend` where no pin says where its roots live."""
         self.identity = identity
         self.inits = inits
-        self.root_ids = entries.root_ids
+        self.roots = len(entries)
+        self.pins = pins_for(pins, inits)
         whole = digest(entries)
         self._shares: dict[Member, Share] = {share.member: share for share in shares_of(pins, entries, inits)}
         self.deliveries = {
@@ -49,21 +53,26 @@ class Replication:
         counts = sum((delivery.result for delivery in self.deliveries.values()), ReportResult())
         return replace(counts, unreported=self._missing(), without=frozenset(member.id for member in self.out))
 
-    def covers(self, member: Member) -> bool:
-        """Whether other members have answered all sections of ``member``."""
-        return bool((self._answered() | ~self._shares[member].held).all())
+    def covers(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
+        """Whether other members have answered all sections of ``member``, each of a batch that the member is not out
+        of: ``is_out`` says so."""
+        return bool((self._answered(is_out) | ~self._shares[member].held).all())
 
     def leave(self, member: Member, why: str) -> None:
         """``member`` is out for this report."""
         self.out[member] = why
 
-    def missed_by(self, member: Member) -> Entries:
-        """The entries that ``member`` was to get."""
-        return self._shares[member].entries
+    def pins_of(self, member: Member) -> Pins:
+        """The pins of the roots that ``member`` is to get something of."""
+        return self._shares[member].pins
 
-    def _answered(self) -> Mask:
-        """The sections that some member has answered."""
-        held = [self._shares[member].held for member, delivery in self.deliveries.items() if delivery.done]
+    def _answered(self, is_out: IsOut = lambda pin, member: False) -> Mask:
+        """bool[pins, 1024]: the sections that some member has answered that is not out of the batch."""
+        held = [
+            self._shares[member].held & ~np.array([[is_out(pin, member)] for pin in self.pins])
+            for member, delivery in self.deliveries.items()
+            if delivery.done
+        ]
         shape = next(iter(self._shares.values())).held.shape
         found: Mask = np.logical_or.reduce(held) if held else np.zeros(shape, np.bool_)
         return found

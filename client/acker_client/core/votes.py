@@ -34,7 +34,7 @@ What comes late, twice, or out of order changes nothing:
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -99,31 +99,15 @@ class Votes:
         # Where a row stands in the reply that is being heard.
         self._places = np.empty(rows, np.uint32)
 
-    def __len__(self) -> int:
-        return len(self._said)
-
-    @property
-    def nbytes(self) -> int:
-        columns = (self._said, self._spoken, self._endings, self._reason_ids, self._places)
-        return sum(column.nbytes for column in columns)
-
     @property
     def spoken(self) -> Bits:
         """Which replicas have spoken, settled or left, uint8 by row; not to be written into."""
         return self._spoken
 
-    def extend(self, rows: int) -> None:
-        """Add ``rows`` of which nothing was said."""
-        self._said, self._spoken, self._endings, self._reason_ids, self._places = (
-            np.concatenate((column, np.zeros(rows, column.dtype)))
-            for column in (self._said, self._spoken, self._endings, self._reason_ids, self._places)
-        )
-
-    def begin(self, rows: Rows, are_out: Bits) -> None:
-        """Rows of roots of which nothing was said, but that some replicas ``are_out`` already."""
-        self._said[rows] = np.where(are_out, OUT, 0)
-        self._spoken[rows] = are_out
-        self._endings[rows] = self._reason_ids[rows] = 0
+    def drop(self, count: int) -> int:
+        """End the rows from ``count`` on, of which nothing was said; how many they were."""
+        self._spoken[count:] = self._everybody
+        return len(self._spoken[count:])
 
     def first_heard(self, rows: Rows, bits: Bits) -> Mask:
         """Of which of ``rows`` these replicas have not spoken before; of a row that stands there twice the first."""
@@ -161,28 +145,13 @@ class Votes:
             reasons = (*reasons, *self._reasons)
         return _parted(Outcomes(outcomes.root_ids[ends], endings, reason_ids, reasons))
 
-    def end(self, rows: Rows, roots: Column) -> Outcomes:
-        """End those of ``rows`` that are open and that some replica said no to, without waiting for more."""
-        ends = (self._endings[rows] == 0) & (self._said[rows] & NOES != 0)
-        endings = self._endings[rows[ends]] = _ENDINGS[self._said[rows[ends]]]
-        return _parted(Outcomes(roots[ends], endings, self._reason_ids[rows[ends]], tuple(self._reasons))).outcomes
-
-    def is_complete(self, rows: Rows) -> Mask:
-        """Which of ``rows`` every replica has spoken of, or has left."""
-        complete: Mask = self._spoken[rows] == self._everybody
-        return complete
-
-    def has_ended(self, rows: Rows) -> Mask:
-        ended: Mask = self._endings[rows] != 0
-        return ended
-
-    def differed(self, rows: Rows | slice = slice(None)) -> int:
+    def differed(self) -> int:
         """Rows of which replicas said unlike things: ACKED, FAILED by the user, or a no."""
-        return int(np.count_nonzero(_DIFFERS[self._said[rows]]))
+        return int(np.count_nonzero(_DIFFERS[self._said]))
 
-    def saved(self, rows: Rows | slice = slice(None)) -> int:
+    def saved(self) -> int:
         """Rows that ended ACKED, while another replica said anything else or left without a word."""
-        return int(np.count_nonzero((self._endings[rows] == Verdict.ACKED) & (self._said[rows] != ACKED)))
+        return int(np.count_nonzero((self._endings == Verdict.ACKED) & (self._said != ACKED)))
 
     def _kept(self, reason_ids: ReasonIds, reasons: tuple[str, ...]) -> ReasonIds:
         """The ids that the reasons of these ``reason_ids`` have here."""
@@ -221,9 +190,9 @@ class BatchVotes:
         self._replicas = checked(replicas)
         self._votes = Votes(up_to, replicas.shape[1])
         self._heard: Counter[int] = Counter()
-        # Of slots that a member does not hold: it was asked to open them before they were placed elsewhere, and counts
-        # them too.
-        self._elsewhere: Counter[int] = Counter()
+        # Rows of slots that a member does not hold: it was asked to open them before they were placed elsewhere, and
+        # counts them too, each once.
+        self._elsewhere: defaultdict[int, set[int]] = defaultdict(set)
         # Members that have settled or left.
         self._silenced: set[int] = set()
         self._slots: npt.NDArray[np.uint16] | None = None
@@ -252,6 +221,10 @@ class BatchVotes:
         """
         return self._votes.saved()
 
+    def keep(self, count: int) -> None:
+        """Only the first ``count`` numbers are records; nothing that is said of the others counts."""
+        self.ended += self._votes.drop(count)
+
     def hear(self, member: int, outcomes: Outcomes) -> Merged:
         """``member`` reports ``outcomes``; what is final because of them, in their order."""
         if member in self._silenced:
@@ -261,7 +234,7 @@ class BatchVotes:
         is_own = (rows < np.uint64(self.up_to)) & (bits != 0)
         foreign = len(outcomes) - int(np.count_nonzero(is_own))
         if foreign:
-            self._elsewhere[member] += int(np.count_nonzero((rows < np.uint64(self.up_to)) & (bits == 0)))
+            self._elsewhere[member].update(rows[(rows < np.uint64(self.up_to)) & (bits == 0)].tolist())
             outcomes, rows, bits = chosen(outcomes, is_own), rows[is_own], bits[is_own]
         is_first = self._votes.first_heard(rows.view(np.int64), bits)
         if not is_first.all():
@@ -278,7 +251,7 @@ class BatchVotes:
         """
         if member in self._silenced:
             return Merged()
-        heard = self._heard[member] + self._elsewhere[member]
+        heard = self._heard[member] + len(self._elsewhere[member])
         if heard == roots:
             return self._silence(member, ABSENT, "")
         why = f"its server counted {roots} outcomes, and {heard} were heard"

@@ -8,24 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from acker_protocol.ids import SLOT_SHIFT, SLOTS, Column, mix64_column
+from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Outcomes
 
 Mask = npt.NDArray[np.bool_]
-
-NO_SLOTS: Mask = np.zeros(SLOTS, np.bool_)
-NO_SLOTS.setflags(write=False)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
     """What one watch brought; each of it is said once.
 
-    ``outcomes``: how roots have ended, each root of a numbered batch once. ``absent: uint64[n]``: roots of settled
+    ``outcomes``: how roots have ended, each of them once, LOST ones included. ``absent: uint64[n]``: roots of settled
     batches that were never initialised, though their numbers were read: no such record exists. ``settled``: batches
     each of whose roots has had its outcome by now, or is absent. ``interrupted``: open batches that a server has lost,
-    so that what fails in them may fail for that. ``lost_slots: bool[1024]``: of the open stream (batch 0), the slots
-    of which all servers have lost what they knew: what is pending there is LOST, now (:meth:`lost` asks it of roots).
+    so that what fails in them may fail for that. ``settled`` and ``interrupted`` name batches of ``open_batch`` alone.
     ``answered``: False when no server answered during the whole call. ``differed``: roots of batches that are over now
     of which the servers had said different things; ``saved``: those that a second server saved from a replay.
     """
@@ -34,27 +30,35 @@ class WatchResult:
     absent: Column = field(default_factory=lambda: NO_IDS)
     settled: tuple[int, ...] = ()
     interrupted: tuple[int, ...] = ()
-    lost_slots: Mask = field(default_factory=lambda: NO_SLOTS)
     answered: bool = False
     differed: int = 0
     saved: int = 0
 
     @property
-    def generation_changed(self) -> bool:
-        """Whether roots of the open stream were lost."""
-        return bool(self.lost_slots.any())
-
-    @property
     def says_something(self) -> bool:
         """Whether there is anything in it that a watch before it has not said."""
-        return bool(
-            len(self.outcomes) or len(self.absent) or self.settled or self.interrupted or self.generation_changed
-        )
+        return bool(len(self.outcomes) or len(self.absent) or self.settled or self.interrupted)
 
-    def lost(self, root_ids: Column) -> Mask:
-        """Which of the pending ``root_ids: uint64[n]`` of the open stream are LOST: bool[n]."""
-        found: Mask = self.lost_slots[(mix64_column(root_ids) >> np.uint64(SLOT_SHIFT)).astype(np.intp)]
-        return found
+
+class Unsaid:
+    """What has come and was not handed over yet."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcomes] = []
+        self.absent: list[Column] = []
+        self.interrupted: set[int] = set()
+        self.differed = self.saved = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.outcomes or self.absent or self.interrupted)
+
+    def said(self, settled: Sequence[int], *, answered: bool) -> WatchResult:
+        """All of it; ``settled``: the batches that are over by now."""
+        absent = np.concatenate(self.absent) if self.absent else NO_IDS
+        interrupted = tuple(sorted(self.interrupted))
+        outcomes = joined(self.outcomes)
+        return WatchResult(outcomes, absent, tuple(settled), interrupted, answered, self.differed, self.saved)
 
 
 def only(outcomes: Outcomes, chosen: Mask) -> Outcomes:

@@ -1,6 +1,7 @@
 """Caller: a call to one server is tried until the server answers, whatever it says, or the budget is spent.
 
-Decides how long one try may take, that a server which gave no answer is greeted anew, and what is said of a silence.
+Decides how long one try may take, that a server which gave no answer is greeted anew, that it is looked for anew before
+each try, and what is said of a silence.
 """
 
 from __future__ import annotations
@@ -53,14 +54,6 @@ class Caller:
         """Of that time, how much tries have shown that were made from ``begun_at`` on: nobody knows of the rest."""
         return self._silence.shown_s(self._clock(), begun_at)
 
-    def greeted(self, patience: Patience) -> Greeted:
-        """The server, once it has answered the handshake."""
-        while True:
-            try:
-                return self.greeted_once(patience.deadline)
-            except Unavailable as error:
-                self._wait_after(error, patience)
-
     def greeted_once(self, deadline: Deadline) -> Greeted:
         """One try of the handshake; Unavailable when no answer came."""
         return self._greeted_by(self.connection.greeted, deadline)
@@ -79,12 +72,13 @@ class Caller:
         self._answered(greeted.hello)
         return greeted
 
-    def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float) -> Reply:
-        """One try; Unavailable when no answer came."""
+    def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
+        """One try, of ``timeout_s`` (None: that of the settings); Unavailable when no answer came."""
         asked_at = self._clock()
         try:
             greeted = self.connection.greeted(deadline)
-            reply = self._called(call, greeted, min(timeout_s, deadline.left_s))
+            longest_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
+            reply = self._called(call, greeted, min(longest_s, deadline.left_s))
         except Unavailable as error:
             self._unanswered(asked_at, error)
             raise
@@ -93,14 +87,6 @@ class Caller:
             raise
         self._answered(reply)
         return reply
-
-    def answer(self, call: Call[Reply], patience: Patience) -> Reply:
-        """Try until there is an answer, whatever it says."""
-        while True:
-            try:
-                return self.once(call, patience.deadline, self._settings.call_timeout_s)
-            except Unavailable as error:
-                self._wait_after(error, patience)
 
     def _called(self, call: Call[Reply], greeted: Greeted, timeout_s: float) -> Reply:
         try:
@@ -121,9 +107,29 @@ class Caller:
         if line:
             log.warning(line)
 
-    def _wait_after(self, error: Unavailable, patience: Patience) -> None:
-        if not patience.wait():
-            raise unanswered(self.connection.address, patience, error) from error
+
+class Retrying:
+    """Calls that are tried again; ``find`` says before each try where the server is, which may have moved meanwhile."""
+
+    def __init__(self, find: Callable[[], Caller]) -> None:
+        self.find = find
+
+    def greeted(self, patience: Patience) -> Greeted:
+        """The server, once it has answered the handshake."""
+        return self._until_answered(lambda caller: caller.greeted_once(patience.deadline), patience)
+
+    def answer(self, call: Call[Reply], patience: Patience) -> Reply:
+        """Try until there is an answer, whatever it says."""
+        return self._until_answered(lambda caller: caller.once(call, patience.deadline), patience)
+
+    def _until_answered(self, once: Callable[[Caller], Reply], patience: Patience) -> Reply:
+        while True:
+            caller = self.find()
+            try:
+                return once(caller)
+            except Unavailable as error:
+                if not patience.wait():
+                    raise unanswered(caller.connection.address, patience, error) from error
 
 
 def unanswered(servers: str, patience: Patience, error: Unavailable) -> Unavailable:

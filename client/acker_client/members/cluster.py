@@ -15,12 +15,12 @@ from typing import Any
 
 from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
 from acker_client.errors import AckerError, Closed, Rejected, Unavailable
-from acker_client.members.caller import Caller, unanswered
+from acker_client.members.caller import Caller, Retrying, unanswered
 from acker_client.members.connection import FIRST_GREETING_S, Connect, Connection, Greeted
-from acker_client.members.side_by_side import SideBySide
+from acker_client.members.side_by_side import SideBySide, wait_for
 from acker_client.settings import Settings
 from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
-from acker_protocol.placement import Member, Placement, View
+from acker_protocol.placement import Member, Placement, View, parts_of
 
 log = logging.getLogger("acker_client")
 
@@ -56,6 +56,9 @@ class Cluster:
         self._looked_at = self._greeted_at = float("-inf")
         # What a registry said last; None: there is none, or nothing was heard.
         self._listed: ViewReply | None = None
+        # Since when that has been of its ensemble, and the newest ensemble that each (id, generation) was a member in.
+        self._ensemble_since = float("-inf")
+        self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
         # Without a registry: the epoch counts changes.
         self._view: View | None = None
@@ -85,8 +88,12 @@ class Cluster:
         return caller
 
     def caller_of(self, member: Member) -> Caller:
-        """How ``member`` is called."""
+        """How ``member`` is called, at once."""
         return self.caller(self.address_of(member))
+
+    def calls_to(self, member: Member) -> Retrying:
+        """Calls to ``member`` that follow it where it goes."""
+        return Retrying(lambda: self.caller_of(member))
 
     def address_of(self, member: Member) -> str:
         """Where ``member`` is now."""
@@ -124,10 +131,10 @@ class Cluster:
 
     # -- the view
 
-    def any_caller(self, patience: Patience) -> Caller:
-        """How some server that answers is called."""
+    def calls_to_any(self, patience: Patience) -> Retrying:
+        """Calls to some server that answers."""
         view = self.view(patience)
-        return self.caller_of(min(view.members, key=lambda member: self._silent_s(member.address)))
+        return self.calls_to(min(view.members, key=lambda member: self._silent_s(member.address)))
 
     def view(self, patience: Patience) -> View:
         """The members that new batches are to be placed on. Waits until there is one."""
@@ -149,6 +156,16 @@ class Cluster:
         except AckerError as error:
             log.debug("the view could not be refreshed: %s", error)
 
+    @property
+    def known_members(self) -> tuple[Member, ...]:
+        """The members that something new would be placed on, as far as is known: nobody is asked."""
+        return self._known_view().members
+
+    def is_away(self, member: Member) -> bool:
+        """Whether ``member`` has stopped with its state, and is announced to be back."""
+        listed = self._listing_of(member)
+        return listed is not None and listed.state == MemberState.AWAY
+
     def drains(self, member: Member) -> None:
         """``member`` has said that it takes nothing new."""
         hello = self._hello_of(member.address)
@@ -162,6 +179,7 @@ class Cluster:
         now = self.clock()
         for member in placement.members:
             self._placed.setdefault(member, now)
+            self._note_ensemble(member, placement.epoch)
 
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
@@ -178,7 +196,8 @@ class Cluster:
             if self._listing_of(member) is not None:
                 return ""
             is_known = member in self._placed or self._is_news_of(member, self._listed)
-            if self._listed.epoch >= max(self._epoch_heard, self._placed_on) and is_known:
+            is_newest = self._listed.epoch >= max(self._epoch_heard, self._placed_on)
+            if is_newest and is_known and self._had_time_to_register(member, self._listed.epoch):
                 return "its server is gone"
             self._is_in_doubt = True
             return ""
@@ -190,6 +209,16 @@ class Cluster:
         if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
+
+    def _had_time_to_register(self, member: Member, epoch: int) -> bool:
+        """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has
+        lost its data, and the servers that run register again."""
+        was_in = self._ensembles.get((member.id, member.generation), 0)
+        return was_in == parts_of(epoch)[0] or self.clock() - self._ensemble_since >= self.settings.gone_after_s
+
+    def _note_ensemble(self, member: Member, epoch: int) -> None:
+        key, ensemble = (member.id, member.generation), parts_of(epoch)[0]
+        self._ensembles[key] = max(ensemble, self._ensembles.get(key, 0))
 
     def _hears_others_than(self, member: Member) -> bool:
         """Whether another server answers here: where none does, it may well be this process that is cut off."""
@@ -345,8 +374,13 @@ class Cluster:
         # Where another server has not seen yet that one drains, what the one says itself counts.
         active = {each.member.address for each in reply.members if each.state == MemberState.ACTIVE}
         self._draining = {each for each in self._draining if each[0] in active}
+        ensemble, epoch = parts_of(reply.epoch)
+        if known is None or parts_of(known.epoch)[0] != ensemble:
+            self._ensemble_since = self.clock()
+        for each in reply.members:
+            self._note_ensemble(each.member, reply.epoch)
         if known is not None and known.members != reply.members:
-            log.info("view %d: %s", reply.epoch, ", ".join(map(_described, reply.members)))
+            log.info("view %d: %s", epoch, ", ".join(map(_described, reply.members)))
 
     def _listed_view(self, listed: ViewReply) -> View:
         members = [each.member for each in listed.members if each.state == MemberState.ACTIVE]
@@ -399,19 +433,14 @@ class Cluster:
             if self._draining:
                 self._draining.clear()
                 caller.connection.greet_anew()
-            caller.greeted(patience)
+            Retrying(lambda: caller).greeted(patience)
 
     def _started(self, caller: Caller) -> Future[Greeted]:
         return self.side_by_side.start(lambda: caller.greet(Deadline(FIRST_GREETING_S, self.clock)))
 
     def _await(self, calls: Sequence[Future[Greeted]]) -> None:
         """Wait for all of ``calls``: each is over within the time of a greeting."""
-        deadline = Deadline(2 * FIRST_GREETING_S, self.clock)
-        while deadline.left_s:
-            left = [call for call in calls if not call.done()]
-            if not left:
-                return
-            self.side_by_side.wait(left, deadline.left_s)
+        wait_for(self.side_by_side, calls, Deadline(2 * FIRST_GREETING_S, self.clock))
 
     def _answering_view(self) -> View:
         """Those of the list who answer, and have not said that they take nothing new."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from acker_client.core.backoff import Clock, Deadline, Patience
 from acker_client.core.registration import Heard, Registration
 from acker_client.errors import Draining, Overloaded, Rejected, Unavailable
-from acker_client.members.caller import Call, Caller
+from acker_client.members.caller import Call, Caller, Retrying
 from acker_client.members.retrying import until_accepted
 from acker_client.settings import Settings
-from acker_protocol.messages import OpenBatch, Settle, SettleReply, Status, Watch, WatchReply
+from acker_protocol.messages import InitScope, OpenBatch, Settle, SettleReply, Status, Watch, WatchReply
+from acker_protocol.placement import Member
 
 # After one of these a source may be opened at another server, or later.
 _ELSEWHERE = {Status.DRAINING: Draining, Status.OVERLOADED: Overloaded}
@@ -31,27 +33,33 @@ class Polled:
 
 
 class Conversation:
-    """Thread-safe; polls are for one thread at a time."""
+    """Thread-safe; polls are for one thread at a time. The source's lock is held over what is public and changes."""
 
     def __init__(
         self,
-        address: str,
-        caller: Callable[[str], Caller],
+        member: Member,
+        find: Callable[[Member], Caller],
         registration: Registration,
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """``caller``: how the server at an address is called, asked anew for each call."""
-        self.address = address
-        self._caller = caller
+        """``member``: the one that answers there now; ``find``: how it is called, asked anew for each try."""
+        self.member = member
+        # Where that was when it was looked last.
+        self.address = member.address
+        # The poll under way, and when the next one may be made.
+        self.polling: Future[Polled | None] | None = None
+        self.poll_again_at = clock()
+        # Up to which outcome of which registration has been heard.
+        self.reached: tuple[int | None, int] = (None, 0)
+        # Batches that are to be ended there, by number: with what was not drawn of one for emissions; None for another
+        # one, where the server was left out or asked in vain.
+        self.leftovers: dict[int, InitScope | None] = {}
+        self.caller = Retrying(lambda: find(self.member))
         self.registration = registration
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-
-    @property
-    def caller(self) -> Caller:
-        return self._caller(self.address)
 
     def renew(self, patience: Patience) -> None:
         """Make the server know this source, and learn whether it still knows what it knew."""
@@ -93,6 +101,11 @@ class Conversation:
             self.renew,
         )
 
+    def publish(self, pins: bytes) -> None:
+        """``pins`` are to be at the server with the next poll."""
+        with self._lock:
+            self.registration.publish(pins)
+
     def poll(self, wait_s: float, max_outcomes: int) -> Polled | None:
         """Ask for outcomes once, waiting for the first up to ``wait_s``. None: there was no answer."""
         with self._lock:
@@ -100,7 +113,7 @@ class Conversation:
         # The answer needs time to travel, and the handshake too, also when the caller will not wait.
         answer_by = Deadline(request.wait_ms / 1000 + self._settings.call_timeout_s / 2, self._clock)
         try:
-            return Polled(request, self.caller.once(_watch(request), answer_by, answer_by.budget_s))
+            return Polled(request, self.caller.find().once(_watch(request), answer_by, answer_by.budget_s))
         except Unavailable:
             return None
 
@@ -112,11 +125,6 @@ class Conversation:
         if heard is not None and polled.reply.status != Status.DRAINING:
             _raise_unless_applied(polled.reply, self.registration.name)
         return heard
-
-    def take_loss(self) -> bool:
-        """Whether a renewal has found out that the server has lost what it knew; said once."""
-        with self._lock:
-            return self.registration.nothing().generation_changed
 
     def close(self, patience: Patience) -> None:
         """End the session there: the server drops the source's roots."""

@@ -27,6 +27,10 @@ REFRESH_S = 1.0
 _HERE_ONLY = (*RETRYABLE, UnknownBatch)
 
 
+# Why a member that has not answered may be left out, "" while it may not; None where it is decided here.
+Excuse = Callable[[Member], str | None]
+
+
 class Party(Protocol):
     """What is asked of several members."""
 
@@ -51,18 +55,21 @@ def ask(
     budget_s: float | None = None,
     *,
     may_leave: bool = True,
+    excuse: Excuse = lambda _: None,
 ) -> None:
     """Make ``call`` to every member that is left, and wait until each has answered or is out.
 
     A member is out when it is gone, or when it does not answer, or only that it does not know the batch, and the
     answers of others do without its own; without ``may_leave`` only when it is gone for everybody, and not because it
-    is silent here. Raises what stopped the call to a member that is in.
+    is silent here. One that is away for a planned restart is waited for: left out by some and not by others, together
+    with another member, it would leave roots without a replica. ``excuse`` may decide in the place of all that. Raises
+    what stopped the call to a member that is in.
     """
     members = list(party.left)
     if len(members) == 1 and cluster.is_alone:
         call(members[0], cluster.patience(budget_s))
         return
-    asking = _Asking(cluster, party, may_leave=may_leave)
+    asking = _Asking(cluster, party, excuse, may_leave=may_leave)
     for member in members:
         asking.start(call, member, cluster.patience(budget_s))
     try:
@@ -76,11 +83,14 @@ def ask(
 class _Asking:
     """The calls under way."""
 
-    def __init__(self, cluster: Cluster, party: Party, *, may_leave: bool) -> None:
+    def __init__(self, cluster: Cluster, party: Party, excuse: Excuse, *, may_leave: bool) -> None:
         self._cluster = cluster
         self._party = party
+        self._excuse = excuse
         self._may_leave = may_leave
         self._since = cluster.clock()
+        # When members were seen to be away last: what they are waited for begins then.
+        self._away_at: dict[Member, float] = {}
         self._calls: dict[Member, Future[None]] = {}
         self._patiences: dict[Member, Patience] = {}
         self.errors: dict[Member, BaseException] = {}
@@ -116,13 +126,20 @@ class _Asking:
             self._cluster.refresh()
         # Who has answered by now is not absent, however long it took.
         for member in [*self.errors, *(member for member, call in self._calls.items() if not call.done())]:
-            why = self._cluster.gone(member, is_silence_enough=self._may_leave) or self._dispensable(member, waited_s)
+            why = self._excuse(member)
+            if why is None:
+                gone = self._cluster.gone(member, is_silence_enough=self._may_leave)
+                why = gone or self._dispensable(member)
             if why:
                 self._drop(member, why)
 
-    def _dispensable(self, member: Member, waited_s: float) -> str:
+    def _dispensable(self, member: Member) -> str:
         """Why ``member`` is not waited for any longer; nothing ("") while it is."""
-        error = self.errors.get(member)
+        now = self._cluster.clock()
+        if self._cluster.is_away(member):
+            self._away_at[member] = now
+            return ""
+        error, waited_s = self.errors.get(member), now - self._away_at.get(member, self._since)
         if error is None and waited_s < self._cluster.replica_wait_s(member):
             return ""
         if not self._may_leave or not self._party.covers(member):

@@ -11,7 +11,7 @@ from typing import TypeVar
 from acker_client.core.backoff import Patience
 from acker_client.core.delivery import Delivery, ErrorReply
 from acker_client.errors import Rejected
-from acker_client.members.caller import Call, Caller
+from acker_client.members.caller import Call, Retrying
 from acker_client.members.waiting import Renew, wait_out
 from acker_protocol.messages import Apply, ApplyReply, OpenBatchReply, SettleReply, Status
 
@@ -20,7 +20,7 @@ log = logging.getLogger("acker_client")
 Accepted = TypeVar("Accepted", OpenBatchReply, SettleReply)
 
 
-def until_accepted(caller: Caller, call: Call[Accepted], what: str, patience: Patience, renew: Renew) -> Accepted:
+def until_accepted(caller: Retrying, call: Call[Accepted], what: str, patience: Patience, renew: Renew) -> Accepted:
     """The reply that says yes; an error when the answer is no for good, or when the budget is spent."""
     while True:
         reply = caller.answer(call, patience)
@@ -30,7 +30,7 @@ def until_accepted(caller: Caller, call: Call[Accepted], what: str, patience: Pa
         wait_out(ErrorReply(reply.status, reply.detail, delay_ms), what, patience, renew)
 
 
-def deliver(caller: Caller, delivery: Delivery, patience: Patience, renew: Renew) -> None:
+def deliver(caller: Retrying, delivery: Delivery, patience: Patience, renew: Renew) -> None:
     """Send a report until every section of it has its final answer.
 
     When this raises, ``delivery`` still knows what was answered: delivering it again sends only the rest.

@@ -7,9 +7,11 @@ up neither the others nor the end of the program. A simulation brings its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Protocol, TypeVar
+
+from acker_client.core.backoff import Deadline
 
 Result = TypeVar("Result")
 
@@ -24,6 +26,19 @@ class SideBySide(Protocol):
     def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
         """Wait until one of ``calls`` is done, or for so long."""
         ...
+
+
+def do_all(side_by_side: SideBySide, calls: Iterable[Callable[[], Result]], deadline: Deadline) -> list[Future[Result]]:
+    """Make ``calls``, and wait until all of them are done or the time is up."""
+    futures = [side_by_side.start(call) for call in calls]
+    wait_for(side_by_side, futures, deadline)
+    return futures
+
+
+def wait_for(side_by_side: SideBySide, futures: Collection[Future[Any]], deadline: Deadline) -> None:
+    """Wait until all of ``futures`` are done or the time is up."""
+    while deadline.left_s and (left := [future for future in futures if not future.done()]):
+        side_by_side.wait(left, deadline.left_s)
 
 
 class Threads:

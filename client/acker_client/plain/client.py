@@ -25,14 +25,15 @@ from acker_client.core.pins import Pin
 from acker_client.core.registration import check_number, check_source, limits_of
 from acker_client.core.replication import Replication
 from acker_client.core.watched import WatchResult
-from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected
+from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
 from acker_client.members.cluster import Cluster
 from acker_client.members.connection import Connect
 from acker_client.members.replicas import ask
 from acker_client.members.retrying import deliver
 from acker_client.members.side_by_side import InTurn, SideBySide, Threads
 from acker_client.members.source_session import SourceSession
-from acker_client.plain.state import ClientState
+from acker_client.plain.sending import Sending
+from acker_client.plain.state import LEARN_S, ClientState
 from acker_client.settings import Settings, addresses
 from acker_protocol.ids import BASE_MAX, check_column, edge0
 from acker_protocol.messages import (
@@ -104,27 +105,35 @@ class AckerClient:
     # -- the plain API: buffered, folded per root, sent by flush
 
     def emit(self) -> Anchor:
-        """Start the tree of a new record, in the open stream of this client's source; returns its root id and its edge.
+        """Start the tree of a new record of this client's source; returns its root id and its edge.
 
-        For root ids of your own, or those of a batch, call ``init``.
+        Now and then this opens the next batch that emissions draw their numbers from. It waits then while the servers
+        are full, and raises what ``open_batch`` raises. For roots of a batch of your own call ``init``.
         """
-        root = self._state().source().new_root()
-        edge = edge0(root)
-        self.init(root, edge)
-        return Anchor(root, edge)
+        state = self._with_room()
+        source = state.source()
+        while True:
+            with state.lock:
+                drawn = source.draw()
+                if drawn is not None:
+                    root, batch = drawn
+                    edge = edge0(root)
+                    state.accumulator.init(root, edge, batch)
+                    return Anchor(root, edge)
+            source.begin_batch(None)
 
     def new_edge(self) -> int:
         """An edge for a record that is derived from another one: a random number of 64 bits, not 0."""
         return secrets.randbits(64) or 1
 
-    def init(self, root: int, edges: int | Iterable[int], *, batch: int = 0) -> None:
-        """The tree of ``root`` starts with these edges, or with their XOR. Needs an open source. Ids have 64 bits.
+    def init(self, root: int, edges: int | Iterable[int], *, batch: int) -> None:
+        """The tree of ``root``, one of a batch of ``open_batch``, starts with these edges, or with their XOR.
 
         This and the calls below are buffered. One that finds the buffer full flushes it first, and raises what
         ``flush`` raises; a call that raises has not counted.
         """
         state = self._with_room()
-        state.source()
+        state.source().check_root(batch, root)
         with state.lock:
             state.accumulator.init(root, edges, batch)
 
@@ -146,10 +155,10 @@ class AckerClient:
         with state.lock:
             state.accumulator.reset_timeout(root)
 
-    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int = 0) -> None:
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int) -> None:
         """``init`` in columns (uint64 or int64, [n]); rows of the same root are its edges and XOR together."""
         state = self._with_room()
-        state.source()
+        state.source().check_open(batch)
         with state.lock:
             state.accumulator.init_columns(roots, vals, batch)
 
@@ -170,17 +179,29 @@ class AckerClient:
     def flush(self) -> None:
         """Send what is buffered, and wait until it is answered.
 
-        Raises one of ``errors.RETRYABLE`` when the budget is spent: what is unanswered is kept as it was, and the next
-        flush sends it again, under the same identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
-        refuses a report for good: that report is dropped, and its roots time out.
+        Every server that the roots live on answers, or its source counts it out: before this client goes on without
+        one, if the source is its own, and else as the source has said. Raises one of ``errors.RETRYABLE`` when the
+        budget is spent: what is unanswered is kept as it was, and the next flush sends it again, under the same
+        identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
+        refuses a report for good: that report is dropped, and its roots time out. Updates of roots that this client
+        cannot place stay in the buffer: everything else is sent before :class:`UnknownSource` is raised for them.
         """
         state = self._state()
-        deadline = state.cluster.patience().deadline
+        patience = state.cluster.patience()
         # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
         with state.sending:
-            self._follow_view(state, deadline.left_s)
-            while state.unanswered or state.seal():
-                self._send_oldest(state, deadline.left_s)
+            if state.source_or_none is not None:
+                state.source_or_none.follow_view()
+            while True:
+                while state.unanswered:
+                    self._send_oldest(state, patience.deadline.left_s)
+                why = state.seal()
+                if state.unanswered:
+                    continue
+                if why is None:
+                    return
+                if not isinstance(why, Unavailable) or not patience.wait(LEARN_S):
+                    raise why
 
     # -- whole reports
 
@@ -213,9 +234,20 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         for pin in pins:
             state.cluster.hear_of(pin.placement)
-        replication = Replication(identity, entries, inits, pins or state.pins())
+        replication = Replication(identity, entries, inits, pins or state.pins() or (state.pin_of_the_only_server(),))
+        source = state.source_or_none
+        # Another client's source is not ours to renew.
+        own = source if source is not None and (inits is None or inits.session == source.session) else None
+
+        def call(member: Member, patience: Patience) -> None:
+            def renew(patience: Patience) -> None:
+                if own is not None:
+                    own.renew(member, patience)
+
+            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew)
+
         try:
-            self._deliver(state, replication, None, may_leave=may_leave)
+            ask(state.cluster, replication, call, may_leave=may_leave)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
@@ -239,8 +271,9 @@ class AckerClient:
         """Open this client's source and return its session, a random number unless one is given.
 
         The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
-        where that is shorter. A root is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was heard of it
-        for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their own.
+        where that is shorter. What is emitted is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was
+        heard of it for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their
+        own. A client either emits or opens batches, since both number the source's batches.
         """
         state = self._state()
         if state.source_or_none is not None:
@@ -255,7 +288,7 @@ class AckerClient:
         base = 1 + secrets.randbelow(BASE_MAX - 1)
         source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base, self._clock)
         source.open(state.cluster.patience())
-        state.source_or_none, state.session_of_source = source, drawn
+        state.source_or_none = source
         return drawn
 
     def join(self, session: int) -> None:
@@ -268,10 +301,7 @@ class AckerClient:
 
     def close_source(self) -> None:
         """End the session: the servers drop the source's roots. Tried for a second; else the lease ends it."""
-        state = self._state()
-        source, state.source_or_none = state.source_or_none, None
-        if source is not None:
-            source.close()
+        self._state().close_source()
 
     def open_batch(
         self,
@@ -343,13 +373,13 @@ class AckerClient:
         """Do the handshake within the budget; returns the version and limits of a server."""
         cluster = self._state().cluster
         patience = cluster.patience()
-        return cluster.any_caller(patience).greeted(patience).hello
+        return cluster.calls_to_any(patience).greeted(patience).hello
 
     def stats(self) -> StatsReply:
         """The figures of a server, as its /metrics names them."""
         cluster = self._state().cluster
         patience = cluster.patience()
-        return cluster.any_caller(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
+        return cluster.calls_to_any(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
 
     def members(self) -> tuple[Member, ...]:
         """The servers that there are now."""
@@ -434,48 +464,22 @@ class AckerClient:
             self.flush()
         return state
 
-    def _follow_view(self, state: ClientState, budget_s: float) -> None:
-        """What is emitted from now on goes to the servers that there are now."""
-        if state.source_or_none is None:
-            return
-        try:
-            # The rest of the budget is for what is to be sent.
-            state.source_or_none.open(state.cluster.patience(min(budget_s, self.settings.replica_wait_s)))
-        except RETRYABLE as error:
-            log.debug("the open stream stays where it is: %s", error)
-
     def _send_oldest(self, state: ClientState, budget_s: float) -> None:
         replication = state.unanswered[0]
+        sending = Sending(state, replication)
         try:
-            self._deliver(state, replication, budget_s, may_leave=True)
+            sending.send(budget_s)
         except RETRYABLE as error:
-            if self.settings.on_unreachable == "fail":
+            if self.settings.on_unreachable == "fail" or sending.concerns_joined:
                 raise
             state.go_on_without(error)
+            sending.give_up(str(error))
         except AckerError:
-            state.unanswered.popleft()
+            state.drop_oldest()
             raise
-        state.unanswered.popleft()
+        state.drop_oldest()
         if state.counted(replication.result).stale:
             raise _stale(replication.identity)
-
-    def _deliver(
-        self, state: ClientState, replication: Replication, budget_s: float | None, *, may_leave: bool
-    ) -> None:
-        source = state.source_or_none
-        own = source if source is not None and _is_of(replication.inits, source) else None
-
-        def call(member: Member, patience: Patience) -> None:
-            def renew(patience: Patience) -> None:
-                # Another client's source is not ours to renew.
-                if own is not None:
-                    own.renew(member, patience)
-
-            deliver(state.cluster.caller_of(member), replication.deliveries[member], patience, renew)
-
-        ask(state.cluster, replication, call, budget_s, may_leave=may_leave)
-        if own is not None and replication.inits is not None and not replication.inits.batch:
-            own.initialised(replication)
 
 
 _CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
@@ -489,10 +493,6 @@ def shared_client(settings: Settings) -> AckerClient:
         # What a parent process left here is kept and never touched: its channels are not ours to close.
         client = _CLIENTS[key] = AckerClient(settings)
     return client
-
-
-def _is_of(inits: InitScope | None, source: SourceSession) -> bool:
-    return inits is None or inits.session == source.session
 
 
 def _settings(servers: str | Sequence[str] | Settings | None, given: dict[str, Any], *, is_local: bool) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from acker_client.source.core.input import Input
@@ -127,7 +128,7 @@ class _Running:
         self._source._run, self._source._is_running = run, True
         return run
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._source._is_running = False
         if self._source._run is not None:
-            self._source._run.__exit__(*error)
+            self._source._run.__exit__(kind, error, at)

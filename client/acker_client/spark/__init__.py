@@ -28,6 +28,7 @@ from acker_client.spark.operators.join import join
 from acker_client.spark.operators.operator import Operator, arrow_operator, operator, pandas_operator
 from acker_client.spark.operators.sink import Sink, sink
 from acker_client.spark.operators.where import where
+from acker_client.spark.outputs import delta_options, write_parquet
 from acker_client.spark.task.returns import OperatorError
 
 __all__ = [
@@ -43,6 +44,8 @@ __all__ = [
     "sink",
     "Collector",
     "collector_settings",
+    "write_parquet",
+    "delta_options",
     "functions",
     "check",
     "Operator",

@@ -71,7 +71,7 @@ class HelloRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_version: _Optional[str] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("protocol_version", "server_version", "incarnation", "max_message_bytes", "sequence_window", "id", "generation", "is_draining", "epoch")
+    __slots__ = ("protocol_version", "server_version", "incarnation", "max_message_bytes", "sequence_window", "id", "generation", "is_draining", "epoch", "ensemble")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class HelloReply(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     server_version: str
     incarnation: int
@@ -90,7 +91,8 @@ class HelloReply(_message.Message):
     generation: int
     is_draining: bool
     epoch: int
-    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., sequence_window: _Optional[int] = ..., id: _Optional[int] = ..., generation: _Optional[int] = ..., is_draining: bool = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, protocol_version: _Optional[int] = ..., server_version: _Optional[str] = ..., incarnation: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., sequence_window: _Optional[int] = ..., id: _Optional[int] = ..., generation: _Optional[int] = ..., is_draining: bool = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class Identity(_message.Message):
     __slots__ = ("high", "low", "sequenced")
@@ -133,7 +135,7 @@ class ApplyRequest(_message.Message):
     def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., digest: _Optional[int] = ..., inits: _Optional[_Union[Inits, _Mapping]] = ..., root_ids: _Optional[bytes] = ..., ack_vals: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
-    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known", "inits_conflicting", "epoch")
+    __slots__ = ("incarnation", "status", "section_statuses", "retry_delay_ms", "detail", "inits_known", "inits_conflicting", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     SECTION_STATUSES_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,7 @@ class ApplyReply(_message.Message):
     INITS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     INITS_CONFLICTING_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     section_statuses: bytes
@@ -150,7 +153,8 @@ class ApplyReply(_message.Message):
     inits_known: int
     inits_conflicting: int
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ..., inits_conflicting: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., section_statuses: _Optional[bytes] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., inits_known: _Optional[int] = ..., inits_conflicting: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_timeout_ms", "progress_timeout_ms")
@@ -179,18 +183,20 @@ class OpenBatchRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., first: _Optional[int] = ..., up_to: _Optional[int] = ..., held: bool = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., slots: _Optional[bytes] = ...) -> None: ...
 
 class OpenBatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "retry_delay_ms", "detail", "epoch")
+    __slots__ = ("incarnation", "status", "retry_delay_ms", "detail", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     RETRY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     retry_delay_ms: int
     detail: str
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., retry_delay_ms: _Optional[int] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class SettleRequest(_message.Message):
     __slots__ = ("session", "number", "settlement")
@@ -203,20 +209,22 @@ class SettleRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ..., number: _Optional[int] = ..., settlement: _Optional[_Union[Settlement, str]] = ...) -> None: ...
 
 class SettleReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "cursor", "roots", "epoch")
+    __slots__ = ("incarnation", "status", "detail", "cursor", "roots", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
     cursor: int
     roots: int
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., cursor: _Optional[int] = ..., roots: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("source", "session", "lease_ms", "limits", "confirmed", "wait_ms", "max_outcomes", "close", "pins")
@@ -241,7 +249,7 @@ class WatchRequest(_message.Message):
     def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ..., pins: _Optional[bytes] = ...) -> None: ...
 
 class WatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch")
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +262,7 @@ class WatchReply(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
@@ -266,14 +275,15 @@ class WatchReply(_message.Message):
     reasons: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("incarnation", "server_version", "values", "epoch")
+    __slots__ = ("incarnation", "server_version", "values", "epoch", "ensemble")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,11 +295,13 @@ class StatsReply(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     server_version: str
     values: _containers.ScalarMap[str, float]
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., server_version: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., server_version: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class ViewRequest(_message.Message):
     __slots__ = ()
@@ -310,30 +322,34 @@ class Member(_message.Message):
     def __init__(self, id: _Optional[int] = ..., generation: _Optional[int] = ..., address: _Optional[str] = ..., state: _Optional[_Union[MemberState, str]] = ..., away_ms: _Optional[int] = ...) -> None: ...
 
 class ViewReply(_message.Message):
-    __slots__ = ("incarnation", "epoch", "members")
+    __slots__ = ("incarnation", "epoch", "ensemble", "members")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     epoch: int
+    ensemble: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "epoch")
+    __slots__ = ("incarnation", "status", "detail", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class PinsRequest(_message.Message):
     __slots__ = ("session",)
@@ -342,15 +358,17 @@ class PinsRequest(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class PinsReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "pins", "epoch")
+    __slots__ = ("incarnation", "status", "detail", "pins", "epoch", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     PINS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
     detail: str
     pins: bytes
     epoch: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., pins: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+    ensemble: int
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., pins: _Optional[bytes] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...

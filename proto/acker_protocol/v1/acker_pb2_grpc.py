@@ -141,7 +141,7 @@ class AckerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Pins(self, request, context):
-        """Where roots of a source's open stream live, as its last Watch with `pins` said.
+        """Where the roots live that a source emits, as its last Watch with `pins` said.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

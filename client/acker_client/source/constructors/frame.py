@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
+from acker_client.core.clean_up import CleanUp
 from acker_client.source.constructors.given import options_of
 from acker_client.source.core.input import Input
 from acker_client.source.core.summary import Summary
@@ -66,19 +67,19 @@ class Frame(Source):
             raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
         persisted = Persisted(self.df, self.storage_level)
         try:
-            persisted.begin()
-            self._persisted = PersistedFrame(persisted)
-            # In foreachBatch the active session is not the one that has the micro-batch.
-            with super()._begin(self.df.sparkSession) as run:
-                yield run
+            with CleanUp() as undo:
+                undo.add(persisted.release)
+                persisted.begin()
+                self._persisted = PersistedFrame(persisted)
+                # In foreachBatch the active session is not the one that has the micro-batch.
+                with super()._begin(self.df.sparkSession) as run:
+                    yield run
         except Exception as error:
             if (found := changed(error)) is not None:
                 raise found from error
             raise
         finally:
-            if self._persisted is not None:
-                self._persisted.release()
-                self._persisted = None
+            self._persisted = None
 
 
 class Tracked:
@@ -94,12 +95,15 @@ class Tracked:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Returns when every row of the micro-batch is acked or in the dead letters; raises otherwise."""
         source = Frame(df, key=self._key, storage_level=self._storage_level, **self._options)
-        source._query = StreamingQuery(df)
+        query = source._query = StreamingQuery(df)
         self._latest = source
-        try:
-            source.run(df.sparkSession, self._process)
-        finally:
-            source._query.end()
+        with CleanUp() as undo:
+            undo.add(query.end)
+            try:
+                source.run(df.sparkSession, self._process)
+            except Exception as error:
+                query.check_error(error)
+                raise
 
     def summary(self) -> Summary | None:
         """What became of the rows of the latest micro-batch; None before the first."""
@@ -119,8 +123,8 @@ def tracked(
     ``process(batch)`` is called for each batch of its rows, replays among them, as in ``Source.run``; ``options`` are
     meant for one micro-batch each. A micro-batch that does not end so raises what went wrong (``QueryStopped`` when the
     query was stopped), which ends the query; its next start gets that micro-batch again. ``batch.number`` begins at 1
-    in each micro-batch: what names its output by it has to name it by Spark's number of the micro-batch, too. The rest
-    as in ``Frame``. There is no ``checkpoint``: Spark has one.
+    in each micro-batch, so output is named by ``batch.id``. The rest as in ``Frame``. There is no ``checkpoint``: Spark
+    has one.
     """
     if options.get("checkpoint") is not None:
         raise ValueError(

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from acker_client.source.core.input import NONE_ANSWERED, Answered
 from acker_client.source.core.ranges import Ranges
 
 VERSION = 1
@@ -25,11 +26,12 @@ class NewerVersion(ValueError):
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
     """``source``: who committed; ``by``: where that was running; ``done``: the prefix, which is the offset, and what
-    is done beyond it."""
+    is done beyond it; ``answered``: how many records have their answer."""
 
     source: str
     by: str
     done: Ranges
+    answered: Answered = NONE_ANSWERED
 
     def to_text(self, bytes_max: int) -> str:
         """At most ``bytes_max`` bytes of ASCII, cut to the lowest holes; "": not even the names fit."""
@@ -59,7 +61,8 @@ class CommitMetadata:
         if not isinstance(done, str) or written.get("sum") != _checksum(source, offset, done):
             return None
         try:
-            return cls(source, by, Ranges.from_runs([offset, *_runs_of(done)]))
+            answered = Answered.from_json(written.get("answered"))
+            return cls(source, by, Ranges.from_runs([offset, *_runs_of(done)]), answered)
         except ValueError:
             return None
 
@@ -67,6 +70,7 @@ class CommitMetadata:
         done = _text_of(self.done.first_holes(holes).to_runs()[1:])
         checksum = _checksum(self.source, self.done.prefix, done)
         content = {"acker": VERSION, "source": self.source, "by": self.by, "done": done, "sum": checksum}
+        content["answered"] = self.answered.to_json()
         return json.dumps(content, separators=(",", ":"))
 
 

@@ -1,14 +1,14 @@
 """In flight: what becomes of records between their emission and the moment when they are done. Pure.
 
-Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; which verdict counts
-as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST); and when too large a share went
-wrong. Reads no clock, writes no file, asks no server: `run` does, and gives it ``now``.
+Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; and which verdict
+counts as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST). Reads no clock,
+writes no file, asks no server: `run` does, and gives it ``now``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +19,6 @@ from acker_client.source.core.summary import Counts
 from acker_client.source.core.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
 from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
-
-# Below so many dead letters the share of them says nothing yet.
-DEAD_MIN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,18 @@ class Failures:
         roots = np.concatenate([part.roots for part in parts])[order]
         verdicts = np.concatenate([part.verdicts for part in parts])[order]
         return cls(records[order], roots, verdicts, np.ones(len(order), np.uint32), (reason,))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Failures]) -> Failures:
+        """All of ``parts`` in one, each with its own reason."""
+        shifts = np.cumsum([0, *(len(part.reasons) for part in parts)])
+        ids = [
+            np.where(part.reason_ids, part.reason_ids + shift, 0) for part, shift in zip(parts, shifts, strict=False)
+        ]
+        merged = cls.merged(parts, "")
+        order = np.argsort(np.concatenate([NO_RECORDS, *(part.records for part in parts)]), kind="stable")
+        reason_ids = np.concatenate([NO_REASON_IDS, *ids])[order].astype(np.uint32)
+        return replace(merged, reason_ids=reason_ids, reasons=[reason for part in parts for reason in part.reasons])
 
     def __len__(self) -> int:
         return len(self.records)
@@ -173,11 +182,6 @@ class InFlight:
     def take(self, now: float, records_max: int) -> ReplayGroup | None:
         """The next replay that is due."""
         return self.schedule.take(now, records_max)
-
-    def has_too_many_dead(self, more: int, share_max: float) -> bool:
-        """Whether ``more`` dead letters would make too large a share of all records that have an answer."""
-        dead = self.counts.dead_lettered + more
-        return dead > DEAD_MIN and dead > share_max * (self.counts.acked + dead)
 
     def finish_dead(self, records: RecordNumbers) -> None:
         """Count ``records``, ascending, as done: they are safely in the dead letters."""

@@ -77,11 +77,40 @@ class Plan(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """How many records of a partition have their answer, over all runs, and how many of them are ``dead`` letters."""
+
+    records: int = 0
+    dead: int = 0
+
+    def __add__(self, other: Answered) -> Answered:
+        return Answered(self.records + other.records, self.dead + other.dead)
+
+    def to_json(self) -> list[int]:
+        return [self.records, self.dead]
+
+    @classmethod
+    def from_json(cls, saved: object) -> Answered:
+        """Read what ``to_json`` gave, or None from a checkpoint of an older acker. Raises ``ValueError``."""
+        if saved is None:
+            return cls()
+        if not (
+            isinstance(saved, list) and len(saved) == 2 and all(type(count) is int and count >= 0 for count in saved)
+        ):
+            raise ValueError(f"{saved!r} is not the number of records and of dead letters")
+        return cls(*saved)
+
+
+NONE_ANSWERED = Answered()
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """What a checkpoint holds of one partition."""
 
     done: Ranges = field(default_factory=Ranges)
     mark: Mark = field(default_factory=dict)
+    answered: Answered = NONE_ANSWERED
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from acker_client.source.core.checkpoint_head import Head
-from acker_client.source.core.input import Committed
+from acker_client.source.core.input import Answered, Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import CheckpointError
 
@@ -36,11 +36,11 @@ class Offset:
         """The content, of at most ``bytes_max``, and how many ranges were left out for that. Raises
         ``CheckpointError`` where not even the prefix fits."""
         ranges = committed.done
-        content = self._content(Committed(ranges, committed.mark), by)
+        content = self._content(committed, by)
         while len(content) > bytes_max and ranges.holes:
             kept = min(ranges.holes - 1, int(ranges.holes * bytes_max / len(content) * 0.98))
             ranges = ranges.first_holes(kept)
-            content = self._content(Committed(ranges, committed.mark), by)
+            content = self._content(replace(committed, done=ranges), by)
         if len(content) > bytes_max:
             raise CheckpointError(
                 f"checkpoint {self.place}: what the input needs to find its place in {self.partition} takes"
@@ -52,13 +52,15 @@ class Offset:
         """What ``dump`` gave. Raises ``CheckpointError``."""
         saved = self._head.parse(content, self._digest_of)
         try:
-            return Committed(Ranges.from_runs(saved["done"]), dict(saved["mark"]))
+            answered = Answered.from_json(saved.get("answered"))
+            return Committed(Ranges.from_runs(saved["done"]), dict(saved["mark"]), answered)
         except (KeyError, OverflowError, TypeError, ValueError) as error:
             raise self._head.incomplete(self.partition, error) from None
 
     def _content(self, committed: Committed, by: str) -> bytes:
         said = {"done": committed.done.to_runs(), "mark": dict(committed.mark)}
         head = {"format": FORMAT, "version": VERSION, "source": self.source, "input": self.kind}
+        head["answered"] = committed.answered.to_json()
         return _compact(
             {**head, "partition": self.partition, "by": by, **said, "digest": _digest(self.partition, said)}
         )

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.core.handed_on import HandedOn
-from acker_client.source.core.input import Chosen, Input, Original, P, SparseInput, TakingUpInput
+from acker_client.source.core.input import Answered, Chosen, Input, Original, P, SparseInput, TakingUpInput
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.tracker import NO_RECORDS, RecordNumbers
 
@@ -25,12 +25,14 @@ NOTHING = Ranges()
 
 
 class Parts(Generic[P]):
-    """The parts of one run that are not done yet, and what is done. ``done``: by partition, from a checkpoint on."""
+    """The parts of one run that are not done yet, and what is done. By partition, from a checkpoint on: ``done``, and
+    how many records are ``answered``."""
 
-    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "done")
+    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
 
-    def __init__(self, done: Mapping[str, Ranges]) -> None:
+    def __init__(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
         self.done = dict(done)
+        self.answered = dict(answered or {})
         self._reach = {partition: ranges.prefix for partition, ranges in done.items()}
         self._parts: list[P] = []
         self._firsts: list[int] = []
@@ -64,10 +66,11 @@ class Parts(Generic[P]):
             if count and (count >= limit or self.done.get(partition, NOTHING).holes >= holes_max)
         }
 
-    def assign(self, done: Mapping[str, Ranges]) -> None:
+    def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
         """Partitions are this run's from now on, and done so far; of one that it had before nothing counts."""
         for partition, ranges in done.items():
             self.revoke(partition)
+            self.answered[partition] = (answered or {}).get(partition, Answered())
             self.done[partition] = ranges
             self._reach[partition] = ranges.prefix
 
@@ -86,8 +89,14 @@ class Parts(Generic[P]):
             part, first = self._parts[index], self._firsts[index]
             done = records.within(first, first + part.stop - part.start)
             found.setdefault(part.partition, []).append(done.moved(part.start - first))
+            self._count(part.partition, Answered(records=int((done.stops - done.starts).sum())))
         for partition, ranges in found.items():
             self._widen(partition, Ranges.joined(ranges))
+
+    def count_dead(self, records: RecordNumbers) -> None:
+        """``records: int64[k]``, ascending, are in the dead letters."""
+        for index, where in self._by_part(records):
+            self._count(self._parts[index].partition, Answered(dead=len(records[where])))
 
     def numbers_of(self, partitions: Iterable[str]) -> RecordNumbers:
         """The numbers of some partitions that are not forgotten, ascending."""
@@ -102,6 +111,7 @@ class Parts(Generic[P]):
     def revoke(self, partition: str) -> None:
         """Somebody else has the partition now: nothing of it is this run's to write down any more."""
         self.done.pop(partition, None)
+        self.answered.pop(partition, None)
         self._reach.pop(partition, None)
         self._changed.discard(partition)
 
@@ -132,6 +142,9 @@ class Parts(Generic[P]):
         if done is None or done.reach <= part.start:
             return numbers
         return numbers[~done.contains(Chosen(part).positions)]
+
+    def _count(self, partition: str, more: Answered) -> None:
+        self.answered[partition] = self.answered.get(partition, Answered()) + more
 
     def _widen(self, partition: str, ranges: Ranges) -> None:
         self.done[partition] = self.done.get(partition, Ranges()).union(ranges)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from acker_client.source.core.guarantee import Guarantee
-from acker_client.source.core.input import Committed, Input
+from acker_client.source.core.input import Answered, Committed, Input
 from acker_client.source.core.parts import Parts
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import Committer, SharedCheckpointStore, SignedCheckpointStore
@@ -106,7 +106,8 @@ class Checkpointing:
         unsaved, self._unsaved = self._unsaved, set()
         for partition in sorted(unsaved):
             done = self._done(parts, partition)
-            self._committed[partition] = Committed(done, self._input.mark(partition, done))
+            answered = parts.answered.get(partition, Answered())
+            self._committed[partition] = Committed(done, self._input.mark(partition, done), answered)
         try:
             self._store.save(self._committed)
         except Fenced as fenced:

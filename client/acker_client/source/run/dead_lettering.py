@@ -1,7 +1,8 @@
 """Dead lettering: records that have spent their retries, on their way into the dead letters.
 
 Decides that a record counts as done only when its letter is on disk, that too many letters stop the run before they are
-written, and that a traceback is shown once for each operator: in the log, and in its first letter.
+written, and that a traceback is shown once for each reason (an operator and the kind of its exception): in the
+log, and in the first letter.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from acker_client.source.core.by_reason import by_reason
 from acker_client.source.core.dead_letter import DeadLetter
 from acker_client.source.core.in_flight import Failures, InFlight
+from acker_client.source.core.input import Answered
 from acker_client.source.core.parts import Lookup
 from acker_client.source.core.stores import DeadLetterStore
 from acker_client.source.errors import SourceError, TooManyDeadLetters
@@ -22,6 +24,8 @@ log = logging.getLogger("acker_client.source")
 
 # Where the traceback begins in the reason of an operator's failure.
 TRACEBACK = "\nTraceback (most recent call last)"
+# Up to so many dead letters the share of them says nothing yet.
+DEAD_MIN = 10
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
 
 
@@ -54,10 +58,10 @@ class DeadLettering:
         del self._first_emitted[: max(0, self._index_of(done_below))]
 
     def log_tracebacks(self, reasons: Sequence[str]) -> None:
-        """Log the first traceback of each operator."""
+        """Log the first traceback of each operator and kind of exception."""
         for reason in reasons:
             text, traceback = _split(reason)
-            if traceback and self._is_first(_operator_of(text)):
+            if traceback and self._is_first(_kind_of(text)):
                 log.warning("first failure of %s\n%s", text, traceback)
 
     def write(self, spent: Failures, now_s: float) -> None:
@@ -72,15 +76,21 @@ class DeadLettering:
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
+        self._lookup.parts.count_dead(spent.records)
         self._in_flight.finish_dead(spent.records)
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
+        """Raise ``TooManyDeadLetters`` for too large a share of all records that were read, earlier runs' among them.
+
+        The share is of records that are answered or open, so what is done has to be folded into the parts before.
+        """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
-        if not self._in_flight.has_too_many_dead(len(spent), share_max):
+        answered = sum(self._lookup.parts.answered.values(), Answered())
+        read, dead = answered.records + self._in_flight.tracker.open_records, answered.dead + len(spent)
+        if dead <= DEAD_MIN or dead <= share_max * read:
             return
-        dead = counts.dead_lettered + len(spent)
         raise TooManyDeadLetters(
-            f"{dead} of {counts.acked + dead} records have spent all retries, more than max_dead_share={share_max:g}"
+            f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
             f" allows: mend what fails and start again, or raise max_dead_share\n{self._listed(spent)}\n"
             f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
         )
@@ -104,9 +114,9 @@ class DeadLettering:
             )
 
     def _reason(self, reason: str) -> str:
-        """The reason, with its traceback only in the first letter of each operator."""
+        """The reason, with its traceback only in the first letter of its kind."""
         text, traceback = _split(reason)
-        return reason if traceback and self._is_first("letter of " + _operator_of(text)) else text
+        return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
 
     def _is_first(self, what: str) -> bool:
         is_first = what not in self._shown
@@ -125,8 +135,9 @@ def _earlier(count: int) -> str:
     return f" ({count} earlier ones of this run are)" if count else ""
 
 
-def _operator_of(text: str) -> str:
-    return text.partition(":")[0]
+def _kind_of(text: str) -> str:
+    """The operator and the kind of its exception, without what the exception says of one record."""
+    return ":".join(text.split(":", 2)[:2])
 
 
 def _split(reason: str) -> tuple[str, str]:

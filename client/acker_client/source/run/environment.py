@@ -49,9 +49,23 @@ class Evidence(Protocol):
         """The servers, by their ids, that tasks have reported without."""
         ...
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a sink took its rows together with another batch's, the records of which may be ACKED."""
+        ...
+
+    @property
+    def has_run(self) -> bool:
+        """Whether something ran over the batch's rows, so that the driver may have seen some."""
+        ...
+
     def judge(self) -> BaseException | None:
         """Why the batch is not to be settled as *done*: an exception that went through a sink, or no evidence that its
         rows were delivered; None when it is."""
+        ...
+
+    def vouch(self) -> None:
+        """Take the user's word for it that what was done so far has delivered the rows."""
         ...
 
     def release(self) -> None:
@@ -70,10 +84,12 @@ class BatchFrame(Protocol):
 
 class Blame(Enum):
     """What is at fault when a batch fails. WORK: its records, Spark or what it writes to, so another try may help;
-    CODE: the program, so none does; EVIDENCE: the program, if it happens twice in a row."""
+    CODE: the program, so none does; MISTAKE: the program, unless something ran over the batch's rows, one of which may
+    have caused it; EVIDENCE: the program, if it happens twice in a row."""
 
     WORK = "work"
     CODE = "code"
+    MISTAKE = "mistake"
     EVIDENCE = "evidence"
 
 
@@ -158,10 +174,12 @@ def _frames() -> Callable[[Any, FramePlan], BatchFrame]:
 
 
 def _blame(error: BaseException) -> Blame:
-    from acker_client.spark.evidence.blame import is_of_the_program, is_without_evidence
+    from acker_client.spark.evidence.blame import is_mistake, is_of_the_program, is_without_evidence
 
     if is_of_the_program(error):
         return Blame.CODE
+    if is_mistake(error):
+        return Blame.MISTAKE
     return Blame.EVIDENCE if is_without_evidence(error) else Blame.WORK
 
 

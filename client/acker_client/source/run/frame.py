@@ -19,6 +19,8 @@ from acker_client.source.run.environment import BatchFrame, Environment, FramePl
 
 # How long one sleep may be before the query is asked for again.
 LOOK_S = 0.5
+# What an error of Spark's says when a stop has interrupted the thread that waited, or has cancelled its job.
+INTERRUPTED = ("InterruptedException", "SPARK_JOB_CANCELLED")
 
 
 class PersistedFrame:
@@ -27,7 +29,6 @@ class PersistedFrame:
     def __init__(self, persisted: Any) -> None:
         self._persisted = persisted
         self._once: Any = None
-        self._latest: Any = None
         pages = persisted.pages.partitions()
         self.counted: Mapping[int, tuple[int, int]] = {partition: each.total() for partition, each in pages.items()}
 
@@ -56,7 +57,7 @@ class PersistedFrame:
 
         self._once = self._once or Once()
         settings = replace(settings_of(spark), pins=(plan.pin,))
-        self._latest = frame_of_persisted(
+        frame: BatchFrame = frame_of_persisted(
             self._persisted,
             name=plan.name,
             scope=plan.scope,
@@ -65,14 +66,7 @@ class PersistedFrame:
             once=self._once,
             held=plan.held,
         )
-        frame: BatchFrame = self._latest
         return frame
-
-    def release(self) -> None:
-        """Give back what Spark keeps of it, and of a batch that was never settled."""
-        if self._latest is not None and not self._latest.evidence.is_released:
-            self._latest.evidence.release()
-        self._persisted.release()
 
 
 def changed(error: BaseException) -> InputChanged | None:
@@ -90,6 +84,11 @@ class StreamingQuery:
         from acker_client.spark.driver.query import Query
 
         self._query = Query(df)
+
+    def check_error(self, error: Exception) -> None:
+        """Raise ``QueryStopped`` for an ``error`` that a stop of the query has made of a call of Spark's."""
+        if any(sign in str(error) for sign in INTERRUPTED):
+            self.check()
 
     def check(self) -> None:
         """Raise ``QueryStopped`` when it was stopped: Spark would take a return for the end of the micro-batch."""

@@ -8,13 +8,16 @@ What an outcome means for a record is `in_flight`'s to decide.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from acker_client.core.clean_up import CleanUp
 from acker_client.core.gist import gist
 from acker_client.core.scope import BatchScope
 from acker_client.core.watched import WatchResult
@@ -31,7 +34,7 @@ from acker_client.source.errors import Broken, SourceError
 from acker_client.source.run.batch import Batch
 from acker_client.source.run.checkpointing import Checkpointing
 from acker_client.source.run.dead_lettering import DeadLettering
-from acker_client.source.run.environment import Blame, Environment, FramePlan
+from acker_client.source.run.environment import BatchFrame, Blame, Environment, FramePlan
 from acker_client.source.run.options import UNLIMITED, Options
 from acker_client.source.run.server_batches import ServerBatches
 from acker_client.source.run.upstream import UpstreamTrees
@@ -46,6 +49,8 @@ BROKEN_MAX = 64
 LOOK_S = 1.0
 # No replay is due.
 NO_REPLAYS = ReplayGroup(0.0, -1, NO_RECORDS)
+# What does not belong into the name of a file.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 # Of a source that tries nothing again.
 NEVER = Retry(max_retries=0, max_interruptions=0)
 
@@ -84,7 +89,12 @@ class Run:
         self._going_on: deque[tuple[float, int, int, int]] = deque()
         self._upstream: UpstreamTrees | None = None
         self._number = 0
+        # Of the batch that is open, as long as *done* was not asked for: what takes its output back.
+        self._undo: list[Callable[[], object]] = []
+        self._frame: BatchFrame | None = None
         self._broken_in_a_row = 0
+        # Records that have spent their retries, and have no letter yet.
+        self._spent: list[Failures] = []
         self._is_read = False
         # The partitions that a group has assigned.
         self._owned: set[str] = set()
@@ -94,32 +104,38 @@ class Run:
     # -- from opening to closing
 
     def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            undo.callback(self._close_input)
+        with CleanUp() as undo:
+            undo.add(self._close_input)
             self._open_input()
             self._client: AckerClient = self._environment.connect(self._spark)
-            undo.callback(self._client.close)
+            undo.add(self._client.close)
             self._session = self._client.open_source(self.options.name, lease_s=self.options.lease_s)
-            undo.callback(self._client.close_source)
+            undo.add(self._client.close_source)
             self._server_batches = ServerBatches(self._client, self._environment, self.options.deadline_s)
             if isinstance(self._input, TakingUpInput) and self._input.acks_upstream:
                 self._upstream = UpstreamTrees(self._environment.connect(self._spark), self._environment.clock)
-                undo.callback(self._upstream.close)
+                undo.add(self._upstream.close)
             self._watching = self._environment.watch(self._client)
-            undo.callback(self._watching.stop)
+            undo.add(self._watching.stop)
             self._tasks = self.options.partitions or self._environment.parallelism(self._spark)
             self._checkpointing.sign(self._session)
             self._join_group(undo)
+            # Before the group is left: who has the partitions next goes on from there.
+            undo.add(self._commit)
+            undo.add(self._release_frame)
             self._exits = undo.pop_all()
         log.info("source %r: session %d, %s", self.options.name, self._session, self._input.describe(self._parts.done))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        at: TracebackType | None = None,
+    ) -> None:
         try:
-            # Before the group is left: who has the partitions next goes on from there.
-            self._commit()
+            self._exits.__exit__(kind, error, at)
         finally:
-            self._exits.close()
             self._ended_s = self._environment.clock()
             log.info("%s", self.summary())
 
@@ -144,7 +160,8 @@ class Run:
 
     def _open_input(self) -> None:
         committed = self._checkpointing.open()
-        self._use(Parts({partition: each.done for partition, each in committed.items()}))
+        done = {partition: each.done for partition, each in committed.items()}
+        self._use(Parts(done, {partition: each.answered for partition, each in committed.items()}))
         self._dead_lettering.open()
         self._input.start(committed)
 
@@ -177,12 +194,14 @@ class Run:
         """
         while not self._is_stopping():
             self._look(0.0)
-            self._take_handover()
             now = self._environment.clock()
             if self._going_on:
                 # What ends now is of no batch that is still to be settled.
                 self._fold()
             self._end_silent(now)
+            # Before the partitions of these records may go to another source.
+            self._write_letters()
+            self._take_handover()
             if self._checkpointing.is_due(now):
                 self._commit()
             replays = self._in_flight.take(now, self.options.batch_records) or NO_REPLAYS
@@ -192,6 +211,7 @@ class Run:
             if self._in_flight.is_over and self._is_read:
                 break
             self._wait(now)
+        self._write_letters()
         return None
 
     def _plan(self, records_max: int) -> RecordNumbers:
@@ -239,12 +259,12 @@ class Run:
 
     # -- whose partitions are whose
 
-    def _join_group(self, undo: ExitStack) -> None:
+    def _join_group(self, undo: CleanUp) -> None:
         group = self.options.group
         if group is not None and isinstance(self._input, SharedInput):
             self._input.assign({})
             group.open(self.options.name, self._input.partitions)
-            undo.callback(group.close)
+            undo.add(group.close)
 
     def _take_handover(self) -> None:
         """Do as the group says, between two batches: what is revoked is written down, and then released."""
@@ -267,7 +287,8 @@ class Run:
         """Begin with partitions where the checkpoint says, whatever this run knows of them from before."""
         self._drop(partitions)
         committed = self._checkpointing.assign(partitions)
-        self._parts.assign({partition: each.done for partition, each in committed.items()})
+        answered = {partition: each.answered for partition, each in committed.items()}
+        self._parts.assign({partition: each.done for partition, each in committed.items()}, answered)
         assert isinstance(self._input, SharedInput)
         self._input.assign(committed)
         self._owned.update(partitions)
@@ -281,7 +302,9 @@ class Run:
             partitions = [partition for partition in partitions if partition in self._owned]
             self._owned.difference_update(partitions)
         for partition in partitions:
-            records = self._in_flight.revoke(self._parts.numbers_of([partition]))
+            numbers = self._parts.numbers_of([partition])
+            self._spent = [left for spent in self._spent if len(left := spent.without(numbers))]
+            records = self._in_flight.revoke(numbers)
             roots = np.zeros(len(records), NO_IDS.dtype)
             self.options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
             self._parts.revoke(partition)
@@ -308,15 +331,18 @@ class Run:
         held, timeout_s = self.options.held, self.options.message_timeout_s
         pin = self._server_batches.reserve(scope, len(records), held=held, message_timeout_s=timeout_s)
         emitted = self._in_flight.emit(records, replays=replays)
-        with ExitStack() as undo:
-            undo.callback(self._server_batches.settle_once, self._number, Settlement.ABANDON)
+        with CleanUp() as failed:
+            failed.add(partial(self._server_batches.settle_once, self._number, Settlement.ABANDON))
             plan = FramePlan(self.options.name, scope, pin, self._schema, slices, held)
-            frame = self._environment.frame(self._spark, plan)
-            undo.callback(frame.evidence.release)
+            frame = self._frame = self._environment.frame(self._spark, plan)
             self._announce(emitted, replays)
-            undo.pop_all()
+            failed.pop_all()
         log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), replays)
-        return Batch(self._number, len(emitted), replays, frame, emitted, group.depth)
+        name = _UNSAFE.sub("_", self.options.name)
+        id_ = f"{name}-{self._session:016x}-{self._number}"
+        self._undo = []
+        undo = self._undo if held else None
+        return Batch(self._number, id_, len(emitted), replays, frame, emitted, group.depth, undo=undo)
 
     def _announce(self, emitted: EmissionRange, replays: int) -> None:
         for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
@@ -339,6 +365,8 @@ class Run:
         else:
             self._was_without_evidence = False
         self._finish(batch, self._server_batches.settle(batch.number, settlement, lambda: self._look(0.0, batch)))
+        # Only now, as the good records of the batch have their outcomes: they count as read, and as done.
+        self._write_letters()
         self._commit_if_due()
         self._check_breaking(batch)
 
@@ -356,6 +384,10 @@ class Run:
     def _judge(self, batch: Batch, error: BaseException | None) -> None:
         record = batch.frame.evidence
         batch.error = error or batch.error or record.judge()
+        if batch.error is None:
+            # Once *done* is asked for, a record may be ACKED, so the output stays. Another list, as a thread of the
+            # user's may still add a step to the batch's own.
+            self._undo = []
         batch.unfinished_because = record.unfinished_because
         # Before it is settled: from then on what a server says of it counts.
         self._server_batches.leave_out(batch.number, record.without)
@@ -364,7 +396,11 @@ class Run:
     def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
         """Stop where the program is at fault: its records are not, and trying again costs them their retries."""
         blame = self._environment.blame(error)
-        is_hopeless = blame is Blame.CODE or (blame is Blame.EVIDENCE and self._was_without_evidence)
+        is_hopeless = (
+            blame is Blame.CODE
+            or (blame is Blame.MISTAKE and not batch.frame.evidence.has_run)
+            or (blame is Blame.EVIDENCE and self._was_without_evidence)
+        )
         self._was_without_evidence = blame is Blame.EVIDENCE
         if is_hopeless:
             self._is_leaving = True
@@ -377,7 +413,7 @@ class Run:
             self._drain(batch)
         # Also where a server was lost meanwhile: another may have it, and if none has, that was heard.
         if is_settled and batch.error is None and self._goes_on(batch):
-            batch.frame.evidence.release()
+            self._release_frame()
             return
         why = (
             "the servers did not settle the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
@@ -387,7 +423,21 @@ class Run:
         self._server_batches.forget(batch.number)
         self._settled.discard(batch.number)
         self._isolate(batch, Failures.merged(batch.broken, why), now)
-        batch.frame.evidence.release()
+        self._release_frame()
+
+    def _release_frame(self) -> None:
+        """Release what Spark keeps of the open batch, if there is one, and take back its output if it is abandoned."""
+        frame, self._frame = self._frame, None
+        undo, self._undo = self._undo, []
+        # Without retries nothing would write the output again, and what is another batch's, too, may be ACKED there.
+        if not self.options.guarantee.retries or (frame is not None and frame.evidence.is_shared):
+            undo = []
+        with CleanUp() as steps:
+            for step in reversed(undo):
+                steps.add(partial(_take_back, step))
+            if frame is not None:
+                # Runs first, as it ends what may still be writing.
+                steps.add(frame.evidence.release)
 
     def _goes_on(self, batch: Batch) -> bool:
         """Whether roots of a batch that was settled as *done* may be pending still: it is not held."""
@@ -419,7 +469,7 @@ class Run:
         retried = broken.without(spent.records)
         if len(retried) and not self._is_leaving:
             self.options.listener.on_retry(self._emissions_of(retried))
-        self._write_dead(spent)
+        self._give_up(spent)
 
     def _drain(self, batch: Batch) -> None:
         """Take outcomes until all of the batch has been heard, or the source's deadline."""
@@ -494,7 +544,7 @@ class Run:
             batch.broken.append(effects.broken)
         if len(retried := effects.retried):
             listener.on_retry(self._emissions_of(retried))
-        self._write_dead(effects.spent)
+        self._give_up(effects.spent)
 
     def _ack_upstream(self, records: RecordNumbers) -> None:
         """What came with ``records``, which are done, is acked where it came from: now, and not before."""
@@ -510,16 +560,25 @@ class Run:
         reasons = (f"{self.options.name}: {spent.reason(k)}" for k in range(len(spent)))
         self._upstream.fail((each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed)
 
-    def _write_dead(self, spent: Failures) -> None:
+    def _give_up(self, spent: Failures) -> None:
+        """Records that have spent their retries are to get letters; without retries they are done as they are."""
         if len(spent) and not self.options.guarantee.retries:
             self._in_flight.let_go(spent.records)
             self._fail_upstream(spent)
             records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
             log.warning("%s not acked, and not tried again: %s", records, gist(spent.reason(0)))
-        elif len(spent) and not self._is_leaving:
-            self._dead_lettering.write(spent, self._environment.wall())
-            self._fail_upstream(spent)
-            self.options.listener.on_dead_letter(self._emissions_of(spent), spent)
+        elif len(spent):
+            self._spent.append(spent)
+
+    def _write_letters(self) -> None:
+        """Write the letters of all records that have spent their retries, unless the run is being left."""
+        if not self._spent or self._is_leaving:
+            return
+        self._fold()
+        spent, self._spent = Failures.joined(self._spent), []
+        self._dead_lettering.write(spent, self._environment.wall())
+        self._fail_upstream(spent)
+        self.options.listener.on_dead_letter(self._emissions_of(spent), spent)
 
     def _emissions_of(self, failures: Failures) -> Emissions:
         return Emissions(failures.records, failures.roots, self._lookup)
@@ -551,3 +610,10 @@ class Run:
             self._input.advance(partition, done)
         self._checkpointing.note(changed)
         self._checkpointing.warn_of_holes(changed)
+
+
+def _take_back(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001  # what is left there is there twice, and nothing is missing
+        log.warning("output of an abandoned batch could not be taken back: %s", gist(error))

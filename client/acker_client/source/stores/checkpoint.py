@@ -1,8 +1,8 @@
 """Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
 
-Decides the format (version, source, kind of input; of each partition the run lengths of what is done and the input's
-mark; a digest over them; who wrote it, for people) and which file is refused. Never decides what is done. One process
-at a time holds a checkpoint, by a lock on a file beside it.
+Decides the format (version, source, kind of input; of each partition the run lengths of what is done, the input's
+mark and how many records have their answer; a digest over them; who wrote it, for people) and which file is refused.
+Never decides what is done. One process at a time holds a checkpoint, by a lock on a file beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from acker_client.source.core.checkpoint_head import Head
-from acker_client.source.core.input import Committed
+from acker_client.source.core.input import Answered, Committed
 from acker_client.source.core.ranges import Ranges
 from acker_client.source.core.stores import Committer
 from acker_client.source.disk import sync_directory, to_read, to_write
@@ -107,7 +107,12 @@ class CheckpointFile:
         Raises :class:`CheckpointError` when it cannot be written; the old one is there then.
         """
         partitions = [
-            {"partition": name, "done": each.done.to_runs(), "mark": dict(each.mark)}
+            {
+                "partition": name,
+                "done": each.done.to_runs(),
+                "mark": dict(each.mark),
+                "answered": each.answered.to_json(),
+            }
             for name, each in committed.items()
         ]
         saved = {
@@ -154,7 +159,10 @@ class CheckpointFile:
 def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
     """What ``save`` wrote. Raises when it cannot have."""
     return {
-        str(each["partition"]): Committed(Ranges.from_runs(each["done"]), dict(each["mark"])) for each in partitions
+        str(each["partition"]): Committed(
+            Ranges.from_runs(each["done"]), dict(each["mark"]), Answered.from_json(each.get("answered"))
+        )
+        for each in partitions
     }
 
 

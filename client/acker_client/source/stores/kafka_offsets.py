@@ -86,7 +86,7 @@ class KafkaOffsets:
         return self._load([At.named(partition) for partition in partitions])
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        changed = {name: each.done for name, each in committed.items() if self._saved.get(name) != each.done}
+        changed = {name: each for name, each in committed.items() if self._saved.get(name) != each.done}
         why = self._commit(changed)
         while TOO_LARGE in why and self.metadata_bytes_max > METADATA_BYTES_MIN:
             self.metadata_bytes_max //= 2
@@ -96,11 +96,11 @@ class KafkaOffsets:
                 f"what is done could not be committed to {self} ({why}): see to the brokers, and start again. Nothing"
                 " is lost: what was committed before stands, and what was done since is read again"
             )
-        self._saved |= changed
+        self._saved |= {name: each.done for name, each in changed.items()}
 
-    def _commit(self, done: Mapping[str, Ranges]) -> str:
+    def _commit(self, committed: Mapping[str, Committed]) -> str:
         """Why it could not be committed ("": it is)."""
-        self._opened.commit({At.named(name): self._commit_of(each) for name, each in done.items()})
+        self._opened.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
         return self._opened.confirm(self.connection.timeout_s)
 
     def _load(self, partitions: Sequence[At]) -> dict[str, Committed]:
@@ -111,20 +111,23 @@ class KafkaOffsets:
         except SourceError as error:
             raise CheckpointError(f"{self} cannot be read: {error}") from None
         found = {at.name: self._own(at, commit) for at, commit in sorted(commits.items())}
-        loaded = {name: Committed(done) for name, done in found.items() if done is not None}
+        loaded = {name: each for name, each in found.items() if each is not None}
         self._saved |= {name: each.done for name, each in loaded.items()}
         return loaded
 
-    def _own(self, at: At, commit: CommittedOffset) -> Ranges | None:
+    def _own(self, at: At, commit: CommittedOffset) -> Committed | None:
         """What this source has committed of a partition; None: it was somebody else."""
         try:
             metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
         except NewerVersion as error:
             raise CheckpointError(f"{self}: what is committed of {at.name} has {error}") from None
-        return metadata.done if metadata is not None and metadata.source == self.source else None
+        if metadata is None or metadata.source != self.source:
+            return None
+        return Committed(metadata.done, answered=metadata.answered)
 
-    def _commit_of(self, done: Ranges) -> CommittedOffset:
-        text = CommitMetadata(self.source, committer(), done).to_text(self.metadata_bytes_max)
+    def _commit_of(self, committed: Committed) -> CommittedOffset:
+        done = committed.done
+        text = CommitMetadata(self.source, committer(), done, committed.answered).to_text(self.metadata_bytes_max)
         written = CommitMetadata.from_text(text, done.prefix)
         is_cut = written is None or written.done.holes < done.holes
         if is_cut and not self._is_cut:

@@ -1,15 +1,16 @@
 """Evidence: whether what Spark did for the rows of a sink counts as done. Pure.
 
-Decides by actions alone: what ran over the rows, how it ended, in which order. *Done* needs an action that delivers all
-the rows and succeeded, and no delivering one that failed after it. A look (count, show, isEmpty) neither helps nor
-harms. What a sink filters away before it writes is its own decision; a limit is not: what stands behind it was not
-read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know
+Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
+an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
+look (count, show, a collected aggregate) neither helps nor harms. The user's word (``batch.done()``) stands for what
+cannot be proven. What a sink filters away before it writes is its own decision; a limit is not: what stands behind it
+was not read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know
 (``executions``, ``following``); this module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from acker_client.errors import AckerError
@@ -19,12 +20,28 @@ NEVER_MS = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Where a delivery goes to. ``place``: for people; ``same``: equal for two deliveries of the same rows to the same
+    place (command, location or table, options, and the plan between the sink's frame and the write)."""
+
+    place: str = ""
+    same: Hashable = ()
+
+    @classmethod
+    def unlike(cls, place: str) -> Target:
+        """A target that is the same as no other, since nobody can say what it is."""
+        return cls(place, object())
+
+
+@dataclass(frozen=True, slots=True)
 class Action:
     """Something that Spark ran over the rows of a sink.
 
     ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows to somebody (a write,
-    foreach, collect), or only looks; ``is_whole``: whether it takes in every row; ``began_ms``, ``ended_ms``: Unix
-    time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not.
+    foreach, collect), or only looks; ``is_whole``: whether it is known to take in every row; ``is_doubtful``: it may
+    have stopped before the end of its rows, and not because a limit in the plan says so; ``began_ms``, ``ended_ms``:
+    Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the
+    same in full, where it is known.
     """
 
     did: str
@@ -33,11 +50,23 @@ class Action:
     began_ms: float
     ended_ms: float
     failure: str = ""
+    target: Target = Target()
+    traceback: str = ""
+    is_doubtful: bool = False
 
     @property
     def succeeded(self) -> bool:
         """Whether it has ended, and well."""
         return not self.failure and self.ended_ms < NEVER_MS
+
+    @property
+    def is_delivery(self) -> bool:
+        """Whether it has delivered all the rows."""
+        return self.delivers and self.is_whole and self.succeeded
+
+    def mends(self, failed: Action) -> bool:
+        """Whether it delivered what ``failed`` did not."""
+        return self.is_delivery and self.target == failed.target and self.began_ms >= failed.ended_ms
 
 
 class Undelivered(AckerError):
@@ -49,12 +78,21 @@ class Undelivered(AckerError):
         self.is_transient = is_transient
 
 
-def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Undelivered | None:
-    """Why the rows of ``who`` (a sink, as "save()") are not done; None when they are.
+def judge(
+    who: str,
+    actions: Sequence[Action],
+    *,
+    forgotten: bool = False,
+    vouched_ms: float = -NEVER_MS,
+    rerun_ms: float = -NEVER_MS,
+) -> Undelivered | None:
+    """Return why the rows of ``who`` (a sink, as "save()") are not done; None when they are.
 
-    ``forgotten``: the collector knows that it does not know every action. The cases, each a test
+    ``forgotten``: the collector knows that it does not know every action. ``vouched_ms``: when the user said
+    ``batch.done()``; this word covers what was done by then. ``rerun_ms``: when the sink began anew after its
+    exception had left it; the new run answers for what failed before. The cases, each a test
     (``tests/spark/test_evidence.py`` reads this table); actions are listed in the order in which they began, "+" means
-    that the next one began before this one had ended:
+    that the next one began before this one had ended, "to B" names another target:
 
     | actions                             | done | because                                          |
     |-------------------------------------|------|--------------------------------------------------|
@@ -65,11 +103,13 @@ def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Un
     | failed count, write                 | yes  |                                                  |
     | write, failed count                 | yes  |                                                  |
     | failed write, write                 | yes  |                                                  |
+    | failed write, failed write, write   | yes  |                                                  |
+    | failed write, write to B, write     | yes  |                                                  |
     | take, write                         | yes  |                                                  |
     | write of a part, write              | yes  |                                                  |
     | write, write of a part              | yes  |                                                  |
-    | failed write of a part, write       | yes  |                                                  |
     | write, write                        | yes  |                                                  |
+    | write, write to B                   | yes  |                                                  |
     |                                     | no   | it never read them                               |
     | count                               | no   | it counted them                                  |
     | take                                | no   | it read 10                                       |
@@ -84,6 +124,10 @@ def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Un
     | write, failed write of a part       | no   | failed: Full                                     |
     | write, failed write, count          | no   | failed: Full                                     |
     | failed write, write of a part       | no   | failed: Full                                     |
+    | failed write, write to B            | no   | failed: Full                                     |
+    | failed write of a part, write       | no   | failed: Full                                     |
+    | write to B, failed write            | no   | failed: Full                                     |
+    | failed write to B, write, write     | no   | failed: Full                                     |
     | write + failed write                | no   | failed: Full                                     |
     | failed write + write                | no   | failed: Full                                     |
     | running write                       | no   | still runs                                       |
@@ -91,29 +135,58 @@ def judge(who: str, actions: Sequence[Action], *, forgotten: bool = False) -> Un
     | running write + write               | no   | still runs                                       |
     | write, running count                | yes  |                                                  |
     | forgotten, write                    | no   | forgotten                                        |
+    | word                                | yes  |                                                  |
+    | write of a part, word               | yes  |                                                  |
+    | failed write, write to B, word      | yes  |                                                  |
+    | forgotten, write, word              | yes  |                                                  |
+    | word, write                         | yes  |                                                  |
+    | word, write of a part               | no   | it wrote 10                                      |
+    | word, count                         | no   | it counted them                                  |
+    | word, failed write                  | no   | failed: Full                                     |
+    | failed write, rerun, write to B     | yes  |                                                  |
+    | failed write, rerun                 | no   | it wrote them                                    |
+    | rerun, failed write, write to B     | no   | failed: Full                                     |
+    | running write, word                 | no   | still runs                                       |
+    | failed write + word                 | no   | failed: Full                                     |
+    | doubtful write                      | no   | it handed them on                                |
+    | write, doubtful write               | no   | it handed them on                                |
+    | doubtful write, write to B          | no   | it handed them on                                |
+    | doubtful write, write               | yes  |                                                  |
+    | write, doubtful write, word         | yes  |                                                  |
     """
-    if forgotten:
+    if forgotten and vouched_ms == -NEVER_MS:
         return Undelivered(
             f"Spark has forgotten some of what it ran for {who}, so nobody can tell whether its write succeeded: raise"
             " spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
         )
-    failures = [action for action in actions if action.delivers and not action.succeeded]
-    failed_until_ms = max((action.ended_ms for action in failures), default=-NEVER_MS)
-    if any(_is_delivery(action) and action.began_ms >= failed_until_ms for action in actions):
-        return None
-    if failures:
-        last = max(failures, key=lambda action: action.ended_ms)
+    since_ms = max(vouched_ms, rerun_ms)
+    failures = [each for each in actions if each.delivers and not each.succeeded and each.ended_ms > since_ms]
+    unmended = [failed for failed in failures if not any(action.mends(failed) for action in actions)]
+    if unmended:
+        last = max(unmended, key=lambda action: action.ended_ms)
         how = f"failed: {last.failure}" if last.failure else "still runs"
+        place = f" to {last.target.place}" if last.target.place else ""
         return Undelivered(
-            f"no write of {who}'s rows succeeded after the one that {how}. Let the exception of a write leave the sink,"
-            " or write again until a write goes through",
+            f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
+            " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
+            " after the sink: batch.done()",
             is_transient=True,
         )
-    return Undelivered(f"no write of {who}'s rows succeeded: it {_listed(actions)}")
-
-
-def _is_delivery(action: Action) -> bool:
-    return action.delivers and action.is_whole and action.succeeded
+    if vouched_ms > -NEVER_MS and all(action.began_ms < vouched_ms for action in actions):
+        return None
+    doubtful = [each for each in actions if each.delivers and each.is_doubtful and each.ended_ms > since_ms]
+    unproven = [doubt for doubt in doubtful if not any(action.mends(doubt) for action in actions)]
+    if unproven:
+        return Undelivered(
+            f"nobody can prove that all of {who}'s rows were delivered: it {_listed(unproven)}. If they were, say so"
+            " after the sink: batch.done()"
+        )
+    if any(action.is_delivery for action in actions):
+        return None
+    return Undelivered(
+        f"no write of {who}'s rows succeeded: it {_listed(actions)}. If they are delivered all the same, say so after"
+        " the sink: batch.done()"
+    )
 
 
 def _listed(actions: Sequence[Action]) -> str:

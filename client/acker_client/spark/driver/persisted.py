@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from acker_client.spark import compat
 from acker_client.spark.core.anchors import Positions
 from acker_client.spark.core.pages import PAGE_SHIFT, Pages
+from acker_client.spark.driver.query import run_uninterrupted
 from acker_client.spark.driver.row_digest import row_digest
 from acker_client.spark.task.rows import struct_type
 
@@ -48,22 +49,18 @@ class Persisted:
     def begin(self) -> None:
         """Persist it, unless the user has, and count its rows: this reads all of it."""
         self._is_ours = not self._is_kept
-        try:
-            if self._is_ours:
-                # Compressing rows that live for one batch costs more than it gives back (keeping 800,000 of them took
-                # twice as long).
-                with _planning(self.spark, COMPRESSED):
-                    self._df.persist(*filter(None, [self._level]))
-            self.pages = self._counted()
-        except BaseException:
-            self.release()
-            raise
+        if self._is_ours:
+            # Compressing rows that live for one batch costs more than it gives back (keeping 800,000 of them took
+            # twice as long).
+            with _planning(self.spark, COMPRESSED):
+                self._df.persist(*filter(None, [self._level]))
+        self.pages = self._counted()
 
     def release(self) -> None:
-        """Give back what Spark keeps of it. May be called again."""
+        """Give back what Spark keeps of it, also after :meth:`begin` has raised. May be called again."""
         if self._is_ours:
             self._is_ours = False
-            self._df.unpersist()
+            run_uninterrupted(self._df.unpersist)
 
     def read(self, pages: Positions) -> DataFrame:
         """The rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""

@@ -1,11 +1,14 @@
 """Query: the streaming query in whose foreachBatch a thread is.
 
-Decides how one knows that it was stopped. Spark itself does not say: a thread that waits in Python sees nothing of a
-stop, one within a job gets an exception that a program may swallow, and whatever returns then commits the micro-batch.
+Decides how one knows that it was stopped, and where a clean-up runs that a stop must not interrupt. Spark itself does
+not say: a thread that waits in Python sees nothing of a stop, one within a job gets an exception that a program may
+swallow, and whatever returns then commits the micro-batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +45,16 @@ class Query:
     def __str__(self) -> str:
         name = None if self._query is None else self._query.name()
         return f"query {name or self._id}"
+
+
+def run_uninterrupted(step: Callable[[], object]) -> None:
+    """Run ``step``, which calls Spark, on a thread of its own, and wait for its end.
+
+    A stop of a streaming query interrupts the query's thread. Spark does not take up again what an interrupted
+    ``unpersist`` has left: it has forgotten the frame, and keeps its rows.
+    """
+    with ThreadPoolExecutor(1, "acker-clean-up") as apart:
+        apart.submit(step).result()
 
 
 def _found(query_id: str, spark: SparkSession) -> Any:

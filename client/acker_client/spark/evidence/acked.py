@@ -2,8 +2,8 @@
 
 Decides that a tracked frame, and every frame the user derives from it, knows when an ``ack()`` column enters it: the
 batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
-cached. When it leaves SQL (as an RDD, an iterator, a checkpoint, through a function over batches), what comes is
-followed as a sink's rows are (``following``). All else is Spark's own.
+cached. When it is written or leaves SQL (as an RDD, an iterator, a checkpoint, through a function over batches), what
+comes is followed as a sink's rows are (``following``). All else is Spark's own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import MethodType
 from typing import Any
 
 from pyspark import RDD, StorageLevel
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.driver import lineage
-from acker_client.spark.driver.lineage import ACK
+from acker_client.spark.driver.lineage import ACK, AGAIN
 from acker_client.spark.evidence.following import analyzed, follow, remade
 from acker_client.spark.evidence.witness import Trail, Witness
 from acker_client.spark.task.notes import note_store_of
@@ -63,8 +63,15 @@ class BodyFrame(ClassicFrame):
     def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
         return self._leaving().localCheckpoint(eager, storageLevel)
 
+    @property
+    def write(self) -> DataFrameWriter:
+        return self._leaving().write
+
+    def writeTo(self, table: str) -> DataFrameWriterV2:
+        return self._leaving().writeTo(table)
+
     def _leaving(self) -> DataFrame:
-        """This frame as it leaves SQL: followed where ``ack()`` is in its plan."""
+        """This frame as it leaves the body: followed where ``ack()`` is in its plan."""
         df, text = plain(self), analyzed(self)
         if ACK not in text:
             return df
@@ -136,7 +143,7 @@ def _witness(df: DataFrame, plan: str) -> Witness:
     note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *batches)
     note_store.keep(node.tag)
-    witness = Witness(node.tag, note_store.note_writer)
+    witness = Witness(node.tag, (ACK, AGAIN + node.tag), note_store.note_writer)
     for batch in batches:
         batch.see_acks([each.function for each in acked], witness)
     return witness

@@ -11,22 +11,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
+from acker_client.core.clean_up import CleanUp
 from acker_client.core.gist import gist
 from acker_client.errors import AckerError
 from acker_client.settings import Settings
-from acker_client.spark.core.evidence import Action, Undelivered, judge
+from acker_client.spark.core.evidence import NEVER_MS, Action, Undelivered, judge
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.lineage import ACK, AGAIN
+from acker_client.spark.driver.query import run_uninterrupted
 from acker_client.spark.evidence.acked import Acked
-from acker_client.spark.evidence.blame import is_of_the_program
+from acker_client.spark.evidence.blame import is_mistake, is_of_the_program
 from acker_client.spark.evidence.executions import Executions
 from acker_client.spark.evidence.graph import Places
 from acker_client.spark.evidence.look import Look
-from acker_client.spark.evidence.witness import Witness
-from acker_client.spark.task.notes import NoteStore, note_store_of, tag_of
+from acker_client.spark.evidence.witness import Witness, now_ms
+from acker_client.spark.task.notes import Note, NoteStore, note_store_of, tag_of
 
 # The name under which all ack() columns of a run are remembered, once their rows were evaluated more than once.
 ACK_COLUMN = ("column", "ack()")
@@ -41,12 +44,13 @@ _logger = logging.getLogger("acker.spark")
 
 
 class Once:
-    """Whose rows are to be evaluated once, in all batches of a run: those of which it was seen that they were evaluated
-    more than once. Thread-safe."""
+    """What is remembered for all batches of a run: whose rows are to be evaluated once, since they were seen to be
+    evaluated more than once, and which swallowed failures the log has. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: set[tuple[str, str]] = set()
+        self._swallowed: set[tuple[str, str]] = set()
 
     def learn(self, kind: str, name: str) -> None:
         """The rows that ``kind`` ``name`` (a sink, a branch) takes were evaluated more than once."""
@@ -66,13 +70,29 @@ class Once:
         with self._lock:
             return (kind, name) in self._names
 
+    def log_swallowed(self, sink: str, actions: Sequence[Action]) -> None:
+        """Log the failed deliveries among ``actions``, whose exceptions ``sink`` has not let out: the first to each
+        target in the run."""
+        for action in actions:
+            place = action.target.place
+            if not (action.delivers and action.failure):
+                continue
+            with self._lock:
+                is_new = (sink, place) not in self._swallowed
+                self._swallowed.add((sink, place))
+            if is_new:
+                text = action.traceback or action.failure
+                _logger.warning("sink %r swallowed the failure of %s:\n%s", sink, place or action.did, text)
+
 
 class SinkFailed(AckerError):
-    """A sink raised, and has not succeeded since. ``is_of_the_program``: another try cannot help."""
+    """A sink raised, and has not succeeded since. ``is_of_the_program``: another try cannot help; ``is_mistake``:
+    unless a row was at hand to cause it."""
 
     def __init__(self, sink: str, error: BaseException) -> None:
         super().__init__(f"sink {sink!r} raised {gist(error)}")
         self.is_of_the_program = is_of_the_program(error)
+        self.is_mistake = is_mistake(error)
 
 
 class NotHeld(AckerError):
@@ -97,29 +117,64 @@ class SinkEvidence:
         self._note_store = note_store
         self._lock = threading.Lock()
         self._calls: list[tuple[lineage.Node, Witness, DataFrame]] = []
+        # The job tags of the calls that have not returned, one a call: two calls may share a step.
+        self._running: list[str] = []
+        self._planned: list[tuple[DataFrame, DataFrame, lineage.Node]] = []
+        # When it was called again after it had raised.
+        self._rerun_ms = -NEVER_MS
+
+    def planned(
+        self, df: DataFrame, plan: Callable[[], tuple[DataFrame, lineage.Node]]
+    ) -> tuple[DataFrame, lineage.Node]:
+        """The rows and the step of the sink over ``df``: those of an earlier call with the same frame, so that both
+        deliver the same rows, or else what ``plan`` makes."""
+        with self._lock:
+            for known, rows, node in self._planned:
+                if known is df or known._jdf.sameSemantics(df._jdf):
+                    return rows, node
+            rows, node = plan()
+            self._planned.append((df, rows, node))
+        return rows, node
 
     def begin(self, node: lineage.Node, rows: DataFrame) -> Witness:
         """The sink is called; ``node`` is its step, ``rows`` what it makes of the frame."""
-        witness = Witness(node.tag, self._note_store.note_writer)
+        witness = Witness(node.tag, (node.tag,), self._note_store.note_writer)
         with self._lock:
+            if isinstance(self.error, SinkFailed):
+                self._rerun_ms = now_ms()
             self._calls.append((node, witness, rows))
+            self._running.append(job_tag_of(node))
             # Until it has returned it has failed: a batch that is settled beside it (from another thread) is abandoned.
             self.error = Undelivered(f"sink {self.name!r} has not returned", is_transient=True)
         return witness
 
-    def end(self, error: BaseException | None) -> None:
-        """The sink has returned, or raised ``error``."""
+    def end(self, node: lineage.Node, error: BaseException | None) -> None:
+        """The call of the sink whose step is ``node`` has returned, or raised ``error``."""
         # Not the exception itself: its traceback holds the user's loop, which would then not end with the loop.
         failure = None if error is None else SinkFailed(self.name, error)
         with self._lock:
             self.error = failure
+            self._running.remove(job_tag_of(node))
 
-    def judge(self, look: Look, places: Places) -> Undelivered | None:
-        """Why its rows are not known to be delivered; None when they are."""
+    @property
+    def running(self) -> list[str]:
+        """The job tags of the calls that have not returned."""
+        with self._lock:
+            return sorted(self._running)
+
+    def judge(self, look: Look, places: Places, once: Once, vouched_ms: float) -> Undelivered | None:
+        """Why its rows are not known to be delivered; None when they are. ``vouched_ms``: of the user's word."""
         seen = [action for _, witness, _ in self._calls for action in witness.actions(places.cut)]
-        actions = [*look.actions(places), *seen]
-        actions.sort(key=lambda action: action.began_ms)
-        return judge(f"{self.name}()", actions, forgotten=look.is_forgetful)
+        actions = sorted([*seen, *look.actions(places)], key=lambda action: action.began_ms)
+        # What failed in an earlier run left the sink, or that run was not the last word.
+        once.log_swallowed(self.name, [action for action in actions if action.ended_ms > self._rerun_ms])
+        return judge(
+            f"{self.name}()",
+            actions,
+            forgotten=look.is_forgetful,
+            vouched_ms=vouched_ms,
+            rerun_ms=self._rerun_ms,
+        )
 
     def read_what_was_pruned(self, look: Look, places: Places) -> SinkFailed | None:
         """Where Spark found that it need not read the rows for what it wrote, they are read here, so that they are
@@ -133,11 +188,15 @@ class SinkEvidence:
 
     def places(self) -> Places:
         """How its rows are known in what Spark has run up to now."""
-        tags = [node.tag for node, _, _ in self._calls]
-        functions = [node.function for node, _, _ in self._calls] + [AGAIN + tag for tag in tags]
-        notes = self._note_store.of(tags)
-        partitions = {rdd: count for _, witness, _ in self._calls for rdd, count in witness.partitions().items()}
-        return Places(tuple(functions), notes, partitions)
+        nodes, witnesses = self.nodes, [witness for _, witness, _ in self._calls]
+        tags = list(dict.fromkeys(node.tag for node in nodes))
+        functions = [*dict.fromkeys(node.function for node in nodes), *(AGAIN + tag for tag in tags)]
+        return _places(functions, self._note_store.of(tags), witnesses)
+
+
+def job_tag_of(node: lineage.Node) -> str:
+    """The tag that all jobs bear which a call of a sink runs in its own thread; ``node`` is the step of the call."""
+    return f"acker.sink.{node.tag}"
 
 
 class BatchEvidence:
@@ -155,6 +214,7 @@ class BatchEvidence:
         for tag in self._tags:
             self._note_store.keep(tag)
         self._executions = Executions(spark)
+        self._context = spark.sparkContext
         self._lock = threading.Lock()
         self._evidence: dict[object, SinkEvidence] = {}
         self._acked_frames: list[Acked] = []
@@ -164,6 +224,10 @@ class BatchEvidence:
         # What is unfinished in the batch is so for this reason, as far as anybody knows; nothing (""): of itself.
         self.unfinished_because = ""
         self.is_released = False
+        # When the user said that what was done till then has delivered the rows.
+        self._vouched_ms = -NEVER_MS
+        # A sink took its rows together with another batch's, so what it wrote is not this batch's alone.
+        self.is_shared = False
         # Undoes what was handed down for it.
         self.take_back: Callable[[], None] = lambda: None
 
@@ -172,8 +236,9 @@ class BatchEvidence:
         with self._lock:
             return self._evidence.setdefault(key, SinkEvidence(name, self._note_store))
 
-    def share(self, key: object, evidence: SinkEvidence) -> None:
-        """Use ``evidence``, which another batch made, since rows of both batches reach that sink."""
+    def share(self, key: object, evidence: SinkEvidence, other: BatchEvidence) -> None:
+        """Use ``evidence``, which the ``other`` batch made, since rows of both batches reach that sink."""
+        self.is_shared = other.is_shared = True
         with self._lock:
             self._evidence[key] = evidence
 
@@ -197,15 +262,26 @@ class BatchEvidence:
         look = Look(self._executions.ran())
         evidence = [(each, each.places()) for each in self._evidence.values()]
         error = next((each.error for each, _ in evidence if each.error is not None), None)
+        returned = [(each, places) for each, places in evidence if each.error is None]
+        findings = [each.judge(look, places, self.once, self._vouched_ms) for each, places in returned]
         acks = [(node, self._actions_of_acks(node, look)) for node in _untaken(lineage.of(self))]
         self._learn(evidence, acks, look)
         if error is not None:
             return error
-        found = [each.judge(look, places) for each, places in evidence] + self._judge_untaken(acks, look)
-        finding = next(filter(None, found), None)
+        finding = next(filter(None, [*findings, *self._judge_untaken(acks, look)]), None)
         read = (each.read_what_was_pruned(look, places) for each, places in evidence)
         read_acked = (self._read_what_was_pruned(acked, look) for acked in self._acked_frames)
         return finding or next(filter(None, (*read, *read_acked)), None)
+
+    def vouch(self) -> None:
+        """The user says that what was done so far has delivered the rows of the sinks, whatever can be proven of it."""
+        self._vouched_ms = now_ms()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether something ran over the batch's rows, so that the driver may have seen some. Asks Spark's stores."""
+        look = Look(self._executions.ran())
+        return bool(look.jobs) or any(look.names(node.function) for node in lineage.of(self))
 
     @property
     def without(self) -> frozenset[int]:
@@ -220,15 +296,30 @@ class BatchEvidence:
         return df
 
     def release(self) -> None:
-        """Release what the batch has cached and noted; when it is settled, in the thread that planned it."""
+        """Release what the batch has cached and noted, and cancel what its sinks still run; when it is settled, in the
+        thread that planned it."""
         with self._lock:
             cached, self._cached = self._cached, []
-        for df in cached:
-            df.unpersist()
         self.is_released = True
+        with CleanUp() as steps:
+            steps.add(self.take_back)
+            steps.add(self._forget_notes)
+            for df in cached:
+                steps.add(partial(run_uninterrupted, df.unpersist))
+            for evidence in self._evidence.values():
+                for tag in evidence.running:
+                    steps.add(partial(self._cancel, evidence.name, tag))
+
+    def _cancel(self, name: str, tag: str) -> None:
+        """Cancel the jobs of a call of a sink that has outlived its batch: they would hold cores for nothing."""
+        _logger.warning(
+            "sink %r still runs, and its batch is settled: its jobs are cancelled; wait for its thread in process", name
+        )
+        self._context.cancelJobsWithTag(tag)
+
+    def _forget_notes(self) -> None:
         nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_over(node))])
-        self.take_back()
 
     def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, look: Look) -> None:
         """Remember for later batches whose rows were evaluated more than once."""
@@ -264,7 +355,8 @@ class BatchEvidence:
         self, node: lineage.Node, actions: Sequence[Action], nodes: Sequence[lineage.Node], look: Look
     ) -> Undelivered | None:
         if actions:
-            return judge("ack()", actions, forgotten=look.is_forgetful)
+            self.once.log_swallowed("ack()", actions)
+            return judge("ack()", actions, forgotten=look.is_forgetful, vouched_ms=self._vouched_ms)
         if look.has_user_code(node.function):
             # Nothing but a Collector can have acked these rows, one by one; what failed after it still has failed.
             if look.has_arrow_code():
@@ -272,7 +364,12 @@ class BatchEvidence:
                     "ack() went into a job of RDDs, where nobody sees whether its rows were read to the end; use @sink"
                 )
             self.unfinished_because = UNTAKEN
-            failed = judge(str(node), look.actions(Places((node.function,))), forgotten=look.is_forgetful)
+            failed = judge(
+                str(node),
+                look.actions(Places((node.function,))),
+                forgotten=look.is_forgetful,
+                vouched_ms=self._vouched_ms,
+            )
             return failed if failed is not None and failed.is_transient else None
         if node.kind == "source":
             return Undelivered("no sink took this batch's rows; use @sink or functions.ack()")
@@ -282,16 +379,13 @@ class BatchEvidence:
         """What was done with the rows of a step behind an ``ack()``, in the order in which it began."""
         seen = [witness for functions, witness in self._ack_witnesses if node.function in functions]
         notes = self._note_store.of([witness.tag for witness in seen])
-        partitions = {rdd: count for witness in seen for rdd, count in witness.partitions().items()}
         known = [
             function for acked in self._acked_frames if node.function in acked.nodes for function in acked.functions
         ]
         again = [AGAIN + witness.tag for witness in seen]
         # What came into a frame that nobody follows is known by what stands below it.
-        acks = (
-            Places((*known, *again), notes, partitions) if known else Places((ACK,), notes, partitions, node.function)
-        )
-        actions = look.actions(acks) if partitions or any(map(look.names, acks.functions)) else []
+        acks = _places([*known, *again], notes, seen) if known else _places([ACK], notes, seen, node.function)
+        actions = look.actions(acks) if acks.partitions or any(map(look.names, acks.functions)) else []
         actions += [action for witness in seen for action in witness.actions(acks.cut)]
         return sorted(actions, key=lambda action: action.began_ms)
 
@@ -306,6 +400,13 @@ def _read(rows: DataFrame, name: str) -> SinkFailed | None:
     except Exception as error:  # noqa: BLE001  # whatever a row or Spark may do: it breaks this batch, and not the run
         return SinkFailed(name, error)
     return None
+
+
+def _places(functions: Sequence[str], notes: Sequence[Note], witnesses: Sequence[Witness], below: str = "") -> Places:
+    """How rows are known that ``witnesses`` have seen."""
+    partitions = {rdd: count for witness in witnesses for rdd, count in witness.partitions().items()}
+    calls = {call: target for witness in witnesses for call, target in witness.calls.items()}
+    return Places(tuple(functions), notes, partitions, below, calls)
 
 
 def _untaken(nodes: Sequence[lineage.Node]) -> list[lineage.Node]:

@@ -15,9 +15,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from acker_client.core.gist import gist
-from acker_client.spark.core.evidence import NEVER_MS
+from acker_client.spark.core.evidence import NEVER_MS, Target
 from acker_client.spark.driver.lineage import JOB_TAG
 from acker_client.spark.evidence.graph import Graph, Places, each
+from acker_client.spark.evidence.shape import shape_of
 from acker_client.spark.task.notes import EXECUTION
 
 # The methods of Spark's that hand rows to the driver.
@@ -36,6 +37,9 @@ BUS_WAIT_MS = 300_000
 END_WAIT_S = 2.0
 END_LOOK_S = 0.01
 
+# So much of a command says where it writes to.
+PLACE_CHARS = 120
+
 _ROOT_TAG = "execution-root-id-"
 
 
@@ -51,6 +55,7 @@ class Executions:
         self._store: Any = session.sharedState().statusStore()
         self._core: Any = context.statusStore()
         self._bus: Any = context.listenerBus()
+        self._sources: Any = session.sessionState().dataSourceManager()
         # In foreachBatch a thread is within an execution, and its jobs of RDDs bear the tag of that one.
         self._is_within = context.getLocalProperty(EXECUTION) is not None
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
@@ -78,8 +83,11 @@ class Executions:
         is_forgetful = (lacks_executions and self._is_full(self._store.executionsCount(), EXECUTIONS)) or (
             lacks_jobs and self._is_full(self._core.jobsList(None).size(), JOBS)
         )
-        executions = [Execution(self._store, execution) for execution in began]
+        executions = [Execution(self._store, execution, self._is_python_source) for execution in began]
         return Ran(executions, jobs, is_forgetful)
+
+    def _is_python_source(self, table: str) -> bool:
+        return bool(self._sources.dataSourceExists(table))
 
     def _is_full(self, kept: int, setting: str) -> bool:
         """Whether a store may have forgotten: above its bound it drops down to nine tenths of it."""
@@ -144,9 +152,10 @@ class Ran:
 class Execution:
     """One execution of SQL in Spark's store; it is waited for until it has ended, when that is asked for."""
 
-    def __init__(self, store: Any, number: int) -> None:
+    def __init__(self, store: Any, number: int, is_python_source: Callable[[str], bool]) -> None:
         self.number = number
         self._store = store
+        self._is_python_source = is_python_source
 
     @cached_property
     def plan(self) -> str:
@@ -154,13 +163,13 @@ class Execution:
         return str(self._data.physicalPlanDescription())
 
     @property
-    def is_adaptive(self) -> bool:
-        return "AdaptiveSparkPlan" in self.plan
+    def is_adapted(self) -> bool:
+        return "isFinalPlan=true" in self.plan
 
     @cached_property
     def graph(self) -> Graph:
         self._ended  # noqa: B018 (the plan is the last one only when it has ended)
-        return Graph(self._store.planGraph(self.number))
+        return Graph(self._store.planGraph(self.number), self._is_python_source)
 
     @cached_property
     def root(self) -> int:
@@ -168,8 +177,22 @@ class Execution:
 
     @cached_property
     def method(self) -> str:
-        """The method of Spark's that began it, as ``Dataset.collectToPython``."""
+        """The method of Spark's that began it, as ``Dataset.collectToPython``; within a call of the client's, what its
+        executions bear."""
         return str(self._data.details()).partition("\n")[0].partition("(")[0]
+
+    @cached_property
+    def has_jobs(self) -> bool:
+        """Whether it ran a job of its own."""
+        return not self._ended.jobs().isEmpty()
+
+    def target(self, places: Places) -> Target:
+        """Where it delivers the rows at ``places`` to."""
+        if self.method in places.calls:
+            return places.calls[self.method]
+        place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
+        shape = shape_of(self.plan, places.functions)
+        return Target(place, (self.collects, shape)) if shape else Target.unlike(place)
 
     @property
     def collects(self) -> bool:
@@ -187,10 +210,14 @@ class Execution:
     @cached_property
     def failure(self) -> str:
         """Why it failed, in one line; nothing ("") when it did not, or still runs."""
+        return self.message and (gist(self.message) or "no reason given")
+
+    @cached_property
+    def message(self) -> str:
+        """What Spark says of its failure, "" when it did not fail."""
         error = self._ended.errorMessage()
         # Success is no message, or an empty one.
-        message = str(error.get()).strip() if error.isDefined() else ""
-        return message and (gist(message) or "no reason given")
+        return str(error.get()).strip() if error.isDefined() else ""
 
     def found_none(self, places: Places) -> bool:
         """Whether it has looked everywhere and found no rows: then there was nothing to hand on."""

@@ -1,38 +1,50 @@
 """Following: the frame that a sink is given, and every frame and RDD the user derives from it.
 
-Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, and what an
-action of an RDD did. Functions over partitions and batches are watched from inside: one that ends before its input does
-leaves a note. Actions of RDDs, iterators and writes that raise are watched from outside. What is followed is a frame,
-an RDD, a writer like any other, and computes what it would compute unfollowed. Spark gives rows to an operator below a
-function of the user's whether they are asked for or not, so the end of input there proves nothing.
+Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, what an
+action of an RDD did, and which writes deliver the same rows to the same place. Functions over partitions and batches
+are watched from inside: one that ends before its input does leaves a note. Actions of RDDs, iterators and writes are
+watched from outside. What is followed is a frame, an RDD, a writer like any other, and computes what it would compute
+unfollowed. Spark gives rows to an operator below a function of the user's whether they are asked for or not, so the end
+of input there proves nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, wraps
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
-from pyspark import RDD, SparkContext, StorageLevel
+from pyspark import RDD, StorageLevel
 from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.core.gist import gist
-from acker_client.spark.core.evidence import Action
+from acker_client.spark.core.evidence import Action, Target
 from acker_client.spark.driver.columns import into_python
 from acker_client.spark.driver.lineage import AGAIN, JOB_TAG, READS, new_tag
-from acker_client.spark.evidence.witness import LOOKS, Trail, Witness, now_ms
+from acker_client.spark.evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
 from acker_client.spark.task import reading
 from acker_client.spark.task.chain import renamed
 
 # Actions of RDDs that hand all rows on; what they run reads its input to the end, or leaves a note.
-_HANDS_ON = frozenset({
-    "collect", "collectAsMap", "collectWithJobGroup", "foreach", "foreachPartition", "saveAsTextFile",
-    "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset", "saveAsNewAPIHadoopFile",
-    "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
+_COLLECTS = frozenset({"collect", "collectAsMap", "collectWithJobGroup"})
+_HANDS_ON = _COLLECTS | {
+    "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
+    "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
+}  # fmt: skip
+# What makes groups of an RDD's rows, or one of several.
+_GROUPS = frozenset({
+    "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
+    "intersection", "reduceByKey", "subtract", "subtractByKey",
+})  # fmt: skip
+# Calls of a writer that write; all others say how.
+_WRITES = frozenset({
+    "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "orc", "overwrite",
+    "overwritePartitions", "parquet", "replace", "save", "saveAsTable", "text", "xml",
 })  # fmt: skip
 
 
@@ -63,15 +75,22 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        rdd, trail = super().rdd, self._trail.through(analyzed(self))
-        if not trail.is_partial:
+        trail, rdd = self._trail.through(self), super().rdd
+        if not trail.unread:
             rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
+        trail = trail.after(frame_step(self))
         followed: RDD[Any] = follow(rdd, trail)
         return followed
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
-        trail = self._trail.through(analyzed(self))
+        trail = self._trail.through(self).after(frame_step(self))
         return trail.witness.iterate(super().toLocalIterator(prefetchPartitions), trail)
+
+    def writeTo(self, table: str) -> DataFrameWriterV2:
+        writer: Any = follow(super().writeTo(table), self._trail)
+        writer._table = table
+        made: DataFrameWriterV2 = writer
+        return made
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
         return super().mapInArrow(_over_batches(func, self._trail.witness), *args, **kwargs)
@@ -85,22 +104,37 @@ class FollowedFrame(_Followed, ClassicFrame):
     def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
         return self._checkpointed(lambda: super(FollowedFrame, self).localCheckpoint(eager, storageLevel))
 
+    def createTempView(self, name: str) -> None:
+        self._name_view(super().createTempView, name)
+
+    def createOrReplaceTempView(self, name: str) -> None:
+        self._name_view(super().createOrReplaceTempView, name)
+
+    def createGlobalTempView(self, name: str) -> None:
+        self._name_view(super().createGlobalTempView, name)
+
+    def createOrReplaceGlobalTempView(self, name: str) -> None:
+        self._name_view(super().createOrReplaceGlobalTempView, name)
+
+    def _name_view(self, create: Callable[[str], None], name: str) -> None:
+        create(name)
+        self._trail.witness.views[name.lower()] = frame_step(self)
+
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """A checkpoint hands nothing on; one that fails is the beginning of a delivery that does."""
-        began_ms = now_ms()
+        """A checkpoint hands nothing on; one that fails is the beginning of a delivery that does, until it succeeds."""
+        began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()
         except Exception as error:
-            action = Action("tried to checkpoint them", True, False, began_ms, now_ms(), gist(error))
-            self._trail.witness.see(action, self._trail)
+            witness.see_failure("tried to checkpoint them", began_ms, error, self._trail, target)
             raise
         return self._again(df)
 
     def _again(self, df: DataFrame) -> DataFrame:
         """``df``, whose plan has lost where its rows come from, under the names by which its executions are known: of
         the sink, and of the functions of the user's that the rows have gone through."""
-        trail = self._trail.through(analyzed(self))
-        if trail.is_partial:
+        trail = self._trail.through(self)
+        if trail.unread:
             partial: DataFrame = follow(df, trail)
             return partial
         schema = df.schema
@@ -123,50 +157,66 @@ def _passing(name: str, names: tuple[str, ...]) -> Callable[[Iterable[Any]], Ite
 class FollowedGroups(_Followed, GroupedData):
     """Groups of a sink's rows."""
 
+    def applyInPandas(self, func: Any, schema: Any) -> DataFrame:
+        return super().applyInPandas(_over_groups(func), schema)
 
-class _FollowedCalls(_Followed):
-    """Calls on it are seen where they hand rows on, or fail to."""
-
-    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
-        trail = self._trail
-        call = super()._called(method, name)
-
-        @wraps(method)
-        def seen(*args: Any, **kwargs: Any) -> Any:
-            began_ms = now_ms()
-            with trail.witness.calling(name) as is_users:
-                try:
-                    value = call(*args, **kwargs)
-                except Exception as error:
-                    if is_users:
-                        self._see(name, began_ms, gist(error))
-                    raise
-            if is_users:
-                self._see(name, began_ms, "")
-            return value
-
-        return seen
-
-    def _see(self, name: str, began_ms: float, failure: str) -> None:
-        raise NotImplementedError
+    def applyInArrow(self, func: Any, schema: Any) -> DataFrame:
+        return super().applyInArrow(_over_groups(func), schema)
 
 
-class FollowedWriter(_FollowedCalls, DataFrameWriter):
+class _FollowedWrites(_Followed):
     """A writer of a sink's rows. What went well is in Spark's stores, and not all that raised."""
 
-    def _see(self, name: str, began_ms: float, failure: str) -> None:
-        if failure:
-            action = Action("tried to write them", True, False, began_ms, now_ms(), failure)
-            self._trail.witness.see(action, self._trail)
+    # Of a catalog, where it was made for one.
+    _table = ""
+
+    @cached_property
+    def _given(self) -> list[str]:
+        """What it was given about how to write, and where to, call by call; the mode apart."""
+        return []
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        witness = self._trail.witness
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with witness.calling(name) as is_users:
+                if is_users and name in _WRITES:
+                    return self._write(method, name, args, kwargs)
+                if is_users and name != "mode":
+                    self._given.append(repr((name, args, sorted(kwargs.items()))))
+                return method(*args, **kwargs)
+
+        return call
+
+    def _write(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, trail, df = now_ms(), self._trail, self._df
+        target = self._target(name, args, kwargs, df)
+        try:
+            with trail.witness.delivering(df.sparkSession.sparkContext, target):
+                return method(*args, **kwargs)
+        except Exception as error:
+            trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+            raise
+
+    def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
+        given = repr((args, {key: value for key, value in kwargs.items() if key != "mode"}))
+        named = [kwargs[key] for key in ("path", "name", "tableName", "table") if key in kwargs]
+        # An URL of JDBC may hold a password.
+        place = (args[1:2] or named[:1]) if name == "jdbc" else (args[:1] or named[:1] or [self._table])
+        what = (names_step(df.sparkSession), given, self._table, *self._given)
+        return self._trail.target(" ".join([name, *map(str, place)]).strip(), name, what, frame_step(df))
 
 
-class FollowedWriterV2(_FollowedCalls, DataFrameWriterV2):
-    """A writer of a sink's rows into a table of a catalog."""
-
-    _see = FollowedWriter._see
+class FollowedWriter(_FollowedWrites, DataFrameWriter):
+    """See :class:`_FollowedWrites`."""
 
 
-class _FollowedRows(_FollowedCalls):
+class FollowedWriterV2(_FollowedWrites, DataFrameWriterV2):
+    """A writer of a sink's rows into a table of a catalog; see :class:`_FollowedWrites`."""
+
+
+class _FollowedRows(_Followed):
     """An RDD of a sink's rows. Spark's stores say little about it, so what its caller sees is what counts."""
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
@@ -177,54 +227,92 @@ class _FollowedRows(_FollowedCalls):
             return plain
         watched, name = _over_partitions(f, trail.witness)
         mapped: Any = super().mapPartitionsWithIndex(watched, preservesPartitioning)  # type: ignore[misc]
-        followed: RDD[Any] = follow(mapped, trail.behind(name))
+        followed: RDD[Any] = follow(mapped, trail.behind(name).after(digest(f)))
         return followed
 
     def foreachPartition(self, f: Any) -> None:
         """As the RDD's own; what the function leaves unread is noted for this one action."""
-        trail = self._trail
-        watched, name = _over_partitions(lambda _, rows: reading.exhausted(f(rows)), trail.witness)
-        began_ms, failure = now_ms(), ""
+        watched, name = _over_partitions(lambda _, rows: reading.exhausted(f(rows)), self._trail.witness)
         mapped: Any = super().mapPartitionsWithIndex(watched)  # type: ignore[misc]
+        trail, target = self._trail.behind(name), self._trail.target("foreachPartition", digest(f))
+        began_ms, did = now_ms(), "ran foreachPartition over them"
         try:
             mapped.count()
         except Exception as error:
-            failure = gist(error)
+            trail.witness.see_failure(did, began_ms, error, trail, target)
             raise
-        finally:
-            action = Action("ran foreachPartition over them", True, not failure, began_ms, now_ms(), failure)
-            trail.witness.see(action, trail.behind(name))
+        trail.witness.see(Action(did, True, True, began_ms, now_ms(), "", target), trail)
+
+    def pipe(self, *args: Any, **kwargs: Any) -> RDD[Any]:
+        piped: Any = super().pipe(*args, **kwargs)  # type: ignore[misc]
+        # The command may end, or leave what it was given unread, and nobody sees it.
+        piped._trail = piped._trail.leaving_unread("piped them into a command, which need not have read them all")
+        made: RDD[Any] = piped
+        return made
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         rows: Any = super().toLocalIterator(prefetchPartitions)  # type: ignore[misc]
         return self._trail.witness.iterate(rows, self._trail)
 
     def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
-        call, tag = super()._called(method, name), JOB_TAG + self._trail.witness.tag
+        trail = self._trail
 
         @wraps(method)
-        def tagged(*args: Any, **kwargs: Any) -> Any:
-            context: SparkContext = self.ctx
-            had_it = tag in context.getJobTags()
-            context.addJobTag(tag)
-            under_way = self._trail.witness.running(name) if name in _HANDS_ON else nullcontext()
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name in LOOKS:
+                return self._look(method, name, args, kwargs)
+            if name in _HANDS_ON:
+                return self._hand_on(method, name, args, kwargs)
+            with trail.witness.calling(name):
+                value = method(*args, **kwargs)
+            is_rdd = type(value) in (RDD, PipelinedRDD)
+            made = follow(value, trail.after(name, digest((args, kwargs))) if is_rdd else trail)
+            if name in _GROUPS:
+                made._trail = replace(made._trail, aggregates=True)
+            return made
+
+        return call
+
+    def _look(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, witness = now_ms(), self._trail.witness
+        failure = "it raised"
+        try:
+            with witness.calling(name) as is_users, self._tagged():
+                value = method(*args, **kwargs)
+            failure = ""
+        finally:
+            if is_users:
+                witness.see(Action(LOOKS[name], False, False, began_ms, now_ms(), failure), self._trail)
+        return value
+
+    def _hand_on(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, trail, did = now_ms(), self._trail, f"ran {name} over them"
+        delivers = not (trail.aggregates and name in _COLLECTS)
+        target = trail.target(
+            " ".join([name, *(arg for arg in args if isinstance(arg, str))]), name, digest((args, kwargs))
+        )
+        with trail.witness.calling(name) as is_users, self._tagged(), trail.witness.running(name):
             try:
-                with under_way:
-                    return call(*args, **kwargs)
-            finally:
-                if not had_it:
-                    context.removeJobTag(tag)
+                value = method(*args, **kwargs)
+            except Exception as error:
+                if delivers and is_users and name != "foreachPartition":
+                    trail.witness.see_failure(did, began_ms, error, trail, target)
+                raise
+        if is_users and name != "foreachPartition":
+            trail.witness.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+        return value
 
-        return tagged if name in _HANDS_ON or name in LOOKS else call
-
-    def _see(self, name: str, began_ms: float, failure: str) -> None:
-        if name in LOOKS:
-            action = Action(LOOKS[name], False, False, began_ms, now_ms(), failure)
-        elif name in _HANDS_ON and name != "foreachPartition":
-            action = Action(f"ran {name} over them", True, not failure, began_ms, now_ms(), failure)
-        else:
-            return
-        self._trail.witness.see(action, self._trail)
+    @contextmanager
+    def _tagged(self) -> Iterator[None]:
+        """What becomes of this thread's jobs meanwhile is seen here."""
+        context, tag = self.ctx, JOB_TAG + self._trail.witness.tag
+        had_it = tag in context.getJobTags()
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            if not had_it:
+                context.removeJobTag(tag)
 
 
 class FollowedRDD(_FollowedRows, RDD[Any]):
@@ -254,6 +342,13 @@ def follow(value: Any, trail: Trail) -> Any:
     return remade(kind, value, _trail=trail)
 
 
+def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
+    """What ``writer`` has written by the call ``name`` did not come to its place, as ``error`` says."""
+    if isinstance(writer, FollowedWriter):
+        trail, target = writer._trail, writer._target(name, args, {}, writer._df)
+        trail.witness.see_failure("tried to write them", now_ms(), error, trail, target)
+
+
 def remade(kind: type, value: Any, **attributes: Any) -> Any:
     """An object of ``kind`` with what ``value`` has, and these attributes besides."""
     made: Any = object.__new__(kind)
@@ -268,11 +363,30 @@ def analyzed(df: DataFrame) -> str:
 
 def _over_batches(function: Any, witness: Witness) -> Any:
     """The user's function over batches, with a note when it ends before its input does."""
-    name = f"{READS}{getattr(function, '__name__', 'function')}_{new_tag()}"
-    return reading.over_batches(function, name, witness.tag, witness.note_writer)
+    return reading.over_batches(function, _name(function), witness.tag, witness.note_writer)
 
 
 def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
     """The same for a function over (index, rows) of a partition; and its name in notes."""
     name = READS + new_tag()
     return reading.over_partitions(function, name, witness.tag, witness.note_writer), name
+
+
+def _over_groups(function: Any) -> Any:
+    """The user's function over whole groups under a name that says so; one over an iterator of parts as it is, since it
+    need not read to the end."""
+    hints = map(str, getattr(function, "__annotations__", {}).values())
+    if not isinstance(function, FunctionType) or any("Iterator" in hint for hint in hints):
+        return function
+    # PySpark counts its arguments, so it must not be wrapped.
+    made = FunctionType(
+        function.__code__, function.__globals__, _name(function), function.__defaults__, function.__closure__
+    )
+    made.__annotations__, made.__kwdefaults__ = function.__annotations__, function.__kwdefaults__
+    return made
+
+
+def _name(function: Any) -> str:
+    """By what a function of the user's is known in a plan: the same for the same one."""
+    name = re.sub(r"\W", "_", str(getattr(function, "__name__", "function")))
+    return f"{READS}{name}_{digest(function)}"

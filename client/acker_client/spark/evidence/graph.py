@@ -1,17 +1,21 @@
 """Graph: the physical plan of an execution: the ways from the rows of a sink up to what was done with them.
 
-Decides what cuts rows off on such a way, what groups them, and what writes. Knows where rows are by the names of our
-functions (:class:`Places`), and Spark by the names of its nodes.
+Decides what on such a way reads to the end of its input (a list; what is not on it proves nothing), what cuts rows off,
+what groups them, and what writes. Knows where rows are by the names of our functions (:class:`Places`), and Spark by
+the names of its nodes.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyspark.sql import DataFrame
+
+from acker_client.spark.core.evidence import Target
 from acker_client.spark.driver.lineage import READS
 from acker_client.spark.task.notes import Note
 
@@ -19,20 +23,36 @@ from acker_client.spark.task.notes import Note
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
 
 # Behind one of these, unless it only drops copies (no functions), a cut cuts off groups and not rows.
-AGGREGATES = frozenset({"HashAggregate", "SortAggregate", "ObjectHashAggregate"})
+AGGREGATES = frozenset({
+    "HashAggregate", "SortAggregate", "ObjectHashAggregate", "AggregateInPandas", "ArrowAggregatePython",
+})  # fmt: skip
 
 # Functions over an iterator of batches: they need not read it to its end.
 ITERATING = frozenset({"MapInArrow", "MapInPandas", "PythonMapInArrow"})
+GROUPING = frozenset({"FlatMapGroupsInPandas", "FlatMapGroupsInArrow"})
 PYTHON = ITERATING | {"ArrowEvalPython"}
+
+# What reads to the end of its input, or leaves out only rows that can have no part in what it makes (a join).
+_READS_ALL = AGGREGATES | {
+    "AQEShuffleRead", "AdaptiveSparkPlan", "ArrowEvalPython", "ArrowWindowPython", "AttachDistributedSequence",
+    "BatchEvalPython", "BroadcastExchange", "BroadcastHashJoin", "BroadcastNestedLoopJoin", "BroadcastQueryStage",
+    "CartesianProduct", "Coalesce", "CollectMetrics", "ColumnarToRow", "DeltaInvariantChecker", "DeltaOptimizedWriter",
+    "DeserializeToObject", "Exchange", "Expand", "Filter", "FlatMapCoGroupsInArrow", "FlatMapCoGroupsInPandas",
+    "Generate", "InMemoryRelation", "InMemoryTableScan", "InputAdapter", "Project", "ResultQueryStage",
+    "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
+    "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
+}  # fmt: skip
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
+_READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
 _WRITES = re.compile(
     r"^(AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteFiles|WriteToDataSourceV2|MergeRows|"
     r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
-
-# As Spark writes "HashAggregate(keys=[], functions=..." and "SortAggregate(key=[], ...".
-_KEYLESS = re.compile(r"\bkeys?=\[\]")
+# A write by Spark's second interface, and the name of what it writes to.
+_V2 = re.compile(
+    r"^(?:AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +60,15 @@ class Places:
     """How the rows of a sink are known in what Spark ran.
 
     ``functions``: names of functions in a plan, any of them, with the function ``below`` somewhere under it where one
-    is given; ``notes`` of its tasks; ``partitions``: how many each watched RDD has, by (tag, number in notes).
+    is given; ``notes`` of its tasks; ``partitions``: how many each watched RDD has, by (tag, number in notes);
+    ``calls``: where the client's own calls deliver to, by what the executions within them bear.
     """
 
     functions: tuple[str, ...]
     notes: Sequence[Note] = ()
     partitions: Mapping[tuple[str, int], int] = field(default_factory=dict)
     below: str = ""
+    calls: Mapping[str, Target] = field(default_factory=dict)
 
     @property
     def cut(self) -> frozenset[str]:
@@ -60,19 +82,23 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class Way:
     """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
-    whether rows are grouped, and whether they become one row (an aggregate without keys); the functions of the user's
-    over batches that ``reads`` them; whether one of these is not watched."""
+    whether rows are grouped by something that computes, and whether any aggregate stands on it; the functions of the
+    user's over batches that are watched; the first node that need not read to its end ("": none)."""
 
     names: tuple[str, ...]
     cut: str
     groups: bool
     aggregates: bool
-    reads: tuple[str, ...]
-    is_unproven: bool
+    reads: frozenset[str]
+    unproven: str
 
     def is_cut(self, cut: Collection[str]) -> bool:
-        """Whether not all rows came through; ``cut``: the functions that have left rows unread."""
-        return bool(self.cut) or self.is_unproven or any(function in text for text in self.reads for function in cut)
+        """Whether not all rows are known to have come through; ``cut``: the functions that have left rows unread."""
+        return bool(self.cut or self.unproven) or not self.reads.isdisjoint(cut)
+
+    def is_limited(self, cut: Collection[str]) -> bool:
+        """Whether nothing but a limit that stands in the plan leaves rows out."""
+        return bool(self.cut) and not self.unproven and self.reads.isdisjoint(cut)
 
     @property
     def writes(self) -> bool:
@@ -80,9 +106,11 @@ class Way:
 
 
 class Graph:
-    """The physical plan of an execution, as Spark keeps it."""
+    """A physical plan, as Spark keeps it. ``is_python_source``: whether a table of this name is a Python data source,
+    whose writer may stop when it likes."""
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, is_python_source: Callable[[str], bool]) -> None:
+        self._is_python_source = is_python_source
         self._nodes: dict[int, tuple[str, str]] = {}
         self._metrics: dict[int, Any] = {}
         for node in each(graph.allNodes()):
@@ -96,10 +124,23 @@ class Graph:
         for edge in each(graph.edges()):
             self._above[int(edge.fromId())].append(int(edge.toId()))
 
+    @classmethod
+    def of(cls, df: DataFrame) -> Graph:
+        """The plan that Spark has made for a frame."""
+        session: Any = df.sparkSession._jvm
+        sql = session.org.apache.spark.sql.execution
+        plan: Any = df._jdf.queryExecution().executedPlan()
+        return cls(sql.ui.SparkPlanGraph.apply(sql.SparkPlanInfo.fromSparkPlan(plan)), lambda _: True)
+
     @property
     def writes(self) -> bool:
         """Whether the plan is a write of anything."""
         return any(_WRITES.match(name) for name, _ in self._nodes.values())
+
+    @property
+    def writing(self) -> str:
+        """What writes, as Spark describes it; "" where nothing does."""
+        return next((text for name, text in self._nodes.values() if _WRITES.match(name)), "")
 
     def has(self, names: Collection[str]) -> bool:
         return any(name in names for name, _ in self._nodes.values())
@@ -147,10 +188,20 @@ class Graph:
         groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
         groups_at = next(groups, len(above))
         cut = next((text for name, text in above[:groups_at] if name in CUTS), "")
-        iterating = [text for name, text in above if name in ITERATING and not _OURS.search(text)]
-        reads = tuple(text for text in iterating if READS in text)
-        aggregates = any(name in AGGREGATES and _KEYLESS.search(text) for name, text in above)
-        return Way(names, cut, groups_at < len(above), aggregates, reads, len(reads) < len(iterating))
+        unproven = next((text for name, text in above if not self._reads_all(name, text)), "")
+        reads = frozenset(read for name, text in above if name in ITERATING for read in _READ.findall(text))
+        aggregates = any(name in AGGREGATES | GROUPING for name in names)
+        return Way(names, cut, groups_at < len(above), aggregates, reads, unproven)
+
+    def _reads_all(self, name: str, text: str) -> bool:
+        """Whether a node reads to the end of its input, or cuts it off where that is seen, or is watched."""
+        if name in ITERATING:
+            return READS in text or bool(_OURS.search(text))
+        if name in GROUPING:
+            return READS in text
+        if to := _V2.match(name):
+            return not self._is_python_source(to[1])
+        return name in _READS_ALL or name in CUTS or bool(_WRITES.match(name))
 
 
 def _is_zero(metrics: Any, values: Any) -> bool:

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from acker_client.spark.core.evidence import Action
+from acker_client.spark.core.evidence import Action, Target
 from acker_client.spark.evidence.executions import Execution, Job, Ran
 from acker_client.spark.evidence.graph import CUTS, ITERATING, Places, Way
 from acker_client.spark.task.notes import Note
@@ -29,6 +29,10 @@ _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", 
 
 # As Spark writes "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
+
+
+# So much says which consumer it is.
+CONSUMER_CHARS = 80
 
 
 class Look:
@@ -70,7 +74,7 @@ class Look:
         """Whether something ran over the rows of ``function`` that may hold a ``Collector``: a job of RDDs, or a
         function of the user's over batches."""
         return any(_is_over_tracked_rows(job) for job in self.jobs) or any(
-            any(way.is_unproven for way in execution.graph.places(Places((function,))))
+            any(way.unproven for way in execution.graph.places(Places((function,))))
             for execution in self.executions
             if function in execution.plan
         )
@@ -80,49 +84,70 @@ class Look:
         return any(job.computes("ArrowEvalPython") for job in self.jobs)
 
     def _of_execution(self, execution: Execution, places: Places) -> Action | None:
+        # What an RDD has made of the rows nobody can say, so a frame of it has to be written.
+        collects = execution.collects and places.are_in(execution.plan)
         if places.are_in(execution.plan):
-            above, is_proven = execution.graph.places(places), True
+            above, is_followed = execution.graph.places(places), True
             if not above:
                 return self._pruned(execution, places)
         else:
-            above, is_proven = self._behind_an_rdd(execution, places)
+            above, is_followed = self._behind_an_rdd(execution, places)
         if not above:
             return None
         parent = self._writing_parent(execution, places)
-        delivers = parent is not None or any(way.writes for way in above)
-        delivers = delivers or (execution.collects and not all(way.aggregates or way.cut for way in above))
-        failure = execution.failure or (parent.failure if parent else "")
-        # An aggregate takes in all rows and hands none on; beside a way that does it says nothing.
+        hands_on = [way for way in above if parent is not None or way.writes or (collects and not _looks(way))]
+        failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
+        # Beside a way that hands all rows on, one that aggregates says nothing.
         ways = [way for way in above if not way.groups] or above
-        is_whole = is_proven and any(not way.is_cut(places.cut) for way in ways)
-        if not failure and not (delivers and is_whole) and execution.found_none(places):
+        is_whole = is_followed and any(not way.is_cut(places.cut) for way in ways)
+        is_part = is_followed and all(way.is_limited(places.cut) for way in ways)
+        if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
-        did = _did(execution, above, delivers, is_whole)
-        ended_ms = max(execution.ended_ms, parent.ended_ms if parent else 0)
-        return Action(did, delivers, is_whole, execution.began_ms, ended_ms, failure)
+        delivers = bool(hands_on) and (bool(failed.failure) or self._ran(execution))
+        did = _did(execution, above, delivers, is_whole) if delivers or not hands_on else "ran no job for its write"
+        return Action(
+            did,
+            delivers,
+            is_whole,
+            execution.began_ms,
+            max(execution.ended_ms, parent.ended_ms if parent else 0),
+            failed.failure,
+            (parent or execution).target(places),
+            failed.message,
+            is_doubtful=not (is_whole or is_part),
+        )
+
+    def _ran(self, execution: Execution) -> bool:
+        """Whether a job ran in an execution, or in one that ran within it."""
+        return execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))
+
+    def _within(self, execution: Execution) -> list[Execution]:
+        """The executions that ran within one. A command names the plan of what it runs in an execution of its own."""
+        return [
+            other
+            for other in self.executions
+            if other.number > execution.number and other.root == execution.root and execution.encloses(other)
+        ]
 
     def _pruned(self, execution: Execution, places: Places) -> Action | None:
         """An execution that needed no rows in the end: what it wrote, it wrote without them."""
-        if execution.failure and execution.graph.writes:
-            return Action("tried to write them", True, False, execution.began_ms, execution.ended_ms, execution.failure)
-        if not self._needs_none(execution, places):
+        if execution.failure and execution.graph.writes and not self._within(execution):
+            did, is_whole = "tried to write them", False
+        elif self._needs_none(execution, places):
+            did, is_whole = "wrote them", True
+        else:
             return None
-        return Action("wrote them", True, True, execution.began_ms, execution.ended_ms, execution.failure)
+        began_ms, ended_ms, target = execution.began_ms, execution.ended_ms, execution.target(places)
+        return Action(did, True, is_whole, began_ms, ended_ms, execution.failure, target, execution.message)
 
     def _needs_none(self, execution: Execution, places: Places) -> bool:
-        """Whether an execution was planned over the rows, hands on what it made, and was then adapted to do without.
-
-        A command names the plan of what it runs in an execution of its own; that one is the evidence, then.
-        """
-        has_child = any(
-            other.number > execution.number and other.root == execution.root and execution.encloses(other)
-            for other in self.executions
-        )
-        is_planned = execution.is_adaptive and places.are_in(execution.plan) and not has_child and not places.below
-        if not is_planned or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
+        """Whether an execution was planned over the rows, ran, hands on what it made, and was adapted to do without
+        them on the way. Where it ran another one, that one is the evidence."""
+        is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
+        if not is_planned or self._within(execution) or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
             return False
         hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
-        return hands_on and not execution.graph.places(places)
+        return hands_on and execution.has_jobs and not execution.graph.places(places)
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
         """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
@@ -157,7 +182,8 @@ class Look:
             return None
         if not _is_over_tracked_rows(job):
             return None
-        return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure)
+        target = Target.unlike(f"a job of RDDs ({job.action})")
+        return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure, target)
 
     def _found_none(self, places: Places) -> list[Action]:
         """A look at an RDD runs a job for some partitions after the other; together they may have found no row."""
@@ -193,11 +219,21 @@ def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bo
     if cut:
         number = _LIMIT.search(cut)
         return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
+    unproven = next((way.unproven for way in ways if way.unproven), "")
     if delivers and not is_whole:
-        return (
-            "handed them to a function (mapInArrow, mapInPandas) that need not have read them all: one that stops"
-            " early, or over a frame that does not begin with the sink's own (not other.join(rows): rows.join(other))"
-        )
+        return f"handed them to {_consumer(unproven)}, which need not have read them all"
     if delivers:
         return "wrote them"
     return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"
+
+
+def _consumer(unproven: str) -> str:
+    """What does not show whether it has read its input to the end, as Spark describes it; "": a watched function."""
+    if unproven:
+        return f"{unproven[:CONSUMER_CHARS]} (nobody watches it)"
+    return "a function (mapInArrow, mapInPandas) that stops early"
+
+
+def _looks(way: Way) -> bool:
+    """Whether what is collected of the rows is a look: a part of them, or what an aggregate made of them."""
+    return way.aggregates or bool(way.cut)

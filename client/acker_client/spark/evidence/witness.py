@@ -1,29 +1,32 @@
 """Witness: what is seen from the client of one run of a sink, and how a frame or an RDD has come from its rows.
 
-Decides what an action that the client's own call has shown is worth: one over a part of the rows hands on a part.
+Decides what an action that the client's own call has shown is worth: one over a part of the rows hands on a part, and
+where it delivers to.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
 import threading
 import time
-from collections.abc import Collection, Iterator
+import traceback
+from collections.abc import Collection, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark import RDD
+from pyspark import RDD, SparkContext
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.core.gist import gist
-from acker_client.spark.core.evidence import NEVER_MS, Action
-from acker_client.spark.driver.lineage import READS
+from acker_client.spark.core.evidence import NEVER_MS, Action, Target
+from acker_client.spark.driver.lineage import new_tag
+from acker_client.spark.driver.session import CALL_SITE
+from acker_client.spark.evidence.graph import Graph, Places
 from acker_client.spark.task.notes import NoteWriter
 from acker_client.spark.task.reading import to_its_end
 
-_CUTS = re.compile(r"^[\s:+|-]*(GlobalLimit|LocalLimit|Limit|Tail|Offset|CollectLimit)\b", re.MULTILINE)
-_UNWATCHED = re.compile(r"^[\s:+|-]*MapIn(?:Arrow|Pandas) (?!acker_)", re.MULTILINE)
-_READS = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
 # Actions of RDDs that only look, and what they did.
 LOOKS = {
     "count": "counted them", "isEmpty": "asked whether there are any", "take": "read a part", "first": "read a part",
@@ -34,11 +37,17 @@ LOOKS = {
 
 
 class Witness:
-    """What is seen from the client of one run of a sink. ``tag``: of its step. Thread-safe."""
+    """What is seen from the client of one run of a sink. ``tag``: of its step; ``functions``: how its rows are known in
+    a plan. Thread-safe."""
 
-    def __init__(self, tag: str, note_writer: NoteWriter) -> None:
+    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter) -> None:
         self.tag = tag
+        self.places = Places(functions)
         self.note_writer = note_writer
+        # Where calls of the client's deliver to, by what the executions within them bear.
+        self.calls: dict[str, Target] = {}
+        # The views of its rows, by name: what is the same for the same rows.
+        self.views: dict[str, Hashable] = {}
         self._lock = threading.Lock()
         self._inside = threading.local()
         self._rdds: list[RDD[Any]] = []
@@ -49,7 +58,7 @@ class Witness:
         """What the client's own calls have shown. ``cut``: the functions that have left rows unread."""
         with self._lock:
             seen, running = list(self._seen), list(self._running)
-        return [*(action if not trail.is_cut(cut) else _partial(action) for action, trail in seen), *running]
+        return [*(_partial(action, trail, cut) if trail.is_cut(cut) else action for action, trail in seen), *running]
 
     def partitions(self) -> dict[tuple[str, int], int]:
         """How many partitions each RDD of all rows has, by (tag, number in notes)."""
@@ -68,18 +77,38 @@ class Witness:
 
     def iterate(self, rows: Iterator[Any], trail: Trail) -> Iterator[Any]:
         """The same rows; that they were read to the end, or raised, is seen."""
-        began_ms = now_ms()
+        began_ms, delivers, target = now_ms(), not trail.aggregates, trail.target("an iterator")
         try:
             yield from rows
         except Exception as error:
-            self.see(Action("iterated over them", True, False, began_ms, now_ms(), gist(error)), trail)
+            if delivers:
+                self.see_failure("iterated over them", began_ms, error, trail, target)
             raise
-        self.see(Action("iterated over them", True, True, began_ms, now_ms()), trail)
+        self.see(Action("iterated over them", delivers, True, began_ms, now_ms(), "", target), trail)
 
     def see(self, action: Action, trail: Trail) -> None:
         """Something was done with what ``trail`` leads to."""
         with self._lock:
             self._seen.append((action, trail))
+
+    def see_failure(self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target) -> None:
+        """A delivery has raised ``error``."""
+        text = "".join(traceback.format_exception(error))
+        action = Action(did, True, False, began_ms, now_ms(), gist(error), target, text)
+        self.see(action, trail)
+
+    @contextmanager
+    def delivering(self, context: SparkContext, target: Target) -> Iterator[None]:
+        """What this thread executes meanwhile delivers to ``target``."""
+        call, (_, key) = f"acker-delivery-{new_tag()}", CALL_SITE
+        before = context.getLocalProperty(key)
+        with self._lock:
+            self.calls[call] = target
+        context.setLocalProperty(key, call)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(key, before)  # type: ignore[arg-type]  # None removes it
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -111,29 +140,79 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """How a frame or an RDD has come from a sink's rows. ``is_partial``: a limit stood in the way, or a function that
-    nobody watches; ``functions``: those that are watched."""
+    """How a frame or an RDD has come from a sink's rows. ``unread``: what was done on the way that need not have read
+    them all ("": nothing); ``is_limited``: that was limits in the plan, and nothing else; ``functions``: those that are
+    watched; ``aggregates``: an aggregate stood on the way; ``steps``: what made an RDD, each the same for the same
+    rows."""
 
     witness: Witness
-    is_partial: bool = False
+    unread: str = ""
+    is_limited: bool = True
     functions: frozenset[str] = frozenset()
+    aggregates: bool = False
+    steps: tuple[Hashable, ...] = ()
 
-    def through(self, plan: str) -> Trail:
-        """The trail of a frame with this analysed plan."""
-        is_partial = bool(_CUTS.search(plan) or _UNWATCHED.search(plan))
-        return Trail(self.witness, self.is_partial or is_partial, self.functions | set(_READS.findall(plan)))
+    def through(self, df: DataFrame) -> Trail:
+        """The trail of ``df``, by the plan that Spark has made for it."""
+        graph = Graph.of(df)
+        ways = graph.over("Scan ExistingRDD") if self.steps else graph.places(self.witness.places)
+        if not ways:
+            return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
+        cut = next((f"read a part ({way.cut or way.unproven})" for way in ways if way.is_cut(())), "")
+        is_whole = any(not way.is_cut(()) for way in ways)
+        return replace(
+            self,
+            unread=self.unread or ("" if is_whole else cut),
+            is_limited=self.is_limited and (is_whole or all(way.is_limited(()) for way in ways)),
+            functions=self.functions.union(*(way.reads for way in ways)),
+            aggregates=self.aggregates or all(way.aggregates for way in ways),
+        )
+
+    def leaving_unread(self, what: str) -> Trail:
+        """The trail behind something that need not have read them all."""
+        return replace(self, unread=self.unread or what, is_limited=False)
 
     def behind(self, function: str) -> Trail:
         """The trail of what ``function`` makes."""
         return replace(self, functions=self.functions | {function})
 
+    def after(self, *step: Hashable) -> Trail:
+        """The trail of what ``step`` makes of it."""
+        return replace(self, steps=(*self.steps, step))
+
+    def target(self, place: str, *what: Hashable) -> Target:
+        """Where something delivers these rows to. ``what``: all that it was given, as far as it says where."""
+        return Target(place, (what, self.steps))
+
     def is_cut(self, cut: Collection[str]) -> bool:
-        """Whether not all rows have come so far."""
-        return self.is_partial or not self.functions.isdisjoint(cut)
+        """Whether not all rows are known to have come so far."""
+        return bool(self.unread) or not self.functions.isdisjoint(cut)
 
 
-def _partial(action: Action) -> Action:
-    return replace(action, did="read a part", is_whole=False) if action.delivers else action
+def frame_step(df: DataFrame) -> tuple[str, int]:
+    """A frame as a step of a trail: the same for one that is analysed to the same plan."""
+    return ("frame", int(df._jdf.semanticHash()))
+
+
+def names_step(spark: SparkSession) -> tuple[str, str, str]:
+    """Where ``spark`` looks names of tables up: the same name is another table's in another database."""
+    return ("names", spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+
+
+def digest(value: object) -> str:
+    """12 hex digits that are the same for the same functions and values; new ones for what cannot be pickled."""
+    pickler: Any = CloudPickleSerializer
+    try:
+        return hashlib.sha256(pickler().dumps(value)).hexdigest()[:12]
+    except Exception:  # noqa: BLE001  # whatever an object says to being pickled
+        return new_tag()
+
+
+def _partial(action: Action, trail: Trail, cut: Collection[str]) -> Action:
+    if not action.delivers:
+        return action
+    is_limited = trail.is_limited and trail.functions.isdisjoint(cut)
+    return replace(action, did=trail.unread or "read a part", is_whole=False, is_doubtful=not is_limited)
 
 
 def now_ms() -> float:

@@ -1,8 +1,11 @@
-"""Culprits: what becomes of a row whose function raises: its tree fails, with the exception as reason."""
+"""Culprits: what becomes of a row whose function raises: its tree fails, with the exception as reason.
+
+Decides that the first traceback of a task travels with its reason. A task prints none: each attempt at a record would
+print it again, so the driver logs it, once.
+"""
 
 from __future__ import annotations
 
-import logging
 import traceback
 
 from acker_client.core.gist import REASON_LENGTH_MAX
@@ -10,11 +13,9 @@ from acker_client.spark.core.anchors import Anchors
 from acker_client.spark.core.tally import TRACEBACK_LENGTH_MAX, Tally
 from acker_client.spark.operators.declared import OnError
 
-_logger = logging.getLogger("acker.spark")
-
 
 class Culprits:
-    """The rows of one operator in one task that raised: fails their trees, and shows the first traceback."""
+    """The rows of one operator in one task that raised: fails their trees."""
 
     def __init__(self, name: str, on_error: OnError, tally: Tally) -> None:
         self._name = name
@@ -32,7 +33,6 @@ class Culprits:
         if self._is_first:
             self._is_first = False
             shown = "".join(traceback.format_exception(error))
-            _logger.error("operator %r: a row raised, and its record fails\n%s", self._name, shown)
             reason = f"{reason}\n{shown[-TRACEBACK_LENGTH_MAX:]}"
         for root in roots:
             self._tally.fail(root, reason, brief)

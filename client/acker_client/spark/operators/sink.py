@@ -15,12 +15,14 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 from pyspark.sql import DataFrame
 
+from acker_client.core.clean_up import CleanUp
 from acker_client.core.pins import Pins
 from acker_client.spark.core.anchors import Rows
 from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.evidence.batch import NotHeld
+from acker_client.spark.evidence.batch import NotHeld, job_tag_of
 from acker_client.spark.evidence.following import follow
+from acker_client.spark.evidence.statements import watched
 from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
 from acker_client.spark.task.chain import Step, TakeRows
@@ -64,19 +66,28 @@ class Sink(Generic[Args, Value]):
         self._check_batches(applied.batches)
         chain = applied.chain.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
-        rows, node = fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches)
         # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
         key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
         evidence = batches[0].evidence_of(key, self.name)
         for batch in batches[1:]:
-            batch.share(key, evidence)
+            batch.share(key, evidence, batches[0])
+        rows, node = evidence.planned(
+            df,
+            lambda: fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches),
+        )
         witness = evidence.begin(node, rows)
-        try:
-            value = self.function(follow(rows, Trail(witness)), *args, **kwargs)
-        except BaseException as error:
-            evidence.end(error)
-            raise
-        evidence.end(None)
+        trail = Trail(witness)
+        context, tag = df.sparkSession.sparkContext, job_tag_of(node)
+        with CleanUp() as undo:
+            undo.add(partial(context.removeJobTag, tag))
+            try:
+                context.addJobTag(tag)
+                with watched(rows.sparkSession, trail):
+                    value = self.function(follow(rows, trail), *args, **kwargs)
+            except BaseException as error:
+                evidence.end(node, error)
+                raise
+            evidence.end(node, None)
         return value
 
     def __repr__(self) -> str:

@@ -35,13 +35,40 @@ def to_its_end(
     return through
 
 
+class _Watched:
+    """Hands the parts of an input on. ``size``: how many rows a part has."""
+
+    def __init__(self, parts: Iterable[Any], size: Callable[[Any], int]) -> None:
+        self._parts = iter(parts)
+        self._size = size
+        self._has_given = self._has_ended = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            part = next(self._parts)
+        except StopIteration:
+            self._has_ended = True
+            raise
+        self._has_given = self._has_given or self._size(part) > 0
+        return part
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it was read until it had ended, or had no rows. Who has taken the last part and asks for no other may
+        have taken only a piece of it."""
+        return self._has_ended or not (self._has_given or any(map(self._size, self._parts)))
+
+
 def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
     """The user's function over batches, under ``name``, with a note when it ends before its input does."""
 
     def reading(batches: Iterable[Any]) -> Iterator[Any]:
-        given = iter(batches)
+        given = _Watched(batches, len)
         yield from function(given)
-        if any(len(batch) for batch in given):
+        if not given.is_read:
             note_writer.write("cut", tag, function=name)
 
     reading.__name__ = name
@@ -52,9 +79,9 @@ def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter)
     """The same for a function over (index, rows) of a partition; ``name`` is how the note calls it."""
 
     def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
-        given = iter(rows)
+        given = _Watched(rows, lambda _: 1)
         yield from function(index, given)
-        if next(given, _END) is not _END:
+        if not given.is_read:
             note_writer.write("cut", tag, function=name)
 
     return reading

@@ -1,0 +1,109 @@
+"""Statements: SQL text that a session runs over views of a sink's rows, while the sink runs.
+
+Decides which statements are over the rows (they name a view of them, or are given a frame of them), what of them is a
+delivery, and where to: a statement that Spark cannot analyse leaves nothing in Spark's stores. What a session does for
+others passes through as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from acker_client.spark.core.evidence import Target
+from acker_client.spark.driver.lineage import new_tag
+from acker_client.spark.evidence.following import FollowedFrame, follow
+from acker_client.spark.evidence.graph import each
+from acker_client.spark.evidence.witness import Trail, frame_step, names_step, now_ms
+
+_DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|create\s+(or\s+replace\s+)?table)\b", re.IGNORECASE)
+_VIEW = re.compile(r"\bview\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
+# So much of a statement says which one it is.
+_PLACE_CHARS = 80
+_TRAILS = "_acker_trails"
+_lock = threading.Lock()
+
+
+@contextmanager
+def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
+    """Statements of ``spark`` meanwhile are seen where they are over the rows of ``trail``."""
+    attributes: dict[str, Any] = vars(spark)
+    with _lock:
+        if _TRAILS not in attributes:
+            # Somebody else may have put another in its place.
+            attributes[_TRAILS] = [], {name: attributes[name] for name in ("sql",) if name in attributes}
+            attributes["sql"] = _seen(spark, spark.sql, attributes[_TRAILS][0])
+        trails, before = attributes[_TRAILS]
+        trails.append(trail)
+    try:
+        yield
+    finally:
+        with _lock:
+            trails.remove(trail)
+            if not trails:
+                del attributes["sql"], attributes[_TRAILS]
+                attributes.update(before)
+
+
+def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> Callable[..., Any]:
+    @wraps(sql)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        text = str(args[0] if args else kwargs["sqlQuery"])
+        with _lock:
+            over = [(trail, views) for trail in trails if (views := _views(trail, text, kwargs))]
+        if not over:
+            return sql(*args, **kwargs)
+        began_ms, delivers = now_ms(), bool(_DELIVERS.search(text))
+        place = f"SQL {' '.join(text.split())[:_PLACE_CHARS]}"
+        given = repr((args, [(key, repr(kwargs[key])) for key in sorted(kwargs)]))
+        plan = _analysed(spark, text) if delivers else ()
+        where = None if plan is None else (names_step(spark), given, plan)
+        targets = [
+            (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, views))
+            for trail, views in over
+        ]
+        with ExitStack() as stack:
+            if delivers:
+                # One statement over rows of two sinks bears one call; the other sink compares plans.
+                stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
+            try:
+                made = sql(*args, **kwargs)
+            except Exception as error:
+                if delivers:
+                    for trail, target in targets:
+                        trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+                raise
+        for trail, _ in over:
+            trail.witness.views.update({name.lower(): new_tag() for name in _VIEW.findall(text)})
+        return made if delivers else follow(made, over[0][0])
+
+    return run
+
+
+def _analysed(spark: SparkSession, text: str) -> Hashable | None:
+    """What a statement is analysed to, which runs nothing of it: equal for two that do the same. None where that cannot
+    be had: Spark refuses it, or it has parameters."""
+    # py4j gives Java objects no type that a checker could use.
+    state: Any = spark._jsparkSession.sessionState()
+    try:
+        parsed = state.sqlParser().parsePlan(text)
+        plan = state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
+    except Exception:  # noqa: BLE001  # the statement itself will say so
+        return None
+    # A command that is a leaf hides its queries from Spark's hash.
+    queries = [query.semanticHash() for query in each(plan.innerChildren())]
+    is_leaf = plan.children().isEmpty() and bool(queries)
+    return tuple(queries) if is_leaf else (plan.semanticHash(),)
+
+
+def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """The frames of the rows that a statement is over, each the same for the same rows."""
+    words = set(re.findall(r"\w+", text.lower()))
+    given = [frame_step(value) for _, value in sorted(kwargs.items()) if isinstance(value, FollowedFrame)]
+    return (*(step for name, step in sorted(trail.witness.views.items()) if name in words), *given)

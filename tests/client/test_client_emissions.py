@@ -1,0 +1,484 @@
+"""What a source emits on several servers: each root has one outcome, and a server that missed a report no say in it."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from acker_client import AckerClient, Anchor, Settings, Verdict, errors
+from acker_client.core import pins as pins_module
+from acker_client.core import stream as stream_module
+from acker_client.core.replication import Replication
+from acker_client.plain import state as state_module
+from acker_client.plain.sending import Sending
+from acker_protocol import ids
+from acker_testing import LocalServer, SimulatedTime, new_shard
+from tests.client.test_client_members import Cut, Servers
+from tests.client.test_client_members_change import Registered
+
+ROOTS = 50
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    servers = Servers(2)
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def registered() -> Iterator[Listed]:
+    servers = Listed(2)
+    yield servers
+    servers.close()
+
+
+class Listed(Registered):
+    """Servers of a registry, with cuts: a process whose path to a server is cut still reads that it is there."""
+
+    def _connect(self, name: str, address: str) -> Any:
+        return Cut(super()._connect(name, address), lambda: address in self.cut.get(name, ()))
+
+    def kill(self, number: int) -> None:
+        """A server dies, and the registry takes it out of the view."""
+        self.by_address.pop(self.listed.pop(number))
+        self.epoch += 1
+
+
+def emitted(source: AckerClient, count: int = ROOTS) -> list[Anchor]:
+    anchors = [source.emit() for _ in range(count)]
+    source.flush()
+    return anchors
+
+
+def ack(client: AckerClient, anchors: list[Anchor]) -> None:
+    for root, edge in anchors:
+        client.ack(root, edge)
+    client.flush()
+
+
+def heard(source: AckerClient, count: int, wait_s: float = 0.1) -> Counter[tuple[int, Verdict]]:
+    """Outcomes, until there are ``count`` of them, and a little longer."""
+    found: Counter[tuple[int, Verdict]] = Counter()
+    while found.total() < count:
+        found.update((each.root_id, each.verdict) for each in source.watch(wait_s).outcomes)
+    for _ in range(3):
+        found.update((each.root_id, each.verdict) for each in source.watch(wait_s).outcomes)
+    return found
+
+
+def all_of(anchors: list[Anchor], verdict: Verdict) -> Counter[tuple[int, Verdict]]:
+    return Counter((anchor.root_id, verdict) for anchor in anchors)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_is_emitted_and_acked_through_other_processes_is_acked(servers: Servers, replicas: int) -> None:
+    source, worker = servers.client(replicas=replicas), servers.client()
+    worker.join(source.open_source("clicks"))
+    anchors = emitted(source, 3000)
+    ack(worker, anchors)
+    assert heard(source, 3000) == all_of(anchors, Verdict.ACKED)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_join_needs_no_watch_of_the_source_and_no_emission_before_it(count: int) -> None:
+    servers = Servers(count)
+    source, worker = servers.client(), servers.client()
+    session = source.open_source("clicks")
+    worker.join(session)
+    anchors = emitted(source, 10)
+    ack(worker, anchors)
+    assert heard(source, 10) == all_of(anchors, Verdict.ACKED)
+    servers.close()
+
+
+def test_a_fail_whose_path_to_one_server_is_cut_is_not_taken_for_delivered_and_counts_once_it_is(
+    registered: Listed,
+) -> None:
+    source = registered.client("source")
+    worker, other = registered.client("worker", budget_s=1.0), registered.client("other", budget_s=1.0)
+    session = source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    for each in (worker, other):
+        each.join(session)
+    registered.cut["worker"] = {"s0:1"}
+    for root, edge in anchors:
+        worker.fail(root, "no such click", edge=edge)
+    with pytest.raises(errors.Unavailable, match="s0:1"):
+        worker.flush()
+    # The one server that has the fails dies, before the source has heard of them.
+    registered.kill(1)
+    registered.cut.clear()
+    worker.flush()
+    # Its view says that a server is gone, and the source has not said yet that it counts it out.
+    with pytest.raises(errors.Unavailable, match="s1:1"):
+        ack(other, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
+    other.flush()
+
+
+def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left_it_out(servers: Servers) -> None:
+    source, worker = servers.client("source"), servers.client("worker")
+    worker.join(source.open_source("clicks"))
+    anchors = emitted(source)
+    servers[1].stop()
+    flushing = threading.Thread(target=ack, args=(worker, anchors))
+    flushing.start()
+    found = Counter[tuple[int, Verdict]]()
+    while flushing.is_alive():
+        found += heard(source, 0)
+    assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_without_it(servers: Servers) -> None:
+    source, worker = servers.client("source"), servers.client("worker")
+    worker.join(source.open_source("clicks", message_timeout_s=None))
+    anchors = emitted(source)
+    servers.cut["source"] = {"s1:1"}
+    for root, edge in anchors:
+        source.fail(root, "no such click", edge=edge)
+    source.flush()
+    servers.cut.clear()
+    # The server that missed the fails is told of a whole tree.
+    ack(worker, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
+
+
+def test_a_watch_in_another_thread_forgets_nothing_that_is_on_its_way(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    found: Counter[tuple[int, Verdict]] = Counter()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set() or source._state().source().pins:
+            found.update((each.root_id, each.verdict) for each in source.watch(0.05).outcomes)
+            source._state().source().follow_view()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    anchors = []
+    for number in range(6):
+        # A view that changes in the middle: a member comes and goes.
+        (servers[1].stop if number % 2 else servers[1].start)()
+        for _ in range(3):
+            some = [source.emit() for _ in range(20)]
+            anchors += some
+            ack(source, some)
+    is_over.set()
+    source._state().source()._stream.end()
+    watching.join()
+    assert found == all_of(anchors, Verdict.ACKED)
+
+
+def test_an_init_that_a_server_applies_after_it_was_left_out_gives_no_second_outcome(servers: Servers) -> None:
+    source = servers.client("source")
+    source.open_source("clicks", message_timeout_s=1.0)
+    late: list[Callable[[], Any]] = []
+    answer = servers[1].ask
+
+    def slow(question: Callable[[Any, float], Any]) -> Any:
+        late.append(lambda: answer(question))
+        raise errors.Unavailable("slow")
+
+    emitted(source, 1)
+    servers[1].ask = slow  # type: ignore[method-assign]
+    anchors = emitted(source)
+    servers[1].ask = answer  # type: ignore[method-assign]
+    for apply in late:
+        apply()
+    ack(source, anchors)
+    found = heard(source, ROOTS + 1, wait_s=0.5)
+    assert found - all_of(anchors, Verdict.ACKED) == Counter(
+        {each: 1 for each in found if each[1] == Verdict.TIMED_OUT}
+    )
+    assert found.total() == ROOTS + 1
+
+
+def test_where_both_servers_of_a_root_fail_and_one_comes_back_each_root_is_lost_once(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    servers[0].start(with_state=False)
+    servers[1].stop()
+    found = Counter[tuple[int, Verdict]]()
+    while not found:
+        found.update((each.root_id, each.verdict) for each in source.watch(0.1).outcomes)
+    servers[1].start()
+    assert found + heard(source, ROOTS - found.total()) == all_of(anchors, Verdict.LOST)
+    again = emitted(source)
+    ack(source, again)
+    assert heard(source, ROOTS) == all_of(again, Verdict.ACKED)
+
+
+def test_the_plain_loop_hears_of_each_root_that_its_only_replica_has_lost() -> None:
+    servers = Servers(3)
+    source = servers.client(replicas=1)
+    source.open_source("clicks", message_timeout_s=None)
+    pending, replays, done = {source.emit() for _ in range(200)}, 0, 0
+    source.flush()
+    servers[1].start(with_state=False)
+    while pending:
+        for root, edge in pending:
+            source.ack(root, edge)
+        source.flush()
+        for outcome in source.watch(0.2).outcomes:
+            [anchor] = [each for each in pending if each.root_id == outcome.root_id]
+            pending.remove(anchor)
+            if outcome.verdict == Verdict.LOST:
+                pending.add(source.emit())
+                replays += 1
+            else:
+                done += 1
+    assert (done, 0 < replays < 200) == (200, True)
+    servers.close()
+
+
+# -- batches
+
+
+def test_numbers_that_are_never_drawn_have_no_outcome_and_no_room_is_kept_for_them(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks")
+    anchors = emitted(source, 5)
+    ack(source, anchors)
+    assert all(server.shard.stats.reserved for server in servers.by_address.values())
+    source._state().source()._stream.end()
+    assert heard(source, 5) == all_of(anchors, Verdict.ACKED)
+    while any(server.shard.stats.open_batches for server in servers.by_address.values()):
+        assert not source.watch(0.1).outcomes
+    source.watch(0.1)
+    for server in servers.by_address.values():
+        assert (server.shard.stats.reserved, server.shard.stats.unconfirmed) == (0, 0)
+    assert source._state().source().pins == ()
+
+
+def test_a_source_that_emits_much_has_larger_batches_and_one_that_emits_little_small_ones(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    emitted(source, 6000)
+    sizes = [pin.up_to for pin in source._state().source().pins]
+    assert sizes == [1024, 4096, 16384]
+    source._state().source()._stream.end()
+    emitted(source, 1)
+    assert [pin.up_to for pin in source._state().source().pins][-1] == 16384
+
+
+def test_where_there_is_little_room_the_batches_are_small() -> None:
+    server = LocalServer(new_shard(max_pending=20))
+    client = AckerClient(Settings(("small:1",), budget_s=5.0), connect=server.connect)
+    client.open_source("clicks")
+    anchors = []
+    for _ in range(10):
+        some = emitted(client, 4)
+        ack(client, some)
+        anchors += some
+        assert heard(client, 4) == all_of(some, Verdict.ACKED)
+    client.close()
+
+
+def test_a_source_emits_into_a_new_batch_when_a_server_comes(servers: Servers) -> None:
+    servers[1].stop()
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    before = emitted(source)
+    servers[1].start()
+    after: list[Anchor] = []
+    while len(source._state().source().pins) < 2:
+        after += emitted(source, 1)
+    assert [len(pin.placement.members) for pin in source._state().source().pins] == [1, 2]
+    ack(source, before + after)
+    assert heard(source, len(before + after)) == all_of(before + after, Verdict.ACKED)
+
+
+def test_a_server_that_drains_is_not_kept_by_a_source_that_emits_nothing_more(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks")
+    anchors = emitted(source)
+    ack(source, anchors)
+    servers[1].shard.drain()
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    while servers[1].shard.left:
+        source.watch(0.1)
+
+
+def test_one_root_that_is_never_done_keeps_its_batch_alone(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "NUMBERS_FIRST", 2)
+    monkeypatch.setattr(stream_module, "NUMBERS_MAX", 2)
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source, 41)
+    ack(source, anchors[1:])
+    assert heard(source, 40) == all_of(anchors[1:], Verdict.ACKED)
+    while len(source._state().source().pins) > 2:
+        source.watch(0.05)
+    # That of the root, and the one that is drawn from.
+    assert [pin.batch for pin in source._state().source().pins] == [1, 21]
+
+
+@pytest.fixture
+def time() -> SimulatedTime:
+    return SimulatedTime()
+
+
+def test_a_source_that_emits_little_goes_on_in_another_batch_after_a_while_as_long_as_few_are_open(
+    time: SimulatedTime,
+) -> None:
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    client = AckerClient(Settings(("one:1",)), connect=server.connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("clicks", message_timeout_s=None)
+    for _ in range(40):
+        emitted(client, 1)
+        time.sleep(11.0)
+        client.watch()
+    batches = [pin.batch for pin in client._state().source().pins]
+    assert batches == list(range(1, len(batches) + 1))
+    assert 10 < len(batches) < 20
+
+
+def test_a_late_ack_of_a_root_that_has_ended_waits_for_no_server_that_died_since(registered: Listed) -> None:
+    source, worker = registered.client("source"), registered.client("worker", budget_s=2.0)
+    worker.join(source.open_source("clicks"))
+    # A whole batch, so that it ends with its last outcome.
+    anchors = emitted(source, stream_module.NUMBERS_FIRST)
+    ack(worker, anchors)
+    heard(source, len(anchors))
+    registered.kill(1)
+    heard(source, 0)
+    ack(worker, anchors[:ROOTS])
+
+
+# -- updates that cannot be placed
+
+
+@pytest.mark.parametrize("ends", ["forget", "close"])
+def test_a_late_ack_of_an_own_batch_that_has_ended_holds_up_no_other_report(servers: Servers, ends: str) -> None:
+    source, emitter = servers.client("source"), servers.client("emitter")
+    source.open_source("orders", message_timeout_s=None)
+    source.join(emitter.open_source("clicks", message_timeout_s=None))
+    for number in (1, 2):
+        source.open_batch(number, first=number << 40, up_to=10)
+    anchors = emitted(emitter)
+    source.forget_batch(1)
+    if ends == "close":
+        source.close_source()
+    source.ack(ids.root_id(1 << 40, 3), 5)
+    ack(source, anchors)
+    assert heard(emitter, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_an_update_of_a_root_that_nobody_has_emitted_holds_up_no_other_and_is_kept_until_its_source_is_joined(
+    servers: Servers,
+) -> None:
+    source, late, worker = servers.client("source"), servers.client("late"), servers.client("worker", budget_s=2.0)
+    worker.join(source.open_source("clicks", message_timeout_s=None))
+    session = late.open_source("late", message_timeout_s=None)
+    anchors, others = emitted(source), emitted(late, 2)
+    for root, _ in others:
+        worker.fail(root, "no such click")
+    for some in (anchors[:20], anchors[20:]):
+        with pytest.raises(errors.RETRYABLE, match="root"):
+            ack(worker, some)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+    worker.join(session)
+    worker.flush()
+    assert heard(late, 2) == all_of(others, Verdict.FAILED)
+
+
+def test_a_server_that_is_out_of_one_batch_of_a_report_does_not_answer_for_another_one_there(servers: Servers) -> None:
+    source = servers.client()
+    source.open_source("clicks", message_timeout_s=None)
+    before = emitted(source)
+    source.leave_out(1, {0})
+    after = emitted(source)
+    servers[1].stop()
+    for root, edge in before + after:
+        source.ack(root, edge)
+    flushing = threading.Thread(target=source.flush)
+    state = source._state()
+    pins = state.source().pins
+    assert [(state.is_out(pin, 0), len(pin.placement.members)) for pin in pins] == [(True, 2), (False, 2)]
+    flushing.start()
+    flushing.join(0.0)
+    report = sealed(source)
+    a, b = pins[1].placement.members
+    while not report.deliveries[a].done:
+        flushing.join(0.01)
+    is_covered = Sending(state, report).covers(b)
+    servers[1].start()
+    flushing.join()
+    assert not is_covered
+    assert heard(source, 2 * ROOTS) == all_of(before + after, Verdict.ACKED)
+
+
+def sealed(client: AckerClient) -> Replication:
+    """The report that another thread has begun to send."""
+    state = client._state()
+    while not state.unanswered:
+        threading.Event().wait(0.01)
+    return state.unanswered[0]
+
+
+# -- what other processes may not decide
+
+
+def test_a_process_that_joined_is_told_that_a_fail_reached_nobody_also_where_it_goes_on_unreported(
+    servers: Servers,
+) -> None:
+    source = servers.client("source")
+    worker = servers.client("worker", budget_s=1.0, on_unreachable="continue")  # type: ignore[arg-type]
+    session = source.open_source("clicks", message_timeout_s=None)
+    [anchor] = emitted(source, 1)
+    worker.join(session)
+    servers.cut["worker"] = {"s0:1", "s1:1"}
+    worker.fail(anchor.root_id, "no such click")
+    with pytest.raises(errors.Unavailable):
+        worker.flush()
+    servers.cut.clear()
+    worker.flush()
+    ack(source, [anchor])
+    assert heard(source, 1) == all_of([anchor], Verdict.FAILED)
+
+
+def test_a_source_that_joins_its_own_session_goes_on_without_a_server_that_died(servers: Servers) -> None:
+    source = servers.client(budget_s=5.0)
+    source.join(source.open_source("clicks", message_timeout_s=None))
+    anchors = emitted(source)
+    servers[1].stop()
+    ack(source, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_join_in_the_middle_of_a_flush_makes_no_fresh_root_look_over(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, worker = servers.client("source"), servers.client("worker")
+    session = source.open_source("clicks", message_timeout_s=None)
+    worker.join(session)
+    anchors = emitted(source, 3)
+    joins = iter([lambda: worker.join(session)])
+
+    def parted(*arguments: Any) -> Any:
+        found = pins_module.parted(*arguments)
+        next(joins, lambda: None)()
+        return found
+
+    monkeypatch.setattr(state_module, "parted", parted)
+    ack(worker, anchors)
+    assert worker.totals.applied
+    assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
+
+
+def test_a_join_that_hears_something_older_keeps_what_is_known(servers: Servers) -> None:
+    source, worker = servers.client("source"), servers.client("worker")
+    session = source.open_source("clicks")
+    worker.join(session)
+    joined = worker._state().joined
+    joined[session] = replace(joined[session], version=99)
+    worker.join(session)
+    assert joined[session].version == 99

@@ -1,0 +1,136 @@
+"""Votes beside those of a stranger, who knew the text of acker.proto alone, on random sequences of replies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import contract_votes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from contract_votes import Ballot, Ending
+
+from acker_client.core.votes import BatchVotes, Merged
+from acker_protocol.ids import SLOTS, mix64, slot
+from acker_protocol.messages import Outcomes, Verdict
+
+FIRST = 1 << 40
+MEMBERS = 5
+SEQUENCES = 500
+SAID = [
+    *[(Verdict.ACKED, ""), (Verdict.FAILED, "ValueError"), (Verdict.FAILED, ""), (Verdict.FAILED, "unfinished")],
+    *[(Verdict.TIMED_OUT, "message_timeout"), (Verdict.LOST, "abandoned"), (Verdict.LOST, "unread")],
+]
+Said = tuple[int, Verdict, str]
+
+
+def root_of(number: int) -> int:
+    return mix64(FIRST + number)
+
+
+def reply(said: Iterable[Said]) -> Outcomes:
+    numbers, verdicts, reasons = zip(*said, strict=True)
+    texts = sorted({reason for reason in reasons if reason})
+    return Outcomes(
+        np.array([root_of(number) for number in numbers], np.uint64),
+        np.array(verdicts, np.uint8),
+        np.array([texts.index(reason) + 1 if reason else 0 for reason in reasons], np.uint32),
+        tuple(texts),
+    )
+
+
+def endings(merged: Merged) -> list[Ending]:
+    found = [Ending(each.root_id, each.verdict.name, each.reason) for each in merged.outcomes]
+    return found + [Ending(root, "", "") for root in merged.absent.tolist()]
+
+
+def by_roots(found: Iterable[Ending]) -> list[Ending]:
+    """In the order of outcomes, what is absent last."""
+    named = [each._replace(number=root_of(each.number)) for each in found]
+    return [each for each in named if each.verdict] + [each for each in named if not each.verdict]
+
+
+class Sequence:
+    """One batch, and what its members say of it, drawn at random; both sides hear it."""
+
+    def __init__(self, draw: random.Random) -> None:
+        self.draw = draw
+        self.up_to, replicas = draw.randrange(1, 8), draw.randrange(1, 5)
+        rows = [draw.sample(range(MEMBERS), replicas) for _ in range(8)]
+        self.table: npt.NDArray[np.uint16] = np.array([rows[at % len(rows)] for at in range(SLOTS)], np.uint16)
+        self.ours = BatchVotes(FIRST, self.up_to, self.table)
+        self.strangers = Ballot([self.table[slot(root_of(number))].tolist() for number in range(self.up_to)])
+        self.numbers_said: dict[int, set[int]] = {member: set() for member in range(MEMBERS)}
+
+    def differs(self) -> bool:
+        """Whether the two sides come to another end anywhere."""
+        for _ in range(self.draw.randrange(4, 24)):
+            step = self.draw.choices([self.hear, self.settled, self.leave], [6, 2, 1])[0]
+            ours, strangers = step(self.draw.randrange(MEMBERS))
+            if ours != strangers:
+                return True
+        return False
+
+    def hear(self, member: int) -> tuple[list[Ending], list[Ending]]:
+        # Mostly of one kind, as of a server that has settled with others missing.
+        likely = self.draw.choice(SAID)
+        said: list[Said] = [
+            (self.draw.randrange(self.up_to), *(likely if self.draw.random() < 0.7 else self.draw.choice(SAID)))
+            for _ in range(self.draw.randrange(1, 2 * self.up_to + 1))
+        ]
+        self.numbers_said[member] |= {number for number, _, _ in said}
+        ours = endings(self.ours.hear(member, reply(said)))
+        named = [(number, verdict.name, reason) for number, verdict, reason in said]
+        return ours, by_roots(self.strangers.hear(member, named))
+
+    def settled(self, member: int) -> tuple[list[Ending], list[Ending]]:
+        heard = len(self.numbers_said[member])
+        roots = heard + self.draw.choice([0, 0, 0, 1])
+        why = f"its server counted {roots} outcomes, and {heard} were heard"
+        return sorted(endings(self.ours.settled(member, roots))), sorted(
+            by_roots(self.strangers.settled(member, roots, why))
+        )
+
+    def leave(self, member: int) -> tuple[list[Ending], list[Ending]]:
+        why = f"server {member} is gone"
+        return sorted(endings(self.ours.leave(member, why))), sorted(by_roots(self.strangers.out(member, why)))
+
+
+def have_differed(seed: int) -> bool:
+    """Whether the two sides differ in one of many random sequences."""
+    draw = random.Random(seed)
+    return any(Sequence(draw).differs() for _ in range(SEQUENCES))
+
+
+def test_votes_written_from_the_text_of_the_contract_alone_end_each_root_as_ours() -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    assert not have_differed(seed)
+
+
+def weaker(word: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """The stranger takes a word for weaker than the one below it."""
+
+    def misread(patch: pytest.MonkeyPatch) -> None:
+        order = list(contract_votes.STRONGEST_FIRST)
+        at = order.index(word)
+        order[at : at + 2] = reversed(order[at : at + 2])
+        patch.setattr(contract_votes, "STRONGEST_FIRST", order)
+
+    return misread
+
+
+MISREAD: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    **{f"{word} is weak": weaker(word) for word in ("unfinished", "timed out", "lost", "absent", "unread")},
+    "a fail waits for the others": lambda patch: patch.setattr(contract_votes, "AT_ONCE", ("acked",)),
+    "unfinished is a fail": lambda patch: patch.setattr(
+        contract_votes, "word_of", lambda verdict, reason: {"FAILED": "failed", "LOST": "lost"}.get(verdict, "acked")
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", MISREAD)
+def test_a_stranger_who_has_misread_a_rule_is_found_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MISREAD[rule](monkeypatch)
+    assert have_differed(7)

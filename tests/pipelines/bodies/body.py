@@ -1,0 +1,163 @@
+"""Body: what a user may write in a sink, drawn from a seed.
+
+Decides what is drawn, and which records each write has to put where (its *duty*). Knows neither Spark nor the acker.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+DAYS = 3
+
+# What stands between the rows of a sink and a write.
+WHOLE = (
+    "select", "column", "repartition", "coalesce", "sort", "sort within", "cache", "cache and count",
+    "local checkpoint", "checkpoint", "map all", "pandas all", "join", "window", "view", "distinct", "group",
+    "union", "aggregate",
+)  # fmt: skip
+FILTERS = ("even", "none")
+# Those that stop before the end of their input, or may.
+PARTS = ("limit", "map a piece", "map a batch", "udtf")
+
+FILES = ("parquet", "json", "csv", "text", "orc", "directory in SQL")
+TABLES = ("table", "insert into", "insert in SQL", "ctas", "partition in SQL", "partition if not exists", "jdbc")
+HANDED = ("foreach partition", "foreach", "collect", "iterator", "pandas", "rdd file")
+# Nobody can prove that these have read all of their input.
+UNPROVEN = ("python source", "python source that stops", "foreach partition that stops", "pipe", "pipe that stops")
+LOOKS = (
+    "count", "is empty", "take", "sum", "counts by day", "distinct days", "crosstab", "describe", "first",
+    "rdd count", "aggregate by key",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Act:
+    """One look or write. ``day``: of that day's rows alone; None: of all. ``mishap``: what goes wrong the first
+    ``times`` times; ``then``: what the body does about an exception."""
+
+    what: str
+    between: tuple[str, ...] = ()
+    mode: str = "append"
+    day: int | None = None
+    mishap: str = ""
+    times: int = 1
+    then: str = "raise"
+    in_thread: bool = False
+
+    @property
+    def writes(self) -> bool:
+        return self.what not in LOOKS
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it is a delivery: what is collected of groups is a look, as README says."""
+        is_grouped = bool({"group", "aggregate", "distinct"} & set(self.between))
+        return self.writes and not (is_grouped and self.what in ("collect", "iterator", "pandas"))
+
+    def keeps(self, number: int) -> bool:
+        """Whether it is meant to write the record ``number``."""
+        is_of_day = self.day is None or number % DAYS == self.day
+        return is_of_day and not ("even" in self.between and number % 2) and "none" not in self.between
+
+    @property
+    def is_provable(self) -> bool:
+        """Whether there is no reason to doubt that it has written all that it was to write, once nothing was raised."""
+        is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
+        is_there = self.mode == "ignore" or self.what == "partition if not exists"
+        # Nobody sees what a function behind a name in SQL reads.
+        is_followed = "view" not in self.between or not {"map all", "pandas all", "group"} & set(self.between)
+        return is_whole and not is_there and is_followed
+
+
+@dataclass(frozen=True)
+class Body:
+    """``acts`` in their order; ``says_done``: the body looks whether all is there, and says ``batch.done()`` if so."""
+
+    seed: int
+    records: int
+    slices: int
+    arrow_rows: int
+    acts: tuple[Act, ...]
+    says_done: bool = False
+
+    def owes(self, act: Act, number: int) -> bool:
+        """Whether ``act`` has to write the record ``number``. A limit is the user's decision, as a filter is, beside a
+        write without one; where there is no other write, the rows behind it are not done."""
+        has_other = any(each.delivers and "limit" not in each.between for each in self.acts)
+        return act.delivers and act.keeps(number) and not ("limit" in act.between and has_other)
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}: {self.records} records in {self.slices} slices, Arrow batches of {self.arrow_rows}"
+        lines = [head + (", says done" if self.says_done else "")]
+        for act in self.acts:
+            parts = [*act.between, f"{act.what} ({act.mode})" if act.writes else f"look: {act.what}"]
+            parts += [f"of day {act.day}"] if act.day is not None else []
+            parts += [f"{act.mishap} {act.times} x, then {act.then}"] if act.mishap else []
+            parts += ["in a thread"] if act.in_thread else []
+            lines.append("  " + ", ".join(parts))
+        return "\n".join(lines)
+
+
+def generate(seed: int) -> Body:
+    """The body of a seed."""
+    chance = random.Random(seed)
+    acts: list[Act] = []
+    for _ in range(chance.choice((1, 1, 2, 2, 3))):
+        roll = chance.random()
+        if roll < 0.25:
+            acts.append(_look(chance))
+        elif roll < 0.4:
+            acts += _by_day(chance)
+        else:
+            acts.append(_write(chance))
+    return Body(
+        seed,
+        records=chance.choice((6, 12, 24)),
+        slices=chance.choice((1, 2, 3)),
+        arrow_rows=chance.choice((3, 10_000)),
+        acts=tuple(acts),
+        says_done=chance.random() < 0.1,
+    )
+
+
+def _look(chance: random.Random) -> Act:
+    return Act(chance.choice(LOOKS), _between(chance, 1))
+
+
+def _by_day(chance: random.Random) -> list[Act]:
+    """A loop over the days, in which one of them may fail."""
+    one = _write(chance)
+    bad = chance.randrange(DAYS) if one.mishap else -1
+    return [
+        Act(
+            one.what, one.between, one.mode, day, one.mishap if day == bad else "", one.times,
+            one.then if day == bad else "raise",
+        )
+        for day in range(DAYS)
+    ]  # fmt: skip
+
+
+def _write(chance: random.Random) -> Act:
+    kinds = (FILES, FILES, TABLES, HANDED, UNPROVEN)
+    what = chance.choice(chance.choice(kinds))
+    between = _between(chance, 3)
+    mishap = chance.choice(("", "", "", "barred", "barred", "in the way", "there already"))
+    then = chance.choice(("raise", "swallow", "swallow", "retry", "retry", "elsewhere"))
+    mode = chance.choice(("append", "append", "overwrite", "ignore", "error"))
+    if mishap == "in the way" and what not in (*FILES, "rdd file"):
+        mishap = "barred"
+    if mishap == "there already" and what not in FILES[:-1]:
+        mishap = ""
+    if mishap == "there already":
+        mode, then = chance.choice(("error", "ignore")), "swallow" if then == "retry" else then
+    if what not in FILES[:-1] or (mode == "ignore" and mishap != "there already"):
+        mode = "append"
+    # A sink that does not wait for its own threads is not drawn: nobody can tell that one of them has yet to begin.
+    in_thread = chance.random() < 0.2
+    return Act(what, between, mode, None, mishap, chance.choice((1, 1, 2)), then if mishap else "raise", in_thread)
+
+
+def _between(chance: random.Random, most: int) -> tuple[str, ...]:
+    kinds = (WHOLE, WHOLE, WHOLE, FILTERS, PARTS)
+    return tuple(chance.choice(chance.choice(kinds)) for _ in range(chance.randrange(most + 1)))

@@ -1,0 +1,57 @@
+"""Mutants: clients that break a promise, by name. Each changes one rule of the client in its own process.
+
+Only these know the product from inside; schedules and their oracle do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from acker_client.core import votes
+from acker_client.errors import RETRYABLE
+from acker_client.plain.client import AckerClient
+from acker_client.plain.sending import Sending
+from acker_protocol.placement import Member
+
+
+def leave_out_alone() -> None:
+    """A process that acks goes on without a server that does not answer it while others do, and tells nobody."""
+    excuse = Sending._excuse
+
+    def excused(sending: Sending, member: Member) -> str | None:
+        why = excuse(sending, member)
+        return why if why or why is None or not sending.covers(member) else "a mutant left it out"
+
+    Sending._excuse = excused  # type: ignore[method-assign,assignment]
+
+
+def drop_unanswered() -> None:
+    """A flush whose budget is spent drops its report and returns."""
+    send = AckerClient._send_oldest
+
+    def drop(client: AckerClient, state: Any, budget_s: float) -> None:
+        try:
+            send(client, state, budget_s)
+        except RETRYABLE:
+            state.drop_oldest()
+
+    AckerClient._send_oldest = drop  # type: ignore[method-assign,assignment]
+
+
+def believe_the_first() -> None:
+    """The first replica that says anything of a root, or is gone, decides."""
+    count = votes.Votes.count
+
+    def first(self: votes.Votes, rows: votes.Rows, *given: Any) -> votes.Merged:
+        self._spoken[rows] |= np.uint8(self._everybody)
+        return count(self, rows, *given)
+
+    votes.Votes.count = first  # type: ignore[method-assign,assignment]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (leave_out_alone, drop_unanswered, believe_the_first)
+}

@@ -1,0 +1,319 @@
+"""Schedule: what happens in one run, drawn from its seed: processes, trees, faults.
+
+Decides nothing while it runs: moments are counts of records that were handled. Shares no code with the product.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class Fate(StrEnum):
+    """What becomes of one record. ``FAIL_THEN_ACK``: its tree is failed, and once the flush of that has returned,
+    another process acks the record all the same."""
+
+    ACK = "ack"
+    FAIL = "fail"
+    FAIL_THEN_ACK = "fail_then_ack"
+    NEVER = "never"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A record: which process handles it, how, and what is derived from it. ``again``: who acks it after a fail."""
+
+    worker: int
+    fate: Fate
+    children: tuple[Node, ...] = ()
+    again: int = 0
+
+    def walk(self) -> Iterator[Node]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+    @property
+    def steps(self) -> int:
+        """How many records are handled in this tree, those that are handled twice counted twice."""
+        return sum(2 if node.fate is Fate.FAIL_THEN_ACK else 1 for node in self.walk() if node.fate is not Fate.NEVER)
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """A process with a source. ``waves``: the trees that it emits together. ``watches_aside``: in a thread.
+    ``watches_from``: it watches once so many steps are done."""
+
+    lease_s: float
+    timeout_s: float
+    watches_aside: bool
+    waves: tuple[Wave, ...] = field(repr=False)
+    watches_from: int = 0
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Trees that are emitted together, after so many steps."""
+
+    at: int
+    trees: tuple[Node, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(1 + tree.steps for tree in self.trees)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``at``: after so many steps. ``after_s``: and so long after what happened before it, which a server's session
+    with ZooKeeper or a client's call may outlast or not. ``server``, ``worker``: -1 where the kind has none."""
+
+    at: int
+    after_s: float
+    kind: str
+    server: int = -1
+    worker: int = -1
+    way: str = ""
+
+    def __str__(self) -> str:
+        on = f" server {self.server}" if self.server >= 0 else ""
+        by = f" for process {self.worker}" if self.worker >= 0 else ""
+        return f"@{self.at}+{self.after_s:g}s {self.kind}{on}{by}{f' ({self.way})' if self.way else ''}"
+
+
+# These take from a server what it knows. A path that is cut does where the source cannot reach the server and leaves it
+# out. Other processes wait.
+HITS = frozenset({"kill", "pause", "cut"})
+# And after these it is well, or known to be gone soon.
+HEALS = frozenset({"kill", "resume", "mend"})
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """``servers``: how many start; ids above are for those that join. Processes: the emitters, then the ackers.
+    ``hands_on_early``: a process hands records on before its flush, and not after it. ``joins_late``: those that ack
+    know the sources only once they have something to do."""
+
+    seed: int
+    servers: int
+    replicas: int
+    emitters: tuple[Emitter, ...]
+    ackers: int
+    hands_on_early: bool
+    joins_late: bool
+    faults: tuple[Fault, ...]
+
+    @property
+    def workers(self) -> int:
+        return len(self.emitters) + self.ackers
+
+    @property
+    def steps(self) -> int:
+        return sum(wave.steps for each in self.emitters for wave in each.waves)
+
+    def hits(self, fault: Fault) -> bool:
+        """Whether roots on this server may be LOST there."""
+        return fault.kind in HITS and (fault.kind != "cut" or fault.worker < len(self.emitters))
+
+    @property
+    def ids(self) -> range:
+        return range(1 + max([self.servers - 1, *(fault.server for fault in self.faults)]))
+
+    def __str__(self) -> str:
+        emitters = "; ".join(str(each) for each in self.emitters)
+        roots = sum(len(wave.trees) for each in self.emitters for wave in each.waves)
+        return (
+            f"seed {self.seed}: {self.servers} servers, R = {self.replicas}, {self.ackers} ackers, {roots} roots,"
+            f" {self.steps} steps{', early' if self.hands_on_early else ''}"
+            f"{', late' if self.joins_late else ''}\n  {emitters}\n  " + ", ".join(map(str, self.faults))
+        )
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        """The schedule of a seed: always the same."""
+        rng = random.Random(f"schedule {seed}")
+        if seed % CUT_OFF_EVERY == 0:
+            return _cut_off(rng, seed)
+        servers, replicas = rng.randint(3, 5), rng.choice((1, 2, 2, 3))
+        count, ackers = rng.choice((1, 1, 2)), rng.choice((1, 2, 2, 3))
+        workers = range(count + ackers)
+        # This one is likely to fail what it gets, and to be cut off.
+        suspect = rng.choice(workers[count:])
+        emitters = tuple(_emitter(rng, workers, count, suspect) for _ in range(count))
+        without = cls(seed, servers, replicas, emitters, ackers, rng.random() < 0.3, rng.random() < 0.3, ())
+        return replace(without, faults=_faults(rng, without, suspect))
+
+
+def _cut_off(rng: random.Random, seed: int) -> Schedule:
+    """A process that one server cannot hear fails its records there, or half of that: either way may be cut. Then the
+    other server of some of them is killed, another process acks them, and the path is mended."""
+    emitter, suspect, other = 0, 1, 2
+    leaf = Node(rng.choice((emitter, other)), Fate.ACK)
+
+    def failed() -> Node:
+        return Node(suspect, Fate.FAIL_THEN_ACK, rng.choice(((), (leaf,))), rng.choice((emitter, other)))
+
+    waves, at = [], 0
+    for trees in ([leaf] * 5, [failed() for _ in range(rng.choice((10, 30)))], [leaf] * 10):
+        waves.append(Wave(at, tuple(trees)))
+        at += waves[-1].steps
+    # The fails are the third part of what comes of their wave, and wait for nobody.
+    first, fails = waves[1].at, len(waves[1].trees)
+    cut, killed = rng.sample(range(3), 2)
+    way = rng.choice(("both", "to server"))
+    faults = (
+        Fault(first - 1, 0.0, "cut", cut, suspect, way),
+        Fault(first + 2 * fails, 5.0, "kill", killed),
+        Fault(waves[2].at - fails // 2, 3.0, "mend", cut, suspect, way),
+    )
+    # Else it would hear at once of what has failed at the server that is then killed.
+    emits = Emitter(15.0, 60.0, rng.random() < 0.5, tuple(waves), waves[2].at)
+    return Schedule(seed, 3, 2, (emits,), 2, rng.random() < 0.3, rng.random() < 0.3, faults)
+
+
+def _emitter(rng: random.Random, workers: range, count: int, suspect: int) -> Emitter:
+    leaves_some = rng.random() < 0.3
+    weights = {Fate.ACK: 1.0, Fate.FAIL: rng.choice((0.0, 0.05)), Fate.FAIL_THEN_ACK: rng.choice((0.0, 0.05, 0.15))}
+    weights[Fate.NEVER] = 0.05 if leaves_some else 0.0
+    depth, most = rng.randint(0, 3), rng.randint(1, 3)
+    waves, at = [], 0
+    for _ in range(rng.randint(4, 12)):
+        size = rng.choice((1, 5, 10, 20))
+        trees = tuple(_node(rng, workers, count, suspect, weights, depth, most) for _ in range(size))
+        waves.append(Wave(at, trees))
+        at += waves[-1].steps * rng.randint(1, count)
+    timeout_s = rng.choice((6.0, 8.0)) if leaves_some else 60.0
+    lease_s, watches_aside = rng.choice((8.0, 15.0, 30.0)), rng.random() < 0.5
+    # A source that does not watch while its flush waits needs a lease that is longer than that.
+    return Emitter(lease_s if watches_aside else 30.0, timeout_s, watches_aside, tuple(waves))
+
+
+def _node(
+    rng: random.Random, workers: range, count: int, suspect: int, weights: dict[Fate, float], depth: int, most: int
+) -> Node:
+    worker = rng.choice(workers[count:] if rng.random() < 0.85 else workers[:count])
+    fate = rng.choices(list(weights), list(weights.values()))[0]
+    if fate in (Fate.FAIL, Fate.FAIL_THEN_ACK) and rng.random() < 0.7:
+        worker = suspect
+    again = rng.choice([each for each in workers if each != worker])
+    children: tuple[Node, ...] = ()
+    if depth and fate in (Fate.ACK, Fate.FAIL_THEN_ACK):
+        count_of = rng.randint(0, most)
+        children = tuple(_node(rng, workers, count, suspect, weights, depth - 1, most) for _ in range(count_of))
+    return Node(worker, fate, children, again)
+
+
+WAYS = ("both", "both", "to server", "to client")
+# One seed of so many is a schedule that once ended in a false ACK.
+CUT_OFF_EVERY = 10
+# Servers register then.
+STARTS = frozenset({"start", "join", "restart"})
+# How often each of them is drawn. What ends ends with the last word.
+STORIES = {
+    "kill": 3,
+    "kill, start": 3,
+    "restart": 2,
+    "stop, start": 2,
+    "roll": 1,
+    "cut, kill, mend": 3,
+    "pause, resume": 3,
+    "drain": 2,
+    "join": 2,
+    "cut, mend": 5,
+    "break": 2,
+    "zk stop, zk start": 2,
+    "zk restart": 1,
+    "zk empty": 1,
+}
+
+
+class _Timeline:
+    """Faults that do not get in each other's way: one thing at a time happens to a server or a path, no server starts
+    while ZooKeeper is away, and one server at least is not killed."""
+
+    def __init__(self, rng: random.Random, schedule: Schedule, suspect: int) -> None:
+        self._rng = rng
+        self._workers = schedule.workers
+        self._total = schedule.steps
+        self._suspect = suspect
+        self._servers = rng.sample(range(schedule.servers), schedule.servers)
+        self._fresh = schedule.servers
+        # What is taken from when to when: a server, a path, or ZooKeeper.
+        self._taken: list[tuple[Any, int, int]] = []
+        self.faults: list[Fault] = []
+
+    def add(self, kind: str) -> None:
+        """Draw a story of this kind, unless what it needs is taken."""
+        rng, total = self._rng, self._total
+        begin = rng.randint(total // 20, max(total // 20, 9 * total // 10))
+        end = min(begin + rng.choice((total // 20, total // 8, total // 3)), total - 1)
+        # The first one is spared.
+        server = rng.choice(self._servers[1:])
+        first, *rest = kind.split(", ")
+        if kind == "roll":
+            self._roll(begin)
+        elif kind == "join":
+            if self._take("zk", begin, begin):
+                self._put(begin, kind, self._fresh)
+                self._fresh += 1
+        elif kind == "cut, kill, mend":
+            self._cut_and_kill(begin, end, server)
+        elif first in ("cut", "break"):
+            worker = self._suspect if rng.random() < 0.5 else rng.randrange(self._workers)
+            way = rng.choice(WAYS) if rest else ""
+            if self._take((worker, server), begin, end):
+                self._put(begin, first, server, worker, way)
+                for last in rest:
+                    self._put(end, last, server, worker, way, lasts=True)
+        elif first.startswith("zk"):
+            starts = [fault.at for fault in self.faults if fault.kind in STARTS]
+            if not any(begin <= at <= end for at in starts) and self._take("zk", begin, end):
+                self._put(begin, first)
+                for last in rest:
+                    self._put(end, last, lasts=True)
+        elif self._take(server, begin, end if rest else total if kind != "restart" else begin, starts=kind != "drain"):
+            self._put(begin, first, server)
+            for last in rest:
+                self._put(end, last, server, lasts=True)
+
+    def _roll(self, begin: int) -> None:
+        """A planned restart of all servers, one after the other."""
+        end = min(begin + len(self._servers) * self._total // 20, self._total - 1)
+        if all(end < b or e < begin for who, b, e in self._taken if not isinstance(who, tuple)):
+            for k, server in enumerate(self._servers):
+                self._taken.append((server, begin, end))
+                self._put(begin + k * (end - begin) // len(self._servers), "restart", server)
+
+    def _cut_and_kill(self, begin: int, end: int, server: int) -> None:
+        """A process that is likely to fail records cannot reach a server. Then another server is killed."""
+        others = [each for each in self._servers[1:] if each != server]
+        if others and end - begin > 1 and self._take((self._suspect, server), begin, end):
+            way, other = self._rng.choice(WAYS), self._rng.choice(others)
+            self._put(begin, "cut", server, self._suspect, way)
+            if self._take(other, (begin + end) // 2, self._total):
+                self.faults.append(Fault((begin + end) // 2, 5.0, "kill", other))
+            self._put(end, "mend", server, self._suspect, way, lasts=True)
+
+    def _take(self, what: Any, begin: int, end: int, *, starts: bool = False) -> bool:
+        for who, b, e in self._taken:
+            if (who == what or (starts and who == "zk")) and begin <= e and b <= end:
+                return False
+        self._taken.append((what, begin, end))
+        return True
+
+    def _put(
+        self, at: int, kind: str, server: int = -1, worker: int = -1, way: str = "", *, lasts: bool = False
+    ) -> None:
+        after_s = self._rng.choice((0.0, 0.5, 2.0, 4.0, 6.0) if lasts else (0.0, 0.0, 1.0, 3.0))
+        self.faults.append(Fault(at, after_s, kind, server, worker, way))
+
+
+def _faults(rng: random.Random, schedule: Schedule, suspect: int) -> tuple[Fault, ...]:
+    """Some stories of some kinds, in the order of their moments."""
+    timeline, kinds = _Timeline(rng, schedule, suspect), rng.sample(list(STORIES), rng.randint(3, 6))
+    for _ in range(rng.randint(1, 6)):
+        timeline.add(rng.choices(kinds, [STORIES[each] for each in kinds])[0])
+    return tuple(sorted(timeline.faults, key=lambda fault: fault.at))

@@ -1,0 +1,27 @@
+"""Seeds: runs of schedules by their seeds, one after the other, with one ZooKeeper for all that a process runs."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from tests.schedules.cluster import Zoo, load
+from tests.schedules.conductor import Conductor, Result
+from tests.schedules.schedule import Schedule
+
+_ZOO: list[Zoo] = []
+
+
+def run(seed: int, mutant: str = "", *, keeps: bool = False) -> Result:
+    """Run a seed in this process, with the ZooKeeper that this process has."""
+    if not _ZOO:
+        load()
+        _ZOO.append(Zoo(Path(tempfile.mkdtemp(prefix="zoo-"))))
+    folder = Path(tempfile.mkdtemp(prefix=f"schedule-{seed}-"))
+    result = Conductor(Schedule.of(seed), folder, _ZOO[0], mutant).run()
+    if result.findings and keeps:
+        result.transcript.append(f"see {folder}")
+    else:
+        shutil.rmtree(folder)
+    return result
