@@ -223,7 +223,8 @@ class Shard:
         else:
             state.room.confirm(source.outbox.confirm(request.confirmed))
         lease_ms = self._renew(source, request)
-        source.pins = request.pins or source.pins
+        if request.pins:
+            source.keep(request.pins)
         outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
@@ -234,6 +235,7 @@ class Shard:
             source.outbox.freed + len(outcomes),
             outcomes,
             lease_ms,
+            source.pins_crc32,
         )
 
     def pins(self, request: Pins) -> PinsReply:

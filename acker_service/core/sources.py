@@ -6,6 +6,7 @@ Decides leases and what is remembered of settled batches; knows neither the ledg
 from __future__ import annotations
 
 import base64
+import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,7 +58,8 @@ class SourceChange:
 class SourceState:
     """One session of a source. ``lease_s``: as granted last. ``batches``: by number, 0 included; closed ones stay while
     roots of theirs are pending. ``generation``: token of this registration; a session that is registered anew has
-    another. ``watched_at``: when its last Watch came. ``pins``: as a Watch brought them last."""
+    another. ``watched_at``: when its last Watch came. ``pins``: as a Watch brought them last, and
+    their ``pins_crc32``."""
 
     name: str
     session: int
@@ -70,6 +72,7 @@ class SourceState:
     last_settled: int = 0
     watched_at: float = 0.0
     pins: bytes = b""
+    pins_crc32: int = 0
 
     @property
     def stream(self) -> BatchState:
@@ -79,6 +82,9 @@ class SourceState:
         """What becomes of it, with what it has; ``pending``: its roots that have no outcome."""
         open_batches = sum(bool(batch.number and batch.is_open) for batch in self.batches.values())
         return SourceChange(change, self.name, self.session, pending, len(self.outbox), open_batches)
+
+    def keep(self, pins: bytes) -> None:
+        self.pins, self.pins_crc32 = pins, zlib.crc32(pins)
 
     def remember(self, number: int, settled: SettleAnswer) -> None:
         self.settled[number] = settled
@@ -113,7 +119,7 @@ class SourceState:
         source.outbox = Outbox(content["freed"])
         source.last_settled = content["last_settled"]
         source.watched_at = now - content.get("silent_s", 0.0)
-        source.pins = base64.b64decode(content.get("pins", ""))
+        source.keep(base64.b64decode(content.get("pins", "")))
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source

@@ -277,7 +277,8 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class WatchReply:
-    """``lease_ms``: the lease that was granted; 0 in a reply to a watch that was refused or closed its source."""
+    """``lease_ms``: the lease that was granted; 0 in a reply to a watch that was refused or closed its source.
+    ``pins_crc32``: of the pins that the server keeps, 0 for none."""
 
     incarnation: int
     status: Status
@@ -287,6 +288,7 @@ class WatchReply:
     cursor: int = 0
     outcomes: Outcomes = field(default_factory=Outcomes)
     lease_ms: int = 0
+    pins_crc32: int = 0
     epoch: int = 0
 
 

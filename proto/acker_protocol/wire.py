@@ -286,6 +286,7 @@ def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
             reason_ids=outcomes.reason_ids.tobytes(),
             reasons=outcomes.reasons,
             lease_ms=reply.lease_ms,
+            pins_crc32=reply.pins_crc32,
         ),
         reply.epoch,
     )
@@ -315,6 +316,7 @@ def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
         wire.cursor,
         outcomes,
         wire.lease_ms,
+        wire.pins_crc32,
         _epoch(wire),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -103,3 +104,17 @@ def test_a_long_silence_is_no_loss_while_the_registration_is_the_same(registrati
     found = registration.heard(registration.request(0, 10), answer(cursor=3), 400.0)
     assert found is not None
     assert not found.generation_changed
+
+
+def test_pins_are_sent_until_the_server_has_them_and_again_when_a_delayed_poll_has_brought_older_ones(
+    registration: Registration,
+) -> None:
+    def poll(kept: bytes) -> bytes:
+        """What a poll sends, whose answer says that the server keeps ``kept``."""
+        request = registration.request(0, 10)
+        assert registration.heard(request, replace(answer(cursor=3), pins_crc32=zlib.crc32(kept)), 3.0)
+        return request.pins
+
+    registration.publish(b"newer")
+    assert [poll(kept) for kept in (b"pins", b"newer", b"newer")] == [b"newer", b"newer", b""]
+    assert [poll(kept) for kept in (b"pins", b"newer", b"newer")] == [b"", b"newer", b""]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable
 from typing import Any
 
@@ -50,8 +51,9 @@ def test_pins_are_kept_until_a_watch_brings_others(acker: Acker) -> None:
     source = acker.source()
     asked = acker.call("Pins", session=source.session)
     assert (status(asked), asked.pins) == ("STATUS_APPLIED", b"")
-    source.watch(pins=b"\0 here")
-    source.watch()
+    assert source.watch().pins_crc32 == 0
+    assert source.watch(pins=b"\0 here").pins_crc32 == binascii.crc32(b"\0 here")
+    assert source.watch().pins_crc32 == binascii.crc32(b"\0 here")
     assert acker.call("Pins", session=source.session).pins == b"\0 here"
     source.watch(pins=b"there")
     assert acker.call("Pins", session=source.session).pins == b"there"

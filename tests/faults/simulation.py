@@ -116,9 +116,10 @@ class Simulation:
         return {root: verdict for root, (verdict, _) in self.reported.items()}
 
     def await_lost(self, roots: set[int]) -> None:
-        """Watch until each of ``roots`` was said to be LOST."""
-        while not roots <= self.reported.keys():
-            self.watch(0.1)
+        """Watch until the server has answered and each of ``roots`` was said to be LOST. What is emitted before the
+        source hears that the server has lost its state is LOST too."""
+        while not (self.watch(0.1).answered and roots <= self.reported.keys()):
+            pass
         assert {self.reported[root][0] for root in roots} <= {Verdict.LOST}
 
     @property

@@ -203,10 +203,10 @@ def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict
         np.array(reason_ids if any(reason_ids) else [], np.uint32),
         reasons,
     )
-    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000, 6)
+    sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000, 7, 6)
     arrived = wire.decode_watch_reply(travelled(wire.encode_watch_reply(sent)))
     assert (arrived.incarnation, arrived.is_new, arrived.generation, arrived.cursor) == (9, True, 5, 77)
-    assert (arrived.lease_ms, arrived.epoch) == (4000, 6)
+    assert (arrived.lease_ms, arrived.pins_crc32, arrived.epoch) == (4000, 7, 6)
     heard = [
         (root, Verdict(verdict), arrived.outcomes.reason(index))
         for index, (root, verdict) in enumerate(

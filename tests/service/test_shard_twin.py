@@ -109,6 +109,7 @@ class Comparison:
         ours, theirs = self.shard.watch(request, self.now + self.moved), self.twin.watch(request, self.now)
         assert reported(ours.outcomes) == reported(theirs.outcomes)
         assert (ours.status, ours.is_new, ours.cursor) == (theirs.status, theirs.is_new, theirs.cursor)
+        assert ours.pins_crc32 == theirs.pins_crc32
 
     def open_batch(self) -> None:
         session, number = self.session(), self.chance.randrange(5)

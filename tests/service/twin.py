@@ -6,10 +6,11 @@ does. It forgets no identity and bounds no orphans. Written from the rules of ac
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -452,7 +453,8 @@ class Twin:
             np.array([reasons.index(reason) + 1 if reason else 0 for _, _, reason in reported], np.uint32),
             tuple(reasons),
         )
-        return self._watch_reply(Status.APPLIED, "", is_new, source.freed + len(reported), outcomes)
+        reply = self._watch_reply(Status.APPLIED, "", is_new, source.freed + len(reported), outcomes)
+        return replace(reply, pins_crc32=binascii.crc32(source.pins))
 
     def _watch_reply(
         self, status: Status, detail: str = "", is_new: bool = False, cursor: int = 0, outcomes: Outcomes | None = None

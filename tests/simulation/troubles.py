@@ -31,12 +31,14 @@ SLOW_S = 60.0
 
 @dataclass(frozen=True)
 class Stretch:
-    """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id)."""
+    """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id);
+    ``is_one_call``: of one call, while others may have passed."""
 
     start: float
     until: float
     client: str | None
     server: int | None
+    is_one_call: bool = False
 
 
 class Troubles:
@@ -56,10 +58,10 @@ class Troubles:
         self._losses: list[tuple[float, int, str]] = []
         self._gaps: list[tuple[float, int, str]] = []
 
-    def out_of_reach(self, for_s: float, client: str | None, server: int | None) -> None:
+    def out_of_reach(self, for_s: float, client: str | None, server: int | None, *, is_one_call: bool = False) -> None:
         """From now on, for so long."""
         now = self._scheduler.now
-        self._stretches.append(Stretch(now, now + for_s, client, server))
+        self._stretches.append(Stretch(now, now + for_s, client, server, is_one_call))
 
     def lost(self, server: int, why: str) -> None:
         """A server does not know any more what it knew."""
@@ -166,7 +168,7 @@ class Troubles:
         return ""
 
     def _heard_others_s(self, client: str, server: int, since: float) -> float:
-        """For how long a client could reach another server while it could not reach this one."""
+        """For how long a client may have reached another server while it could not reach this one."""
         now, start = self._scheduler.now, since - SLOW_S
         marks = {start, now}
         for each in self._stretches:
@@ -176,16 +178,17 @@ class Troubles:
             middle = (begin + end) / 2
             others = [other for other in self._first_up if other != server and self._first_up[other] <= middle]
             if self._is_unreached(client, server, middle) and any(
-                not self._is_unreached(client, other, middle) for other in others
+                not self._is_unreached(client, other, middle, by_any_call=True) for other in others
             ):
                 heard_s += end - begin
         return heard_s
 
-    def _is_unreached(self, client: str, server: int, at: float) -> bool:
+    def _is_unreached(self, client: str, server: int, at: float, *, by_any_call: bool = False) -> bool:
         is_down = server in self._down and self._down[server] <= at
         return is_down or any(
             each.start <= at < each.until and each.client in (None, client) and each.server in (None, server)
             for each in self._stretches
+            if not (by_any_call and each.is_one_call)
         )
 
     def _noted(self, notes: list[tuple[float, int, str]], server: int, since: float) -> str:

@@ -357,7 +357,7 @@ class World:
 
     def _went_wrong(self, link: Link, fault: str) -> None:
         """A call was lost, by chance or in a cut: that costs a timeout, or what the next greeting takes."""
-        self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id)
+        self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id, is_one_call=True)
 
     def _gap(self, server: int, what: str) -> None:
         """Something that should not matter: an excuse for now."""

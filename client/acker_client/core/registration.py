@@ -5,6 +5,7 @@ Decides what each poll asks and confirms, and when the server has lost what it k
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -130,10 +131,8 @@ class Registration:
             self.cursor = 0
         self.heard_at = now
         self._granted_ms = reply.lease_ms or self._granted_ms
-        if reply.status == Status.APPLIED and request.pins == self._pins:
-            self._unsent = b""
-        elif is_other:
-            self._unsent = self._pins
+        # A delayed poll may have brought older ones there after these.
+        self._unsent = b"" if reply.pins_crc32 == zlib.crc32(self._pins) else self._pins
         return reply.status != Status.INVALID or not is_foreign
 
     def heard(self, request: Watch, reply: WatchReply, now: float) -> Heard | None:

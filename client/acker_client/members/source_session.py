@@ -110,7 +110,7 @@ class SourceSession:
         # Where each server, by id and generation, was met last.
         self._addresses: dict[tuple[int, int], str] = {}
         # The members at which a batch may be open that has no placement yet.
-        self._asked: dict[int, set[Member]] = {}
+        self._asked: dict[int, dict[Member, None]] = {}
         # Done when there is something to say that no poll has brought.
         self._news: Future[None] = Future()
         self._unsaid = Unsaid()
@@ -351,7 +351,7 @@ class SourceSession:
 
     def _opened(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
         # A try that fails leaves it open where it was opened, and the next may place it elsewhere.
-        asked = self._asked.setdefault(request.number, set())
+        asked = self._asked.setdefault(request.number, {})
         tried = set[Member]()
         batches: list[Batch] = []
 
@@ -362,7 +362,7 @@ class SourceSession:
             with self._lock:
                 self._batches[request.number] = batch
             opening = self._opening(batch.members, tried)
-            asked.update(batch.members)
+            asked.update(dict.fromkeys(batch.members))
             self._open_at_members(opening, partial(self._open_batch_at, batch), budget_s)
             return opening.out
 
@@ -463,10 +463,10 @@ class SourceSession:
 
     # -- inside: hearing
 
-    def _pinned(self) -> set[Member]:
-        """The members that a batch is pinned to, or was last. Under the lock."""
+    def _pinned(self) -> list[Member]:
+        """The members that a batch is pinned to, or was last, in the order of their ids. Under the lock."""
         pinned = {member for batch in self._batches.values() for member in batch.members if member not in batch.out}
-        return pinned | set(self._home)
+        return sorted(pinned.union(self._home))
 
     def _members_at(self, address: str) -> set[Member]:
         """Under the lock."""
@@ -476,7 +476,7 @@ class SourceSession:
     def _watched(self) -> list[Conversation]:
         """The conversations with those members that were met."""
         with self._lock:
-            met = [member for member in sorted(self._pinned()) if (member.id, member.generation) in self._addresses]
+            met = [member for member in self._pinned() if (member.id, member.generation) in self._addresses]
         return list(dict.fromkeys(map(self._conversation, met)))
 
     def _polling(self) -> list[Conversation]:

@@ -249,7 +249,7 @@ class WatchRequest(_message.Message):
     def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ..., pins: _Optional[bytes] = ...) -> None: ...
 
 class WatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch", "ensemble")
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch", "pins_crc32", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -262,6 +262,7 @@ class WatchReply(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PINS_CRC32_FIELD_NUMBER: _ClassVar[int]
     ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
@@ -275,8 +276,9 @@ class WatchReply(_message.Message):
     reasons: _containers.RepeatedScalarFieldContainer[str]
     lease_ms: int
     epoch: int
+    pins_crc32: int
     ensemble: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., pins_crc32: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()
