@@ -362,6 +362,22 @@ def _twice(first: Any, second: Any) -> Any:
     return lambda rows, _: (first(rows), second(rows))
 
 
+def _joined_to(rows: DataFrame) -> DataFrame:
+    """They are not what `join` is called on."""
+    other = rows.sparkSession.range(1000).withColumnRenamed("id", "number")
+    return other.join(rows, "number")
+
+
+def _table_of(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("v")
+    return rows.sparkSession.table("v")
+
+
+def _selected(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("v")
+    return rows.sparkSession.sql("select * from v where number >= 0")
+
+
 DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "parquet": lambda rows, place: rows.write.parquet(place),
     "partitioned": lambda rows, place: rows.write.partitionBy("number").parquet(place),
@@ -461,6 +477,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
     ),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
+    "a function over a view's frame": (
+        lambda rows, place: _table_of(rows).mapInArrow(every_batch, rows.schema).write.parquet(place)
+    ),
     "JDBC": _jdbc,
     "a broadcast join with a table that is empty": lambda rows, _: noop(_joined_with_nothing_small(rows)),
     "a join with a table that is empty": lambda rows, _: noop(_joined_with_nothing(rows)),
@@ -483,6 +502,16 @@ def _joined_with_nothing(rows: DataFrame) -> DataFrame:
 def _joined_with_nothing_small(rows: DataFrame) -> DataFrame:
     other = rows.sparkSession.range(1000).where("id < 0").repartition(3).withColumnRenamed("id", "number")
     return rows.join(F.broadcast(other), "number")
+
+
+def _refused(made: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame, str], None]:
+    """A write, then one of the frame ``made`` of the same rows that Spark refuses before it runs anything."""
+
+    def body(rows: DataFrame, place: str) -> None:
+        rows.write.parquet(place)
+        suppressing(lambda: made(rows).write.insertInto("nosuchtable"))
+
+    return body
 
 
 NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
@@ -554,11 +583,8 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "need not have read them all",
     ),
-    "a function over a frame that nobody follows": (
-        lambda rows, place: (
-            rows.createOrReplaceTempView("v"),
-            rows.sparkSession.table("v").mapInArrow(every_batch, rows.schema).write.parquet(place),
-        ),
+    "a function over a view's frame that reads one batch": (
+        lambda rows, place: _table_of(rows).mapInArrow(one_batch, rows.schema).write.parquet(place),
         "need not have read them all",
     ),
     "nothing": (lambda rows, _: None, "never read them"),
@@ -721,6 +747,17 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a write, then one into no table": (
         lambda rows, _: (noop(rows), suppressing(lambda: rows.write.insertInto("nosuchtable"))),
         "failed",
+    ),
+    "a write, then a failed one of a frame that was joined with them": (_refused(_joined_to), "failed"),
+    "a write, then a failed one of a view's frame": (_refused(_table_of), "failed"),
+    "a write, then a failed one of a frame that SQL made": (_refused(_selected), "failed"),
+    "a write, then a failed job over a view's frame": (
+        lambda rows, _: (noop(rows), suppressing(lambda: _table_of(rows).rdd.foreach(raising_one))),
+        "failed",
+    ),
+    "a view's frame that is read in part": (
+        lambda rows, _: _table_of(rows).rdd.mapPartitions(lambda rows: islice(rows, 1)).foreach(nothing),
+        "read a part",
     ),
     "two places in options, of which the first fails": (_places_in_options, "failed"),
     "a table's name in two databases, of which the first fails": (_databases, "failed"),

@@ -13,8 +13,8 @@ DAYS = 3
 # What stands between the rows of a sink and a write.
 WHOLE = (
     "select", "column", "repartition", "coalesce", "sort", "sort within", "cache", "cache and count",
-    "local checkpoint", "checkpoint", "map all", "pandas all", "join", "window", "view", "distinct", "group",
-    "union", "aggregate",
+    "local checkpoint", "checkpoint", "map all", "pandas all", "join", "join to another", "window", "view", "table",
+    "distinct", "group", "union", "aggregate",
 )  # fmt: skip
 FILTERS = ("even", "none")
 # Those that stop before the end of their input, or may.
@@ -65,9 +65,7 @@ class Act:
         """Whether there is no reason to doubt that it has written all that it was to write, once nothing was raised."""
         is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
-        # Nobody sees what a function behind a name in SQL reads.
-        is_followed = "view" not in self.between or not {"map all", "pandas all", "group"} & set(self.between)
-        return is_whole and not is_there and is_followed
+        return is_whole and not is_there
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,12 @@ def _write(chance: random.Random) -> Act:
     kinds = (FILES, FILES, TABLES, HANDED, UNPROVEN)
     what = chance.choice(chance.choice(kinds))
     between = _between(chance, 3)
-    mishap = chance.choice(("", "", "", "barred", "barred", "in the way", "there already"))
+    mishap = chance.choice(("", "", "", "barred", "barred", "in the way", "there already", "no table"))
     then = chance.choice(("raise", "swallow", "swallow", "retry", "retry", "elsewhere"))
     mode = chance.choice(("append", "append", "overwrite", "ignore", "error"))
     if mishap == "in the way" and what not in (*FILES, "rdd file"):
+        mishap = "barred"
+    if mishap == "no table" and what not in ("insert into", "insert in SQL", "partition in SQL"):
         mishap = "barred"
     if mishap == "there already" and what not in FILES[:-1]:
         mishap = ""

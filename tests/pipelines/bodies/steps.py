@@ -77,6 +77,11 @@ def _joined(rows: DataFrame) -> DataFrame:
     return rows.join(rows.sparkSession.range(100).withColumnRenamed("id", "number"), "number").select(*COLUMNS)
 
 
+def _joined_to(rows: DataFrame) -> DataFrame:
+    other = rows.sparkSession.range(100).withColumnRenamed("id", "number")
+    return other.join(rows, "number").select(*COLUMNS)
+
+
 def _window(rows: DataFrame) -> DataFrame:
     return rows.withColumn("n", F.row_number().over(Window.partitionBy("day").orderBy("number"))).drop("n")
 
@@ -99,8 +104,10 @@ BETWEEN: dict[str, Callable[[DataFrame], DataFrame]] = {
     "map all": lambda rows: rows.mapInArrow(every, rows.schema),
     "pandas all": lambda rows: rows.mapInPandas(every, rows.schema),
     "join": _joined,
+    "join to another": _joined_to,
     "window": _window,
     "view": _seen,
+    "table": lambda rows: rows.sparkSession.table(view_of(rows)),
     "distinct": lambda rows: rows.distinct(),
     "group": lambda rows: rows.groupBy("day").applyInPandas(same, rows.schema),
     "union": lambda rows: rows.union(rows.where("false")),

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from acker_client.spark.core.evidence import Target
 from acker_client.spark.driver.lineage import new_tag
-from acker_client.spark.evidence.following import FollowedFrame, follow
+from acker_client.spark.evidence.following import FollowedFrame
 from acker_client.spark.evidence.graph import each
 from acker_client.spark.evidence.witness import Trail, frame_step, names_step, now_ms
 
@@ -81,7 +81,7 @@ def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> 
                 raise
         for trail, _ in over:
             trail.witness.views.update({name.lower(): new_tag() for name in _VIEW.findall(text)})
-        return made if delivers else follow(made, over[0][0])
+        return made
 
     return run
 

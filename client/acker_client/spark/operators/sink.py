@@ -22,6 +22,7 @@ from acker_client.spark.core.tally import Tally
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.evidence.batch import NotHeld, job_tag_of
 from acker_client.spark.evidence.following import follow
+from acker_client.spark.evidence.others import followed_too
 from acker_client.spark.evidence.statements import watched
 from acker_client.spark.evidence.witness import Trail
 from acker_client.spark.guard import fusing, plan
@@ -82,7 +83,7 @@ class Sink(Generic[Args, Value]):
             undo.add(partial(context.removeJobTag, tag))
             try:
                 context.addJobTag(tag)
-                with watched(rows.sparkSession, trail):
+                with watched(rows.sparkSession, trail), followed_too(trail):
                     value = self.function(follow(rows, trail), *args, **kwargs)
             except BaseException as error:
                 evidence.end(node, error)
