@@ -13,12 +13,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.udtf import SkipRestOfInputTableException
 
 from acker_client import Verdict
@@ -336,8 +338,27 @@ def piece_of_a_batch(batches: Iterator[Any]) -> Any:
     return [next(batches).slice(0, 1)]
 
 
-def pieces_of_groups(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+# PySpark finds the iterator behind the name.
+Parts = Iterator[pa.RecordBatch]
+
+
+def pieces_of_groups(parts: Parts) -> Parts:
     yield next(parts)
+
+
+def grouped(function: Any) -> Column:
+    """``function`` as an aggregate in Python, over the numbers of groups."""
+    aggregate: Any = pandas_udf
+    made: Column = aggregate(function, "long")("number")
+    return made
+
+
+def size_of_groups(numbers: pd.Series) -> int:
+    return len(numbers)
+
+
+def size_of_a_part(numbers: Iterator[pd.Series]) -> int:
+    return len(next(numbers))
 
 
 def thread(function: Callable[[], Any]) -> None:
@@ -477,6 +498,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
     ),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
+    "an aggregate over groups in Python, written": (
+        lambda rows, place: rows.groupBy("number").agg(grouped(size_of_groups)).write.json(place)
+    ),
     "a function over a view's frame": (
         lambda rows, place: _table_of(rows).mapInArrow(every_batch, rows.schema).write.parquet(place)
     ),
@@ -586,6 +610,10 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "a function over a view's frame that reads one batch": (
         lambda rows, place: _table_of(rows).mapInArrow(one_batch, rows.schema).write.parquet(place),
         "need not have read them all",
+    ),
+    "an aggregate over the parts of groups, written": (
+        lambda rows, place: rows.groupBy("number").agg(grouped(size_of_a_part)).write.json(place),
+        "ArrowAggregatePython",
     ),
     "nothing": (lambda rows, _: None, "never read them"),
     "a view": (lambda rows, _: rows.createOrReplaceTempView("v"), "never read them"),

@@ -50,9 +50,9 @@ def same(rows: Any) -> Any:
     return rows
 
 
-def view_of(rows: DataFrame, prefix: str = "body") -> str:
-    """The name of a view of ``rows`` that no other body uses."""
-    name = f"{prefix}_{abs(id(rows))}"
+def view_of(rows: DataFrame, name: str = "") -> str:
+    """The name of a view of ``rows``, one that no other body uses unless it is given."""
+    name = f"body_{name or abs(id(rows))}"
     rows.createOrReplaceTempView(name)
     return name
 

@@ -162,7 +162,8 @@ def _file(kind: str) -> Callable[[Target, DataFrame, str], None]:
 
 def _sql(text: str, columns: str = ", ".join(COLUMNS)) -> Callable[[Target, DataFrame, str], None]:
     def write(target: Target, rows: DataFrame, _: str) -> None:
-        query = f"select {columns} from {view_of(rows)}"
+        # A statement that is repeated has the same text.
+        query = f"select {columns} from {view_of(rows, target.name)}"
         rows.sparkSession.sql(text.format(table=target.name, path=target.path, query=query))
 
     return write

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, wraps
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, get_type_hints
 
 from pyspark import RDD, StorageLevel
 from pyspark.core.rdd import PipelinedRDD
@@ -375,8 +375,7 @@ def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
 def _over_groups(function: Any) -> Any:
     """The user's function over whole groups under a name that says so; one over an iterator of parts as it is, since it
     need not read to the end."""
-    hints = map(str, getattr(function, "__annotations__", {}).values())
-    if not isinstance(function, FunctionType) or any("Iterator" in hint for hint in hints):
+    if not isinstance(function, FunctionType) or _may_iterate(function):
         return function
     # PySpark counts its arguments, so it must not be wrapped.
     made = FunctionType(
@@ -384,6 +383,15 @@ def _over_groups(function: Any) -> Any:
     )
     made.__annotations__, made.__kwdefaults__ = function.__annotations__, function.__kwdefaults__
     return made
+
+
+def _may_iterate(function: FunctionType) -> bool:
+    """Whether a function's annotations have PySpark give it an iterator, or nobody knows what they stand for."""
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # noqa: BLE001  # whatever the annotations are
+        return True
+    return any("Iterator" in str(hint) for hint in hints.values())
 
 
 def _name(function: Any) -> str:

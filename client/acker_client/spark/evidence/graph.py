@@ -42,6 +42,8 @@ _READS_ALL = AGGREGATES | {
     "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
     "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
+# Of the user's functions over groups, those that get whole ones (202 of pandas, 252 of Arrow); others get an iterator.
+_OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
 _READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
 _WRITES = re.compile(
@@ -199,6 +201,8 @@ class Graph:
             return READS in text or bool(_OURS.search(text))
         if name in GROUPING:
             return READS in text
+        if name == "ArrowAggregatePython":
+            return bool(_OVER_WHOLE_GROUPS.search(text))
         if to := _V2.match(name):
             return not self._is_python_source(to[1])
         return name in _READS_ALL or name in CUTS or bool(_WRITES.match(name))
