@@ -457,6 +457,7 @@ MUTANTS = (
     Mutant("a silent replica left out of a joined source", ((Sending, "_excuse", _left_anyhow),)),
     Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),)),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
+    Mutant("a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), matters=_registered),
     Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
     Mutant(
         "child edges without the digest of what their parent became",

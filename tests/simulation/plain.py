@@ -224,6 +224,14 @@ class PlainSource(Program):
         self.say(f"emits record {record}, on servers {servers}")
         self.send_on(Message(self.session, root, edge, 1))
 
+    def flush(self) -> bool:
+        # A flush that waits for one server keeps the leases at the others.
+        self.is_watching = True
+        has_flushed = super().flush()
+        self.is_watching = False
+        self.watched_at = self.now
+        return has_flushed
+
     def _watch(self, wait_s: float) -> None:
         trees = self.world.trees
         self.is_watching = True

@@ -592,6 +592,19 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "groups as an RDD, collected": (lambda rows, _: rows.groupBy("number").count().rdd.collect(), "ran collect"),
     "count, then ignored as it is there": (lambda rows, place: (rows.count(), _ignored(rows, place)), "ran no job"),
     "cache and count, then ignored": (lambda rows, place: _ignored(_cached(rows), place), "ran no job"),
+    # What is above an exchange is planned when what is below it has run, also where nothing is written then.
+    "in other partitions, then ignored": (
+        lambda rows, place: _ignored(rows.repartition(2), place),
+        "left its write out",
+    ),
+    "in other partitions, into a static partition that is there": (
+        lambda rows, place: _static_partition(rows.repartition(2), place),
+        "left its write out",
+    ),
+    "a write, then one that is ignored": (
+        lambda rows, place: (rows.write.parquet(f"{place}/main"), _ignored(rows, f"{place}/archive")),
+        "ran no job",
+    ),
     "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
     "a partition that is there": (_static_partition, "ran no job"),
     "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),

@@ -50,6 +50,8 @@ class Conversation:
         # The poll under way, and when the next one may be made.
         self.polling: Future[Polled | None] | None = None
         self.poll_again_at = clock()
+        # A renewal beside the polls.
+        self.renewing: Future[None] | None = None
         # Up to which outcome of which registration has been heard.
         self.reached: tuple[int | None, int] = (None, 0)
         # Batches that are to be ended there, by number: with what was not drawn of one for emissions; None for another
@@ -72,6 +74,12 @@ class Conversation:
             if is_current:
                 _raise_unless_applied(reply, self.registration.name)
                 return
+
+    def is_due(self, now: float) -> bool:
+        """Whether the lease there is to be renewed, and nothing under way does it."""
+        if self.registration.generation is None or self.registration.is_fresh(now):
+            return False
+        return all(each is None or each.done() for each in (self.polling, self.renewing))
 
     def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
         """Returns the generation of this registration in which the batch is open."""

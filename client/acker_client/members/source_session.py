@@ -226,6 +226,14 @@ class SourceSession:
         comes with the next watch. Raises ``Draining`` where it will not know it again."""
         self._conversation(member).renew(patience)
 
+    def keep(self) -> None:
+        """Renew the leases that run down: who waits for one server does not watch the others meanwhile."""
+        with self._lock:
+            due = [each for each in self._conversations.values() if each.is_due(self._clock())]
+        for each in due:
+            patience = self._cluster.patience(self._cluster.settings.call_timeout_s)
+            each.renewing = self._cluster.side_by_side.start(partial(each.renew, patience))
+
     # -- batches
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:

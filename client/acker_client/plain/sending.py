@@ -57,7 +57,9 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Why ``member`` may be left out, where sources of other processes decide."""
+        """Why ``member`` may be left out, where sources of other processes decide. Called while it is waited for."""
+        if self._state.source_or_none is not None:
+            self._state.source_or_none.keep()
         joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.joined.keys()
         if joined:
             self._state.learn(joined)

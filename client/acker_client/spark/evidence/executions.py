@@ -224,6 +224,13 @@ class Execution:
         has_ended = any(note.kind == "end" and note.execution == self.number for note in places.notes)
         return self.graph.found_none(places, self._store.executionMetrics(self.number), has_ended)
 
+    @cached_property
+    def has_left_out(self) -> bool:
+        """Whether it was to write, and has written nothing since something is there already. Jobs may have run for it:
+        what is below an exchange runs before what is above it is planned."""
+        self._ended  # noqa: B018 (metrics are complete then)
+        return self.graph.has_left_out(self._store.executionMetrics(self.number))
+
     def encloses(self, other: Execution) -> bool:
         """Whether ``other`` ran within this one."""
         return self.began_ms <= other.began_ms and other.ended_ms <= self.ended_ms

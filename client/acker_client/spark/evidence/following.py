@@ -48,6 +48,10 @@ _WRITES = frozenset({
 })  # fmt: skip
 
 
+# PySpark's own, as it was before a sink ran (`others`).
+_map_in_arrow: Any = ClassicFrame.mapInArrow
+
+
 class _Followed:
     """Everything that this returns is followed too."""
 
@@ -140,7 +144,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         schema = df.schema
         df, names = into_python(df)
         for function in (AGAIN + trail.witness.tag, *sorted(trail.functions)):
-            df, names = df.mapInArrow(_passing(function, names), schema), ()
+            df, names = _map_in_arrow(df, _passing(function, names), schema), ()
         return df
 
 

@@ -51,6 +51,8 @@ _WRITES = re.compile(
     r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
+# A command whose metrics are there once it has written, and not when it has left that out.
+_INSERTS = re.compile(r"^Execute Insert")
 # A write by Spark's second interface, and the name of what it writes to.
 _V2 = re.compile(
     r"^(?:AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
@@ -119,7 +121,7 @@ class Graph:
             number = int(node.id())
             name = str(node.name())
             self._nodes[number] = name, str(node.desc())
-            if name in PYTHON:
+            if name in PYTHON or _INSERTS.match(name):
                 self._metrics[number] = node.metrics()
         # More than one where an exchange is used again.
         self._above: dict[int, list[int]] = defaultdict(list)
@@ -172,6 +174,12 @@ class Graph:
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
 
+    def has_left_out(self, values: Any) -> bool:
+        """Whether a command has written nothing, as a mode or a clause has it where something is there already.
+        ``values``: of metrics."""
+        inserts = [number for number, (name, _) in self._nodes.items() if _INSERTS.match(name)]
+        return any("" in _rows(self._metrics[number], values) for number in inserts)
+
     def _found(self, places: Places) -> list[int]:
         return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
 
@@ -210,9 +218,14 @@ class Graph:
 
 def _is_zero(metrics: Any, values: Any) -> bool:
     """Whether a node is known, by its metrics, to have put out no rows."""
+    return set(_rows(metrics, values)) == {"0"}
+
+
+def _rows(metrics: Any, values: Any) -> list[str]:
+    """How many rows a node has put out, by each of its metrics that say so; "" for one that was not reported."""
     rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
     counts = [values.get(metric.accumulatorId()) for metric in rows]
-    return bool(counts) and all(count.isDefined() and str(count.get()) == "0" for count in counts)
+    return [str(count.get()) if count.isDefined() else "" for count in counts]
 
 
 def _groups(aggregate: str) -> bool:

@@ -103,8 +103,10 @@ class Look:
         is_part = is_followed and all(way.is_limited(places.cut) for way in ways)
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
-        delivers = bool(hands_on) and (bool(failed.failure) or self._ran(execution))
-        did = _did(execution, above, delivers, is_whole) if delivers or not hands_on else "ran no job for its write"
+        left_out = "" if failed.failure or not hands_on else self._left_out(execution)
+        # What is written, or not, beside another write is for the user to say.
+        delivers, is_whole = bool(hands_on) and not (left_out and execution.collects), is_whole and not left_out
+        did = left_out or _did(execution, above, delivers, is_whole)
         return Action(
             did,
             delivers,
@@ -114,12 +116,14 @@ class Look:
             failed.failure,
             (parent or execution).target(places),
             failed.message,
-            is_doubtful=not (is_whole or is_part),
+            is_doubtful=bool(left_out) or not (is_whole or is_part),
         )
 
-    def _ran(self, execution: Execution) -> bool:
-        """Whether a job ran in an execution, or in one that ran within it."""
-        return execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))
+    def _left_out(self, execution: Execution) -> str:
+        """How an execution that was to write is known to have written nothing; "" where it is not."""
+        if not (execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))):
+            return "ran no job for its write"
+        return "left its write out" if execution.has_left_out else ""
 
     def _within(self, execution: Execution) -> list[Execution]:
         """The executions that ran within one. A command names the plan of what it runs in an execution of its own."""
@@ -147,7 +151,7 @@ class Look:
         if not is_planned or self._within(execution) or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
             return False
         hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
-        return hands_on and execution.has_jobs and not execution.graph.places(places)
+        return hands_on and not self._left_out(execution) and not execution.graph.places(places)
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
         """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
