@@ -341,6 +341,17 @@ def test_a_source_that_emits_little_goes_on_in_another_batch_after_a_while_as_lo
     assert 10 < len(batches) < 20
 
 
+def test_an_emission_for_which_no_server_opens_a_batch_ends_with_its_budget(time: SimulatedTime) -> None:
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    settings = Settings(("one:1",), budget_s=20.0)
+    client = AckerClient(settings, connect=server.connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("clicks")
+    server.shard.drain()
+    with pytest.raises(errors.Unavailable, match="draining"):
+        client.emit()
+    assert 10.0 < time.clock() <= 20.0
+
+
 def test_a_late_ack_of_a_root_that_has_ended_waits_for_no_server_that_died_since(registered: Listed) -> None:
     source, worker = registered.client("source"), registered.client("worker", budget_s=2.0)
     worker.join(source.open_source("clicks"))

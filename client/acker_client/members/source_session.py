@@ -344,9 +344,10 @@ class SourceSession:
                 with self._lock:
                     self._leave_over(self._asked.pop(request.number, ()), request.number, undrawn)
                     is_full = isinstance(error, Overloaded | Rejected)
-                    if not patience.deadline.left_s or (is_full and not self._stream.shrink()):
+                    if is_full and not (patience.deadline.left_s and self._stream.shrink()):
                         raise
-                if not is_full and not isinstance(error, RETRYABLE):
+                # A try may end before its budget is spent: without a wait the last moment would be spent on tries.
+                if not is_full and not (isinstance(error, RETRYABLE) and patience.wait()):
                     raise
 
     def _opened(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
