@@ -446,12 +446,12 @@ class World:
         enough_s = min(self.case.budget_s / 3, (self.scheduler.now - began_at) / 3)
         healthy = self.trees.healthy(updates)
         if isinstance(error, UnknownSource):
-            # What held it up is one root alone: its source is closed, or could not say where its last batch lives.
+            # One root held it up. Its source is closed, or could not tell every server where its last batch lives.
             healthy = [
                 tree
                 for tree in healthy
                 if re.search(rf"\b{tree.root}\b", str(error))
-                and not self.troubles.unreached_s(tree.source, tree.servers, tree.since)
+                and not self.troubles.unreached_s(tree.source, self.servers, tree.since)
             ]
         if healthy and unreached_s < enough_s and not self.case.is_rough:
             raise Violation("needless flush error", f"{program} could reach the servers of {healthy[0]}: {error}")
