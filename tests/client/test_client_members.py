@@ -176,9 +176,10 @@ def test_an_answer_that_is_taken_after_a_newer_one_loses_no_batch_that_was_opene
     servers.close()
 
 
-def test_a_batch_that_is_opened_before_the_source_hears_of_a_loss_is_not_lost_with_what_was_there() -> None:
-    servers = Servers(1)
-    source = servers.client()
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_batch_that_is_opened_before_the_source_hears_of_a_loss_is_not_lost_with_what_was_there(count: int) -> None:
+    servers = Servers(count)
+    source = servers.client(replicas=1)
     source.open_source("orders")
     assert Job(source, servers.client()).done() == ALL_ACKED
     restarted = servers[0]

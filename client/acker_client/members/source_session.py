@@ -397,7 +397,11 @@ class SourceSession:
             except Draining:
                 self._cluster.drains(member)
                 raise
-            opening.opened.add(member)
+            if self._cluster.is_replaced(member, patience):
+                # What is opened there would count as lost with what the member knew.
+                opening.leave(member, "its server came back without its state")
+            else:
+                opening.opened.add(member)
 
         ask(self._cluster, opening, call, budget_s)
 
