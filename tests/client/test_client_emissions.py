@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -120,6 +121,26 @@ def test_a_fail_whose_path_to_one_server_is_cut_is_not_taken_for_delivered_and_c
         ack(other, anchors)
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
     other.flush()
+
+
+def test_a_fail_is_not_given_to_the_only_server_that_answers_for_a_root_that_lives_on_another(servers: Servers) -> None:
+    source, worker, other = servers.client("source"), servers.client("worker"), servers.client("other")
+    servers.cut["worker"] = {"s1:1"}
+    session = source.open_source("clicks", message_timeout_s=None)
+    for each in (worker, other):
+        each.join(session)
+    servers.cut["source"] = {"s0:1"}
+    anchors = emitted(source)
+    for root, _ in anchors:
+        worker.fail(root, "no such click")
+    with pytest.raises(errors.RETRYABLE, match="root"):
+        worker.flush()
+    servers.cut.clear()
+    while worker._state().buffered():
+        with contextlib.suppress(*errors.RETRYABLE):
+            worker.flush()
+    ack(other, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
 
 
 def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left_it_out(servers: Servers) -> None:
@@ -339,6 +360,17 @@ def test_a_source_that_emits_little_goes_on_in_another_batch_after_a_while_as_lo
     batches = [pin.batch for pin in client._state().source().pins]
     assert batches == list(range(1, len(batches) + 1))
     assert 10 < len(batches) < 20
+
+
+def test_an_emission_for_which_no_server_opens_a_batch_ends_with_its_budget(time: SimulatedTime) -> None:
+    server = LocalServer(clock=time.clock, sleep=time.sleep)
+    settings = Settings(("one:1",), budget_s=20.0)
+    client = AckerClient(settings, connect=server.connect, clock=time.clock, sleep=time.sleep)
+    client.open_source("clicks")
+    server.shard.drain()
+    with pytest.raises(errors.Unavailable, match="draining"):
+        client.emit()
+    assert 10.0 < time.clock() <= 20.0
 
 
 def test_a_late_ack_of_a_root_that_has_ended_waits_for_no_server_that_died_since(registered: Listed) -> None:

@@ -161,6 +161,46 @@ def test_with_one_replica_a_server_that_loses_its_state_loses_the_roots_of_its_s
     assert len(ended) == ROOTS
 
 
+def test_an_answer_that_is_taken_after_a_newer_one_loses_no_batch_that_was_opened_since() -> None:
+    servers = Servers(1)
+    source = servers.client()
+    source.open_source("orders")
+    session = source._state().source()
+    (conversation,) = session._conversations.values()
+    polled = conversation.poll(0.0, 10)
+    assert polled is not None
+    servers[0].start(with_state=False)
+    job = Job(source, servers.client())
+    assert not session._hear(conversation, polled)
+    assert job.done() == ALL_ACKED
+    servers.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_batch_that_is_opened_before_the_source_hears_of_a_loss_is_not_lost_with_what_was_there(count: int) -> None:
+    servers = Servers(count)
+    source = servers.client(replicas=1)
+    source.open_source("orders")
+    assert Job(source, servers.client()).done() == ALL_ACKED
+    restarted = servers[0]
+    restarted.start(with_state=False)
+    answer, lost = restarted.watch, Counter[str]()
+
+    def unheard(request: Watch) -> Any:
+        reply = answer(request)
+        # The server knows the source again, and the source does not know it.
+        lost["replies"] += 1
+        if lost["replies"] == 1:
+            raise errors.Unavailable("the reply was lost")
+        return reply
+
+    restarted.watch = unheard  # type: ignore[method-assign]
+    while not lost:
+        source.watch(0.0)
+    assert Job(source, servers.client(), 2).done() == ALL_ACKED
+    servers.close()
+
+
 def test_a_server_that_drains_gets_no_new_batch_and_serves_the_one_it_has(
     servers: Servers, source: AckerClient
 ) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from acker_client.core.backoff import Deadline, Patience
+from acker_client.errors import Unavailable
 from acker_client.members.replicas import ask
 from acker_protocol.placement import Member
 
@@ -21,6 +22,7 @@ class SlowView:
     def __init__(self) -> None:
         self.now = 0.0
         self.calls: list[Future[Any]] = []
+        self.slow: set[Member] = set()
         self.side_by_side: Any = self
 
     def clock(self) -> float:
@@ -39,14 +41,18 @@ class SlowView:
     def refresh(self) -> None:
         self.calls[0].set_result(None)
 
-    def gone(self, member: Member) -> str:
+    def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
         return ""
 
     def replica_wait_s(self, member: Member) -> float:
         return 10.0
 
+    def is_away(self, member: Member) -> bool:
+        return False
+
     def note_slow(self, member: Member, *, is_slow: bool) -> None:
-        """Nobody asks."""
+        if is_slow:
+            self.slow.add(member)
 
 
 class Whole:
@@ -69,3 +75,17 @@ def test_a_member_that_answers_while_the_view_is_asked_for_stays_in() -> None:
     party = Whole(cluster)
     ask(cluster, party, lambda member, patience: None)
     assert not party.has_left
+    assert not cluster.slow
+
+
+def test_a_member_that_did_not_answer_within_a_budget_shorter_than_its_wait_is_waited_for_briefly_next_time() -> None:
+    class Impatient(SlowView):
+        def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+            self.now += 0.5
+            self.calls[0].set_exception(Unavailable("no answer within 0.5 s"))
+
+    cluster: Any = Impatient()
+    party = Whole(cluster)
+    ask(cluster, party, lambda member, patience: None)
+    assert party.has_left == [MEMBER]
+    assert cluster.slow == {MEMBER}

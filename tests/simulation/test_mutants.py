@@ -1,4 +1,4 @@
-"""Mutants: a mistake that is put into the real code is found within two hundred seeds."""
+"""Mutants: the simulation finds a mistake that is put into the real code."""
 
 from __future__ import annotations
 
@@ -8,14 +8,29 @@ from tests.simulation.case import Case
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.world import Result, simulate
 
-SEEDS = 200
-# A seed that shows it. The other mutants wait for a hunt over all seeds.
+# A failing seed may stop to show its mistake when the code changes: the next that shows it is soon found.
+SEEDS = 300
+# The smallest seed that shows it. Seeds 1 to 300 show none of the other mutants.
 KNOWN = {
     "first word wins": 13,
     "a no is stronger than ACKED": 13,
     "a lease that nobody keeps while a flush waits": 931,
     "a vote of a replica that is out counted": 147,
     "a vote of a server that a task went on without counted": 147,
+    "a new registration taken for the old one": 78,
+    "nobody is ever gone": 92,
+    "who is away is gone": 74,
+    "who drains is gone": 154,
+    "silence counted where a registry lists the server": 33,
+    "a lease that ran out unnoticed": 175,
+    "another generation for a restored state": 39,
+    "a section cut in two": 251,
+    "an old generation believed": 15,
+    "a batch done without evidence": 69,
+    "reports forgotten at once": 23,
+    "an identity for each attempt": 23,
+    "a conflict forgiven": 40,
+    "outcomes forgotten when they were sent": 9,
 }
 # Those that nearly any case shows.
 PLAIN = ("an init counted twice", "a report applied in half", "children not in the tree", "a fail taken for an ack")

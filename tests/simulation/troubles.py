@@ -170,9 +170,9 @@ class Troubles:
     def _heard_others_s(self, client: str, server: int, since: float) -> float:
         """For how long a client may have reached another server while it could not reach this one."""
         now, start = self._scheduler.now, since - SLOW_S
-        marks = {start, now}
-        for each in self._stretches:
-            marks |= {min(max(each.start, start), now), min(max(each.until, start), now)}
+        changes = [*self._down.values(), *self._first_up.values()]
+        changes += [at for each in self._stretches for at in (each.start, each.until)]
+        marks = {start, now, *(min(max(at, start), now) for at in changes)}
         heard_s, ordered = 0.0, sorted(marks)
         for begin, end in pairwise(ordered):
             middle = (begin + end) / 2

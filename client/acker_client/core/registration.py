@@ -129,7 +129,7 @@ class Registration:
         if known is not None and is_other:
             self._is_lost = True
             self.cursor = 0
-        self.heard_at = now
+        self.heard_at = max(self.heard_at, now)
         self._granted_ms = reply.lease_ms or self._granted_ms
         # A delayed poll may have brought older ones there after these.
         self._unsent = b"" if reply.pins_crc32 == zlib.crc32(self._pins) else self._pins

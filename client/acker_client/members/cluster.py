@@ -187,7 +187,7 @@ class Cluster:
         ``is_silence_enough``: whether one is gone that does not answer here and has no registry to say more of it; it
         may answer others."""
         hello = self._hello_of(member.address)
-        if hello is not None and (hello.id, hello.generation) != (member.id, member.generation):
+        if hello is not None and not _is_of(hello, member):
             if self._is_news_of(member, hello):
                 return "its server came back without its state"
             self.caller_of(member).connection.greet_anew()
@@ -209,6 +209,15 @@ class Cluster:
         if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
             return f"its server has not answered for {silent_s:.0f} s"
         return ""
+
+    def is_replaced(self, member: Member, patience: Patience) -> bool:
+        """Whether a server without the state of ``member`` answers where it was."""
+        calls = self.calls_to(member)
+        if _is_of(calls.greeted(patience).hello, member):
+            return False
+        # The greeting may be older than what this process knows of the member.
+        self.caller_of(member).connection.greet_anew()
+        return not _is_of(calls.greeted(patience).hello, member)
 
     def _had_time_to_register(self, member: Member, epoch: int) -> bool:
         """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has
@@ -471,6 +480,10 @@ class Cluster:
         if hello is None:
             return False
         return hello.is_draining or (member.address, hello.incarnation) in self._draining
+
+
+def _is_of(hello: HelloReply, member: Member) -> bool:
+    return (hello.id, hello.generation) == (member.id, member.generation)
 
 
 def _described(listed: ListedMember) -> str:

@@ -26,10 +26,11 @@ _ELSEWHERE = {Status.DRAINING: Draining, Status.OVERLOADED: Overloaded}
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """An answer that was not taken yet."""
+    """An answer that was not taken yet. ``at``: when it came."""
 
     request: Watch
     reply: WatchReply
+    at: float
 
 
 class Conversation:
@@ -57,6 +58,8 @@ class Conversation:
         # Batches that are to be ended there, by number: with what was not drawn of one for emissions; None for another
         # one, where the server was left out or asked in vain.
         self.leftovers: dict[int, InitScope | None] = {}
+        # The incarnation of the server that has answered this source last; None: none has.
+        self._known_to: int | None = None
         self.caller = Retrying(lambda: find(self.member))
         self.registration = registration
         self._settings = settings
@@ -65,6 +68,7 @@ class Conversation:
 
     def renew(self, patience: Patience) -> None:
         """Make the server know this source, and learn whether it still knows what it knew."""
+        incarnation = self.caller.greeted(patience).hello.incarnation
         while True:
             with self._lock:
                 request = self.registration.request(0.0, 1)
@@ -73,6 +77,7 @@ class Conversation:
                 is_current = self.registration.renewed(request, reply, self._clock())
             if is_current:
                 _raise_unless_applied(reply, self.registration.name)
+                self._known_to = incarnation
                 return
 
     def is_due(self, now: float) -> bool:
@@ -83,8 +88,10 @@ class Conversation:
 
     def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
         """Returns the generation of this registration in which the batch is open."""
-        # The lease of a source that has had nothing here for long is about to run out.
-        if not self.registration.is_fresh(self._clock()):
+        # The lease of a source that has had nothing here for long is about to run out. A server that was restarted may
+        # know the source by a poll whose answer was lost, or was not taken yet: the batch would count as lost with it.
+        is_known = self.caller.greeted(patience).hello.incarnation == self._known_to
+        if not is_known or not self.registration.is_fresh(self._clock()):
             self.renew(patience)
         while True:
             generation = self.registration.generation
@@ -121,14 +128,22 @@ class Conversation:
         # The answer needs time to travel, and the handshake too, also when the caller will not wait.
         answer_by = Deadline(request.wait_ms / 1000 + self._settings.call_timeout_s / 2, self._clock)
         try:
-            return Polled(request, self.caller.find().once(_watch(request), answer_by, answer_by.budget_s))
+            reply = self.caller.find().once(_watch(request), answer_by, answer_by.budget_s)
         except Unavailable:
             return None
+        polled = Polled(request, reply, self._clock())
+        with self._lock:
+            # It may be taken much later, and batches are opened meanwhile.
+            self.registration.renewed(request, reply, polled.at)
+        return polled
 
     def take(self, polled: Polled) -> Heard | None:
         """What a poll brought; it is confirmed by the next one. None when the poll has to be made again."""
         with self._lock:
-            heard = self.registration.heard(polled.request, polled.reply, self._clock())
+            if polled.reply.generation != self.registration.generation:
+                # Another answer came since, and the server has another registration now.
+                return None
+            heard = self.registration.heard(polled.request, polled.reply, polled.at)
         # A server that drains takes no source back: what it had of this one is lost there, and that is all.
         if heard is not None and polled.reply.status != Status.DRAINING:
             _raise_unless_applied(polled.reply, self.registration.name)

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from acker_client.core.backoff import Patience
-from acker_client.errors import RETRYABLE, UnknownBatch
+from acker_client.errors import RETRYABLE, Unavailable, UnknownBatch
 from acker_client.members.cluster import Cluster
 from acker_protocol.placement import Member
 
@@ -149,7 +149,8 @@ class _Asking:
     def _drop(self, member: Member, why: str) -> None:
         log.warning("going on without the server at %s: %s", member.address, why)
         self._party.leave(member, why)
-        self.errors.pop(member, None)
-        if self._calls.pop(member, None) is not None:
+        error, call = self.errors.pop(member, None), self._calls.pop(member, None)
+        if call is not None:
             self._patiences[member].deadline.end()
+        if call is not None or isinstance(error, Unavailable):
             self._cluster.note_slow(member, is_slow=True)

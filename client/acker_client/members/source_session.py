@@ -352,9 +352,10 @@ class SourceSession:
                 with self._lock:
                     self._leave_over(self._asked.pop(request.number, ()), request.number, undrawn)
                     is_full = isinstance(error, Overloaded | Rejected)
-                    if not patience.deadline.left_s or (is_full and not self._stream.shrink()):
+                    if is_full and not (patience.deadline.left_s and self._stream.shrink()):
                         raise
-                if not is_full and not isinstance(error, RETRYABLE):
+                # A try may end before its budget is spent: without a wait the last moment would be spent on tries.
+                if not is_full and not (isinstance(error, RETRYABLE) and patience.wait()):
                     raise
 
     def _opened(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
@@ -404,7 +405,11 @@ class SourceSession:
             except Draining:
                 self._cluster.drains(member)
                 raise
-            opening.opened.add(member)
+            if self._cluster.is_replaced(member, patience):
+                # What is opened there would count as lost with what the member knew.
+                opening.leave(member, "its server came back without its state")
+            else:
+                opening.opened.add(member)
 
         ask(self._cluster, opening, call, budget_s)
 

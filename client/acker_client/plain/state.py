@@ -247,11 +247,15 @@ class ClientState:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
 
     def pin_of_the_only_server(self, what: str = "these roots live") -> Pin:
-        """Where there is one server, all roots live there."""
+        """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.
+
+        The only server that answers, or that is active, is not the only one: it would take a fail of a root that lives
+        on another, and the root might be ACKED.
+        """
         members = self._members()
-        if len(members) > 1:
+        if not self.cluster.is_alone:
             raise UnknownSource(
-                f"there are {len(members)} servers, and this client does not know on which of them {what}:"
+                f"there may be several servers, and this client does not know on which of them {what}:"
                 " join(session) the source first, with the session that its open_source() returned"
             )
         return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1))
