@@ -327,11 +327,11 @@ class Skipping:
         raise SkipRestOfInputTableException
 
 
-def _udtf(rows: DataFrame, place: str) -> None:
+def _table_function(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("v")
     skipping: Any = F.udtf(Skipping, returnType="word string")
     rows.sparkSession.udtf.register("skipping", skipping)
-    rows.sparkSession.sql("select * from skipping(table(v))").write.parquet(place)
+    return rows.sparkSession.sql("select * from skipping(table(v))")
 
 
 def piece_of_a_batch(batches: Iterator[Any]) -> Any:
@@ -580,6 +580,10 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "SQL insert into nosuchtable",
     ),
     "a loop over views in SQL, of which one fails": (_views_in_sql, "failed"),
+    "a crosstab of what a function that may stop has made, collected": (
+        lambda rows, _: _table_function(rows).crosstab("word", "word").collect(),
+        "aggregated them",
+    ),
     "groups, collected": (lambda rows, _: rows.groupBy("number").count().collect(), "aggregated them"),
     "a distinct, collected": (lambda rows, _: rows.select("number").distinct().collect(), "aggregated them"),
     "crosstab, collected": (lambda rows, _: rows.crosstab("number", "word").collect(), "aggregated them"),
@@ -608,7 +612,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "checkpoint, then ignored": (lambda rows, place: _ignored(rows.localCheckpoint(), place), "ran no job"),
     "a partition that is there": (_static_partition, "ran no job"),
     "a Python data source that stops": (lambda rows, _: _python_source(rows), "stopping"),
-    "a UDTF that skips the rest": (_udtf, "PythonUDTF"),
+    "a UDTF that skips the rest": (lambda rows, place: _table_function(rows).write.parquet(place), "PythonUDTF"),
     "a pipe": (lambda rows, place: rows.rdd.map(str).pipe("head -n 2").saveAsTextFile(place), "piped them"),
     "a piece of an Arrow batch": (
         lambda rows, place: rows.mapInArrow(piece_of_a_batch, rows.schema).write.parquet(place),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from acker_client.spark.core.evidence import Action, Target
 from acker_client.spark.evidence.executions import Execution, Job, Ran
-from acker_client.spark.evidence.graph import CUTS, ITERATING, Places, Way
+from acker_client.spark.evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, Way
 from acker_client.spark.task.notes import Note
 
 _DID = {
@@ -148,7 +148,13 @@ class Look:
         """Whether an execution was planned over the rows, ran, hands on what it made, and was adapted to do without
         them on the way. Where it ran another one, that one is the evidence."""
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
-        if not is_planned or self._within(execution) or any(re.search(rf"\b{cut}\b", execution.plan) for cut in CUTS):
+        # What is collected of an aggregate is a look, whether or not it needs the rows.
+        looks = CUTS | AGGREGATES | GROUPING if execution.collects else CUTS
+        if (
+            not is_planned
+            or self._within(execution)
+            or any(re.search(rf"\b{each}\b", execution.plan) for each in looks)
+        ):
             return False
         hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
         return hands_on and not self._left_out(execution) and not execution.graph.places(places)
