@@ -143,6 +143,31 @@ def test_a_fail_is_not_given_to_the_only_server_that_answers_for_a_root_that_liv
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
 
 
+def test_a_fail_is_not_given_to_the_only_server_whose_address_is_known_before_it_has_said_that_there_are_others(
+    registered: Listed,
+) -> None:
+    source, other = (registered.client(name, replicas=1, spread=1) for name in ("source", "other"))
+    session = source.open_source("clicks", message_timeout_s=None)
+    anchors = emitted(source)
+    [home] = source._state().source().pins[-1].placement.members
+    [elsewhere] = registered.by_address.keys() - {home.address}
+    settings = Settings((elsewhere,), budget_s=0.2, call_timeout_s=0.1)
+    with AckerClient(settings, connect=lambda address: registered._connect("worker", address)) as worker:
+        registered.cut["worker"] = {elsewhere}
+        for root, _ in anchors:
+            worker.fail(root, "no such click")
+        with pytest.raises(errors.Unavailable):
+            worker.flush()
+        registered.cut.clear()
+        with pytest.raises(errors.UnknownSource, match="join"):
+            worker.flush()
+        worker.join(session)
+        worker.flush()
+    other.join(session)
+    ack(other, anchors)
+    assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
+
+
 def test_a_process_that_joined_goes_on_without_a_server_once_the_source_has_left_it_out(servers: Servers) -> None:
     source, worker = servers.client("source"), servers.client("worker")
     worker.join(source.open_source("clicks"))

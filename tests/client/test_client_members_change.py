@@ -332,3 +332,19 @@ def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
     caller = client._state().cluster.caller("s1:1")
     while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
         thread.join(0.05)
+
+
+def test_an_opening_ends_with_its_budget_where_the_view_lists_only_servers_that_lost_what_they_knew(
+    registered: Registered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = registered.client(budget_s=0.3)
+    client.open_source("orders")
+    client.open_batch(1, 1 << 40, ROOTS)
+    old_view = registered.view()
+    monkeypatch.setattr(registered, "view", lambda: old_view)
+    for number in registered.listed:
+        registered[number].start(with_state=False)
+    for caller in client._state().cluster._callers.values():
+        caller.connection.greet_anew()
+    with pytest.raises(errors.Unavailable):
+        client.open_batch(2, 2 << 40, ROOTS)

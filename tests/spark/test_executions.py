@@ -383,6 +383,12 @@ def _twice(first: Any, second: Any) -> Any:
     return lambda rows, _: (first(rows), second(rows))
 
 
+def _json_of(rows: DataFrame) -> None:
+    """An RDD, or a frame of one column, by the version of Spark."""
+    made: Any = rows.toJSON()
+    made.collect()
+
+
 def _joined_to(rows: DataFrame) -> DataFrame:
     """They are not what `join` is called on."""
     other = rows.sparkSession.range(1000).withColumnRenamed("id", "number")
@@ -800,6 +806,35 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (noop(rows), suppressing(lambda: _table_of(rows).rdd.foreach(raising_one))),
         "failed",
     ),
+    "a write, then a refused statement that is given a view's frame": (
+        lambda rows, _: (
+            noop(rows),
+            suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select * from {v}", v=_table_of(rows))),
+        ),
+        "failed",
+    ),
+    "a write, then a refused one of a frame from an RDD": (
+        lambda rows, _: (
+            noop(rows),
+            suppressing(
+                lambda: rows.sparkSession.createDataFrame(rows.rdd, rows.schema).write.insertInto("nosuchtable")
+            ),
+        ),
+        "failed",
+    ),
+    "a write, then a refused statement over a table that was registered": (
+        lambda rows, _: (
+            noop(rows),
+            rows.registerTempTable("v"),
+            suppressing(lambda: rows.sparkSession.sql("insert into nosuchtable select * from v")),
+        ),
+        "failed",
+    ),
+    "an aggregate as JSON, collected": (
+        lambda rows, _: _json_of(rows.groupBy("number").count()),
+        "aggregated them",
+    ),
+    "limit as JSON, collected": (lambda rows, _: _json_of(rows.limit(10)), "read 10"),
     "a view's frame that is read in part": (
         lambda rows, _: _table_of(rows).rdd.mapPartitions(lambda rows: islice(rows, 1)).foreach(nothing),
         "read a part",

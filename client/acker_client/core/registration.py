@@ -131,7 +131,7 @@ class Registration:
             self.cursor = 0
         self.heard_at = max(self.heard_at, now)
         self._granted_ms = reply.lease_ms or self._granted_ms
-        # A delayed poll may have brought older ones there after these.
+        # A delayed poll may have put older ones in their place.
         self._unsent = b"" if reply.pins_crc32 == zlib.crc32(self._pins) else self._pins
         return reply.status != Status.INVALID or not is_foreign
 

@@ -211,7 +211,7 @@ class Cluster:
         return ""
 
     def is_replaced(self, member: Member, patience: Patience) -> bool:
-        """Whether a server without the state of ``member`` answers where it was."""
+        """Whether the server at the address of ``member`` is another one, or has lost its state."""
         calls = self.calls_to(member)
         if _is_of(calls.greeted(patience).hello, member):
             return False

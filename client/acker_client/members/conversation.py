@@ -88,8 +88,8 @@ class Conversation:
 
     def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
         """Returns the generation of this registration in which the batch is open."""
-        # The lease of a source that has had nothing here for long is about to run out. A server that was restarted may
-        # know the source by a poll whose answer was lost, or was not taken yet: the batch would count as lost with it.
+        # The lease of a source that has had nothing here for long is about to run out. After a restart the registration
+        # may be newer than the last answer that was taken: a batch opened now would count as lost with the old one.
         is_known = self.caller.greeted(patience).hello.incarnation == self._known_to
         if not is_known or not self.registration.is_fresh(self._clock()):
             self.renew(patience)

@@ -50,6 +50,8 @@ def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Mem
             continue
         if not out:
             return
+        if out <= silent and not patience.wait():
+            raise Unavailable("no server took it in time: those that there are do not answer, or lost what they knew")
         silent = silent | out
 
 

@@ -227,12 +227,11 @@ class SourceSession:
         self._conversation(member).renew(patience)
 
     def keep(self) -> None:
-        """Renew the leases that run down: who waits for one server does not watch the others meanwhile."""
-        with self._lock:
-            due = [each for each in self._conversations.values() if each.is_due(self._clock())]
-        for each in due:
-            patience = self._cluster.patience(self._cluster.settings.call_timeout_s)
-            each.renewing = self._cluster.side_by_side.start(partial(each.renew, patience))
+        """Renew leases that are about to run out: while this client waits for one server, nobody polls the others."""
+        for each in self._watched():
+            if each.is_due(self._clock()):
+                patience = self._cluster.patience(self._cluster.settings.call_timeout_s)
+                each.renewing = self._cluster.side_by_side.start(partial(each.renew, patience))
 
     # -- batches
 
@@ -271,7 +270,7 @@ class SourceSession:
                     self._note(batch, batch.reached(member, *conversation.reached))
 
         if batch.left:
-            ask(self._cluster, _BatchParty(self, batch), call, budget_s)
+            ask(self._cluster, _BatchParty(self, batch), call, budget_s, excuse=lambda _: self.keep())
         with self._lock:
             self._tell(batch)
 
@@ -411,7 +410,7 @@ class SourceSession:
             else:
                 opening.opened.add(member)
 
-        ask(self._cluster, opening, call, budget_s)
+        ask(self._cluster, opening, call, budget_s, excuse=lambda _: self.keep())
 
     def _open_batch_at(self, batch: PinnedBatch, member: Member, patience: Patience) -> None:
         conversation = self._conversation(member)

@@ -234,7 +234,8 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         for pin in pins:
             state.cluster.hear_of(pin.placement)
-        replication = Replication(identity, entries, inits, pins or state.pins() or (state.pin_of_the_only_server(),))
+        pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
+        replication = Replication(identity, entries, inits, pins)
         source = state.source_or_none
         # Another client's source is not ours to renew.
         own = source if source is not None and (inits is None or inits.session == source.session) else None

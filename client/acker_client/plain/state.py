@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_client.core.accumulator import Accumulator, Draft
+from acker_client.core.backoff import Patience
 from acker_client.core.delivery import ReportResult
 from acker_client.core.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.core.published import Published, decode
@@ -126,17 +127,23 @@ class ClientState:
     # -- the sources of other processes
 
     def join(self, session: int) -> None:
-        """Learn where the roots of another process's source live. Raises ``UnknownSource`` where no server knows it."""
+        """Learn where the roots of another process's source live. Raises ``UnknownSource`` where no server knows it,
+        and ``Unavailable`` where none that has answered within the budget does."""
         if self.source_or_none is not None and session == self.source_or_none.session:
             # It knows its own source better than the servers do, and decides itself which of them is out.
-            return
-        published, _ = self._asked_for(session)
-        if published is None:
-            raise UnknownSource(
-                f"no server knows where the roots of session {session} live: it has to be open, with the session that"
-                " its open_source() returned"
-            )
-        self._learnt(published)
+            return None
+        patience = self.cluster.patience()
+        while True:
+            published, has_heard_all = self._asked_for(session)
+            if published is not None:
+                return self._learnt(published)
+            if has_heard_all:
+                raise UnknownSource(
+                    f"no server knows where the roots of session {session} live: it has to be open, with the session"
+                    " that its open_source() returned"
+                )
+            if not patience.wait():
+                raise Unavailable(f"no server that answers knows where the roots of session {session} live")
 
     def _learnt(self, published: Published) -> None:
         """Keep what a source has published, unless something newer of it is known."""
@@ -216,7 +223,7 @@ class ClientState:
         try:
             if not has_heard_all:
                 raise Unavailable(f"no server that answers knows where root {root} lives")
-            everywhere = self.pin_of_the_only_server(f"root {root} lives")
+            everywhere = self.pin_of_the_only_server(self.cluster.patience(GREETING_S), f"root {root} lives")
         except (UnknownSource, Unavailable) as error:
             return named, only(draft.entries, indices >= 0), only(draft.entries, is_unknown), error
         return (*named, everywhere), only(draft.entries, (indices >= 0) | is_unknown), NO_ENTRIES, None
@@ -246,25 +253,16 @@ class ClientState:
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
 
-    def pin_of_the_only_server(self, what: str = "these roots live") -> Pin:
+    def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
         """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.
 
         The only server that answers, or that is active, is not the only one: it would take a fail of a root that lives
-        on another, and the root might be ACKED.
+        on another, and the root might be ACKED. So it has to answer first, as it says whether a registry lists others.
         """
-        members = self._members()
+        members = self.cluster.view(patience).members
         if not self.cluster.is_alone:
             raise UnknownSource(
                 f"there may be several servers, and this client does not know on which of them {what}:"
                 " join(session) the source first, with the session that its open_source() returned"
             )
         return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1))
-
-    def _members(self) -> tuple[Member, ...]:
-        try:
-            return self.cluster.view(self.cluster.patience(GREETING_S)).members
-        except Unavailable:
-            if not self.cluster.is_alone:
-                raise
-            # Whoever answers there in time.
-            return (Member(0, 0, self.cluster.settings.servers[0]),)

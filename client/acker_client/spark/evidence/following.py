@@ -48,7 +48,7 @@ _WRITES = frozenset({
 })  # fmt: skip
 
 
-# PySpark's own, as it was before a sink ran (`others`).
+# PySpark's own: while a sink runs, `others` puts another in its place.
 _map_in_arrow: Any = ClassicFrame.mapInArrow
 
 
@@ -79,11 +79,18 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        trail, rdd = self._trail.through(self), super().rdd
+        return self._rows(super().rdd, "rdd")
+
+    def toJSON(self, use_unicode: bool = True) -> Any:
+        made: Any = super().toJSON(use_unicode)
+        return self._rows(made, "toJSON") if isinstance(made, RDD) else made
+
+    def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
+        """``rdd``, which was made of this frame by ``step``."""
+        trail = self._trail.through(self)
         if not trail.unread:
             rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
-        trail = trail.after(frame_step(self))
-        followed: RDD[Any] = follow(rdd, trail)
+        followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
         return followed
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
@@ -113,6 +120,9 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     def createOrReplaceTempView(self, name: str) -> None:
         self._name_view(super().createOrReplaceTempView, name)
+
+    def registerTempTable(self, name: str) -> None:
+        self._name_view(super().registerTempTable, name)
 
     def createGlobalTempView(self, name: str) -> None:
         self._name_view(super().createGlobalTempView, name)
@@ -344,6 +354,11 @@ def follow(value: Any, trail: Trail) -> Any:
         return value
     # PySpark makes these in a hundred places, each by its own constructor.
     return remade(kind, value, _trail=trail)
+
+
+def follow_rows(df: DataFrame, data: object) -> Any:
+    """``df``, followed if it was made of ``data`` that is."""
+    return follow(df, data._trail.after("createDataFrame")) if isinstance(data, _FollowedRows) else df
 
 
 def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:

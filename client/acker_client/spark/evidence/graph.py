@@ -51,7 +51,7 @@ _WRITES = re.compile(
     r"(?!Cache)\w*AsSelect|"
     r"Execute (?!Cache)\w*(Insert|Save|Write|Merge|Update|Delete|Replace|Overwrite|AsSelect)\w*)\b"
 )
-# A command whose metrics are there once it has written, and not when it has left that out.
+# Commands that report metrics when they write, and none when they skip the write.
 _INSERTS = re.compile(r"^Execute Insert")
 # A write by Spark's second interface, and the name of what it writes to.
 _V2 = re.compile(
@@ -175,7 +175,7 @@ class Graph:
         return all(_is_zero(self._metrics[number], values) for number in found)
 
     def has_left_out(self, values: Any) -> bool:
-        """Whether a command has written nothing, as a mode or a clause has it where something is there already.
+        """Whether a command skipped its write because the target exists (`mode("ignore")`, `IF NOT EXISTS`).
         ``values``: of metrics."""
         inserts = [number for number, (name, _) in self._nodes.items() if _INSERTS.match(name)]
         return any("" in _rows(self._metrics[number], values) for number in inserts)

@@ -104,7 +104,7 @@ class Look:
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         left_out = "" if failed.failure or not hands_on else self._left_out(execution)
-        # What is written, or not, beside another write is for the user to say.
+        # Only the user can say whether a write that was skipped was needed.
         delivers, is_whole = bool(hands_on) and not (left_out and execution.collects), is_whole and not left_out
         did = left_out or _did(execution, above, delivers, is_whole)
         return Action(

@@ -1,8 +1,8 @@
-"""Others: frames of a sink's rows that were not made of the frame it was given: another frame that they were joined to,
-one that was read from a view of them, one that SQL made.
+"""Others: frames that hold a sink's rows but were not derived from the frame it was given: `other.join(rows)`, a view
+of the rows, what SQL made of them.
 
-Decides, while a sink runs, that such a frame is followed from where its rows are first taken. Whose rows it has is in
-its plan. Any other frame is as it was.
+Decides, while a sink runs, that such a frame is followed from the moment its rows are taken. The plan of a frame says
+whose rows it has.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from acker_client.spark.evidence.following import FollowedFrame, analyzed, follo
 from acker_client.spark.evidence.witness import Trail
 
 # Where rows are taken out of a frame, or handed to a function of the user's.
-_TAKES = ("write", "groupBy", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
+_TAKES = ("write", "groupBy", "groupby", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
 
 _lock = threading.Lock()
 _trails: list[Trail] = []
+_takings: list[_Taking] = []
 
 
 @contextmanager
@@ -30,8 +31,9 @@ def followed_too(trail: Trail) -> Iterator[None]:
     """Meanwhile every frame with the rows of ``trail`` is followed."""
     with _lock:
         if not _trails:
-            for name in _TAKES:
-                setattr(ClassicFrame, name, _Taking(name))
+            _takings.extend(map(_Taking, _TAKES))
+            for taking in _takings:
+                taking.do()
         _trails.append(trail)
     try:
         yield
@@ -39,13 +41,13 @@ def followed_too(trail: Trail) -> Iterator[None]:
         with _lock:
             _trails.remove(trail)
             if not _trails:
-                for name in _TAKES:
-                    vars(ClassicFrame)[name].undo()
+                while _takings:
+                    _takings.pop().undo()
 
 
 class _Taking:
-    """In the place of an attribute of PySpark's frames: the same, of the frame that is followed where it has rows of a
-    sink that runs."""
+    """Stands in for an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed
+    first; any other one gets the attribute as it was."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -58,7 +60,13 @@ class _Taking:
             return getattr(follow(frame, trail), self._name)
         return self._before.__get__(frame, kind)
 
+    def do(self) -> None:
+        setattr(ClassicFrame, self._name, self)
+
     def undo(self) -> None:
+        if vars(ClassicFrame).get(self._name) is not self:
+            # Somebody else has put another in its place meanwhile, which calls this one.
+            return
         if self._own is None:
             delattr(ClassicFrame, self._name)
         else:

@@ -15,17 +15,19 @@ from functools import wraps
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.core.evidence import Target
 from acker_client.spark.driver.lineage import new_tag
-from acker_client.spark.evidence.following import FollowedFrame
+from acker_client.spark.evidence.following import FollowedFrame, analyzed, follow_rows
 from acker_client.spark.evidence.graph import each
 from acker_client.spark.evidence.witness import Trail, frame_step, names_step, now_ms
 
-_DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|create\s+(or\s+replace\s+)?table)\b", re.IGNORECASE)
+_DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
 _VIEW = re.compile(r"\bview\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
 # So much of a statement says which one it is.
 _PLACE_CHARS = 80
+_SEEN = ("sql", "createDataFrame")
 _TRAILS = "_acker_trails"
 _lock = threading.Lock()
 
@@ -37,8 +39,9 @@ def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
     with _lock:
         if _TRAILS not in attributes:
             # Somebody else may have put another in its place.
-            attributes[_TRAILS] = [], {name: attributes[name] for name in ("sql",) if name in attributes}
+            attributes[_TRAILS] = [], {name: attributes[name] for name in _SEEN if name in attributes}
             attributes["sql"] = _seen(spark, spark.sql, attributes[_TRAILS][0])
+            attributes["createDataFrame"] = _framed(spark.createDataFrame)
         trails, before = attributes[_TRAILS]
         trails.append(trail)
     try:
@@ -47,7 +50,8 @@ def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
         with _lock:
             trails.remove(trail)
             if not trails:
-                del attributes["sql"], attributes[_TRAILS]
+                for name in (*_SEEN, _TRAILS):
+                    del attributes[name]
                 attributes.update(before)
 
 
@@ -86,6 +90,14 @@ def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> 
     return run
 
 
+def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(create)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return follow_rows(create(*args, **kwargs), args[0] if args else kwargs.get("data"))
+
+    return run
+
+
 def _analysed(spark: SparkSession, text: str) -> Hashable | None:
     """What a statement is analysed to, which runs nothing of it: equal for two that do the same. None where that cannot
     be had: Spark refuses it, or it has parameters."""
@@ -105,5 +117,11 @@ def _analysed(spark: SparkSession, text: str) -> Hashable | None:
 def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
     """The frames of the rows that a statement is over, each the same for the same rows."""
     words = set(re.findall(r"\w+", text.lower()))
-    given = [frame_step(value) for _, value in sorted(kwargs.items()) if isinstance(value, FollowedFrame)]
+    given = [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
     return (*(step for name, step in sorted(trail.witness.views.items()) if name in words), *given)
+
+
+def _is_over(value: object, trail: Trail) -> bool:
+    if isinstance(value, FollowedFrame):
+        return True
+    return isinstance(value, ClassicFrame) and trail.witness.places.are_in(analyzed(value))

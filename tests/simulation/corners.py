@@ -1,0 +1,150 @@
+"""Corners: cases in which one rule decides, as its situation is seldom drawn by chance.
+
+Decides which faults meet, and when. All else is drawn as for any seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from tests.simulation.case import (
+    NEVER,
+    Case,
+    Cut,
+    DataLost,
+    Drains,
+    Fault,
+    Joins,
+    Pause,
+    Programs,
+    ServerStops,
+    SessionsLost,
+    ZooKeeperAway,
+    plain_case,
+)
+
+Corner = Callable[[int], Case]
+
+
+def left_out(seed: int) -> Case:
+    """A worker cannot reach one of two replicas and fails records; then the other replica dies."""
+    dice = random.Random(f"{seed} left out")
+    cut, dies = dice.sample((1, 2), 2)
+    at = round(dice.uniform(0.2, 3.0), 3)
+    return _plain(
+        seed,
+        dice,
+        2,
+        Cut(at, dice.choice(("worker 1", "worker 1", "source 1")), cut, 60.0),
+        ServerStops(round(at + dice.uniform(2.0, 25.0), 3), dies, dice.choice((1.0, NEVER)), False),
+        replicas=2,
+        fail_share=0.5,
+    )
+
+
+def data_lost(seed: int) -> Case:
+    """ZooKeeper loses its data, and perhaps a server dies or joins about then."""
+    dice = random.Random(f"{seed} data lost")
+    servers = dice.choice((2, 3))
+    at, for_s = round(dice.uniform(0.2, 5.0), 3), round(dice.uniform(0.1, 20.0), 3)
+    return _plain(seed, dice, servers, DataLost(at, for_s), *_one_more(dice, servers, at + for_s))
+
+
+def sessions_lost(seed: int) -> Case:
+    """No server reaches ZooKeeper until all sessions are over, and perhaps a server dies or joins about then."""
+    dice = random.Random(f"{seed} sessions lost")
+    servers = dice.choice((2, 3, 4))
+    at, for_s = round(dice.uniform(0.2, 5.0), 3), round(dice.uniform(4.0, 40.0), 3)
+    return _plain(seed, dice, servers, SessionsLost(at, for_s), *_one_more(dice, servers, at + for_s))
+
+
+def old_view(seed: int) -> Case:
+    """One server does not reach ZooKeeper while another joins, drains, or is restarted; some client reaches only the
+    one with the old view."""
+    dice = random.Random(f"{seed} old view")
+    servers = dice.choice((3, 4))
+    blind, other = dice.sample(range(1, servers + 1), 2)
+    at = round(dice.uniform(0.2, 3.0), 3)
+    client = dice.choice(("source 1", "worker 1", None))
+    cuts = [
+        Cut(round(at + dice.uniform(1.0, 8.0), 3), client, server, round(dice.uniform(1.0, 20.0), 3))
+        for server in range(1, servers + 1)
+        if server != blind and client is not None
+    ]
+    changes: list[Fault] = [
+        ServerStops(round(at + 1.0, 3), other, round(dice.uniform(0.5, 15.0), 3), dice.random() < 0.5),
+        Drains(round(at + 1.0, 3), other),
+        Joins(round(at + 1.0, 3), other),
+    ]
+    away = ZooKeeperAway(at, blind, round(dice.uniform(3.0, 40.0), 3))
+    return _plain(seed, dice, servers, away, dice.choice(changes), *cuts)
+
+
+def leaving(seed: int) -> Case:
+    """Servers drain and are restarted with their state while records are pending there."""
+    dice = random.Random(f"{seed} leaving")
+    servers = dice.choice((2, 3))
+    faults: list[Fault] = []
+    for server in range(1, servers + 1):
+        at = round(dice.uniform(0.2, 8.0), 3)
+        stops = ServerStops(at, server, round(dice.uniform(1.0, 25.0), 3), True)
+        faults.append(dice.choice((stops, stops, Drains(at, server)) if server > 1 else (stops,)))
+    return _plain(seed, dice, servers, *faults, replicas=dice.choice((1, 2)))
+
+
+def silence(seed: int) -> Case:
+    """In a list: a process is cut off from everybody, or stands still, for longer than makes a server gone."""
+    dice = random.Random(f"{seed} silence")
+    servers = dice.choice((2, 3))
+    at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(5.0, 25.0), 3)
+    who = dice.choice(("source 1", "worker 1"))
+    fault: Fault = Cut(at, who, None, for_s) if dice.random() < 0.6 else Pause(at, who, for_s)
+    case = _plain(seed, dice, servers, fault, replicas=1)
+    return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
+
+
+CORNERS: tuple[Corner, ...] = (left_out, data_lost, sessions_lost, old_view, leaving, silence)
+
+
+def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, ...]:
+    at, server = round(max(0.1, about + dice.uniform(-5.0, 10.0)), 3), dice.randint(2, servers)
+    down_s = round(dice.uniform(0.5, 20.0), 3)
+    return dice.choice(
+        (
+            (),
+            (ServerStops(at, server, down_s, True),),
+            (ServerStops(at, server, down_s, False),),
+            (ZooKeeperAway(at, server, down_s),),
+            (Joins(at, server),),
+        )
+    )
+
+
+def _plain(
+    seed: int, dice: random.Random, servers: int, *faults: Fault, replicas: int | None = 0, fail_share: float = 0.1
+) -> Case:
+    """Plain programs on servers with ZooKeeper, over a good network."""
+    case = plain_case(seed)
+    programs = Programs(
+        workers=2,
+        roots=dice.choice((8, 16)),
+        timeout_s=120.0,
+        pace_s=dice.choice((0.05, 0.5, 1.0)),
+        work_s=dice.choice((0.2, 1.0)),
+        flush_every=dice.choice((1, 3)),
+        hands_on_early=dice.random() < 0.3,
+        watches_beside=dice.random() < 0.4,
+        fail_share=fail_share,
+    )
+    return replace(
+        case,
+        cluster="zookeeper",
+        servers=servers,
+        replicas=dice.choice((None, 1, 2)) if replicas == 0 else replicas,
+        calls={},
+        is_rough=False,
+        programs=programs,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
