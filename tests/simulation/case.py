@@ -189,7 +189,8 @@ class Programs:
     """Plain programs. ``roots``: how many records each source emits; ``flush_every``: after so many calls at the latest
     a program flushes, and before that with a chance of ``flush_share`` after each. ``hands_on_early``: records travel
     on before what was done to them is flushed. ``watches_beside``: a source watches in a thread of its own. The shares
-    are of records: those that fail, those on which work takes long, those whose timeout is started anew."""
+    are of records: those that fail, those on which work takes long, those whose timeout is started anew, those that the
+    source itself fails once they are emitted."""
 
     sources: int = 1
     workers: int = 1
@@ -205,6 +206,7 @@ class Programs:
     fail_share: float = 0.0
     slow_share: float = 0.0
     reset_share: float = 0.0
+    regret_share: float = 0.0
 
     def __str__(self) -> str:
         order = "before" if self.hands_on_early else "after"

@@ -29,7 +29,7 @@ Corner = Callable[[int], Case]
 
 
 def left_out(seed: int) -> Case:
-    """A worker cannot reach one of two replicas and fails records; then the other replica dies."""
+    """A worker, or the source, cannot reach one of two replicas and fails records; then the other replica dies."""
     dice = random.Random(f"{seed} left out")
     cut, dies = dice.sample((1, 2), 2)
     at = round(dice.uniform(0.2, 3.0), 3)
@@ -41,6 +41,7 @@ def left_out(seed: int) -> Case:
         ServerStops(round(at + dice.uniform(2.0, 25.0), 3), dies, dice.choice((1.0, NEVER)), False),
         replicas=2,
         fail_share=0.5,
+        regret_share=0.5,
     )
 
 
@@ -49,7 +50,9 @@ def data_lost(seed: int) -> Case:
     dice = random.Random(f"{seed} data lost")
     servers = dice.choice((2, 3))
     at, for_s = round(dice.uniform(0.2, 5.0), 3), round(dice.uniform(0.1, 20.0), 3)
-    return _plain(seed, dice, servers, DataLost(at, for_s), *_one_more(dice, servers, at + for_s))
+    dies = ServerStops(round(at + for_s + dice.uniform(1.0, 8.0), 3), dice.randint(2, servers), NEVER, False)
+    more = (dies,) if dice.random() < 0.3 else _one_more(dice, servers, at + for_s)
+    return _plain(seed, dice, servers, DataLost(at, for_s), *more)
 
 
 def sessions_lost(seed: int) -> Case:
@@ -95,13 +98,15 @@ def leaving(seed: int) -> Case:
 
 
 def silence(seed: int) -> Case:
-    """In a list: a process is cut off from everybody, or stands still, for longer than makes a server gone."""
+    """In a list: a process is cut off from everybody, or stands still, for longer than makes a server gone; perhaps a
+    server stands still, too, when it goes on."""
     dice = random.Random(f"{seed} silence")
     servers = dice.choice((2, 3))
     at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(5.0, 25.0), 3)
     who = dice.choice(("source 1", "worker 1"))
     fault: Fault = Cut(at, who, None, for_s) if dice.random() < 0.6 else Pause(at, who, for_s)
-    case = _plain(seed, dice, servers, fault, replicas=1)
+    still = Pause(round(at + for_s - dice.uniform(0.0, 1.0), 3), f"server {dice.randint(1, servers)}", 2.0)
+    case = _plain(seed, dice, servers, fault, *((still,) * (dice.random() < 0.5)), replicas=1)
     return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
 
 
@@ -123,7 +128,13 @@ def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, .
 
 
 def _plain(
-    seed: int, dice: random.Random, servers: int, *faults: Fault, replicas: int | None = 0, fail_share: float = 0.1
+    seed: int,
+    dice: random.Random,
+    servers: int,
+    *faults: Fault,
+    replicas: int | None = 0,
+    fail_share: float = 0.1,
+    regret_share: float = 0.0,
 ) -> Case:
     """Plain programs on servers with ZooKeeper, over a good network."""
     case = plain_case(seed)
@@ -137,6 +148,7 @@ def _plain(
         hands_on_early=dice.random() < 0.3,
         watches_beside=dice.random() < 0.4,
         fail_share=fail_share,
+        regret_share=regret_share,
     )
     return replace(
         case,

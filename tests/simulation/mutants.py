@@ -44,7 +44,7 @@ from acker_service.core.dedupe import Dedupe
 from acker_service.core.members import Seen
 from acker_service.core.shard import Shard
 from acker_service.core.state import State
-from tests.simulation import registry
+from tests.simulation import corners, registry
 from tests.simulation.case import (
     DIFFERING,
     Case,
@@ -66,12 +66,13 @@ Mistake = Callable[[Any], Any]
 class Mutant:
     """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake); ``kind``: what has to come of
     it, "" for anything wrong. ``matters``: whether a case has the situation in which the rule decides something; seeds
-    of other cases are passed over, which saves time and finds nothing less."""
+    of other cases are passed over, which saves time and finds nothing less. ``case``: what a seed stands for."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]
     kind: str = ""
     matters: Callable[[Case], bool] = lambda case: True
+    case: Callable[[int], Case] = Case.of
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -436,7 +437,7 @@ MUTANTS = (
     Mutant(
         "no wait for trust after a lost session",
         ((Seen, "lacks", _nobody_lacks),),
-        matters=_with(SessionsLost, DataLost),
+        case=corners.sessions_lost,
     ),
     Mutant("who is away is gone", ((Seen, "listed", _without(MemberState.AWAY)),), matters=_with(ServerStops)),
     Mutant("who drains is gone", ((Seen, "listed", _without(MemberState.DRAINING)),), matters=_with(Drains)),
@@ -446,16 +447,23 @@ MUTANTS = (
         matters=_with(Drains, ServerStops),
     ),
     Mutant(
-        "who hears nobody takes the others for gone", ((Cluster, "_hears_others_than", _hears_others),), matters=_listed
+        "who hears nobody takes the others for gone",
+        ((Cluster, "_hears_others_than", _hears_others),),
+        case=corners.silence,
     ),
-    Mutant("time without a question counted as silence", ((Silence, "shown_s", _all_silence),), matters=_listed),
+    Mutant("time without a question counted as silence", ((Silence, "shown_s", _all_silence),), case=corners.silence),
     Mutant(
         "silence counted where a registry lists the server",
         ((Cluster, "gone", _silence_is_enough),),
         matters=_registered,
     ),
-    Mutant("a silent replica left out of a joined source", ((Sending, "_excuse", _left_anyhow),)),
-    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),)),
+    Mutant(
+        "a silent replica left out of a joined source",
+        ((Sending, "_excuse", _left_anyhow),),
+        "false ACK",
+        case=corners.left_out,
+    ),
+    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),), case=corners.left_out),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
     Mutant("a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), matters=_registered),
     Mutant("another generation for a restored state", ((State, "load", _new_generation),)),

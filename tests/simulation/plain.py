@@ -223,6 +223,10 @@ class PlainSource(Program):
         world.trees.emitted(tree, edge, self.name)
         self.say(f"emits record {record}, on servers {servers}")
         self.send_on(Message(self.session, root, edge, 1))
+        if self.plan.regret_share and self.dice.random() < self.plan.regret_share:
+            self.say(f"fails {world.transcript.root(root)} itself")
+            world.trees.failed_record(self.name, root)
+            self.buffered(lambda: self.client.fail(root, "not meant"))
 
     def flush(self) -> bool:
         # A flush that waits for one server keeps the leases at the others.

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.case import Case
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.world import Result, simulate
 
-# A failing seed may stop to show its mistake when the code changes: the next that shows it is soon found.
-SEEDS = 300
-# The smallest seed that shows it. Seeds 1 to 300 show none of the other mutants.
+# A seed may stop showing its mistake when the code changes: another one behind it shows it.
+SEEDS_MORE = 100
+# The smallest seed that shows it. Seeds 1 to 200 show none of the other mutants.
 KNOWN = {
+    "no wait for trust after a lost session": 9,
+    "who hears nobody takes the others for gone": 7,
+    "a silent replica left out of a joined source": 12,
     "first word wins": 13,
     "a no is stronger than ACKED": 13,
     "a lease that nobody keeps while a flush waits": 931,
     "a vote of a replica that is out counted": 147,
     "a vote of a server that a task went on without counted": 147,
     "a new registration taken for the old one": 78,
-    "nobody is ever gone": 92,
+    "nobody is ever gone": 229,
     "who is away is gone": 74,
     "who drains is gone": 154,
     "silence counted where a registry lists the server": 33,
@@ -37,7 +39,7 @@ PLAIN = ("an init counted twice", "a report applied in half", "children not in t
 
 
 def first_failure(mutant: Mutant, seeds: range) -> Result | None:
-    for case in filter(mutant.matters, map(Case.of, seeds)):
+    for case in filter(mutant.matters, map(mutant.case, seeds)):
         with mutant.at_work():
             result = simulate(case)
         # What fails without the mistake, too, does not show it.
@@ -54,4 +56,4 @@ def test_a_plain_mistake_is_found_at_once(mutant: Mutant) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.name in KNOWN], ids=lambda mutant: mutant.name)
 def test_a_mistake_in_the_code_is_found(mutant: Mutant) -> None:
-    assert first_failure(mutant, range(KNOWN[mutant.name], KNOWN[mutant.name] + 1)) is not None
+    assert first_failure(mutant, range(KNOWN[mutant.name], KNOWN[mutant.name] + SEEDS_MORE)) is not None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import get_args
 
 import pytest
 
 from tests.simulation.case import Case, Fault
+from tests.simulation.corners import CORNERS
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
@@ -19,10 +21,10 @@ SEEDS = 600
 PARTS = 6
 
 
-def check(seeds: range) -> None:
+def check(seeds: range, case: Callable[[int], Case] = Case.of) -> None:
     """Fail with the smallest case of the first of ``seeds`` that breaks a promise."""
     for seed in seeds:
-        result = simulate(Case.of(seed))
+        result = simulate(case(seed))
         if result.kind:
             smaller = simulate(shrunk(result, tries_max=100).case, keeps_lines=True)
             told = "\n".join([str(smaller.case), *smaller.lines])
@@ -37,6 +39,12 @@ def test_no_promise_is_broken() -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_no_promise_is_broken_over_many_seeds(part: int) -> None:
     check(range(QUICK_SEEDS + 1 + part, SEEDS + 1, PARTS))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("corner", CORNERS, ids=lambda corner: corner.__name__)
+def test_no_promise_is_broken_where_one_rule_decides(corner: Callable[[int], Case]) -> None:
+    check(range(1, 51), corner)
 
 
 def test_seeds_stand_for_jobs_of_spark_and_for_plain_programs() -> None:
