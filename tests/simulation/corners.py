@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 from tests.simulation.case import (
     NEVER,
@@ -46,13 +47,34 @@ def left_out(seed: int) -> Case:
 
 
 def data_lost(seed: int) -> Case:
-    """ZooKeeper loses its data, and perhaps a server dies or joins about then."""
+    """ZooKeeper loses its data, after it has counted some changes, and perhaps a server dies or joins about then."""
     dice = random.Random(f"{seed} data lost")
     servers = dice.choice((2, 3))
-    at, for_s = round(dice.uniform(0.2, 5.0), 3), round(dice.uniform(0.1, 20.0), 3)
+    changes = [ServerStops(0.3 + 2.0 * number, 2, 0.5, True) for number in range(dice.choice((0, 3)))]
+    at = round(2.0 * len(changes) + dice.uniform(0.2, 5.0), 3)
+    for_s = round(dice.uniform(0.1, 20.0), 3)
     dies = ServerStops(round(at + for_s + dice.uniform(1.0, 8.0), 3), dice.randint(2, servers), NEVER, False)
     more = (dies,) if dice.random() < 0.3 else _one_more(dice, servers, at + for_s)
-    return _plain(seed, dice, servers, DataLost(at, for_s), *more)
+    case = _plain(seed, dice, servers, *changes, DataLost(at, for_s), *more)
+    return replace(case, programs=replace(cast("Programs", case.programs), pace_s=2.0))
+
+
+def late_registration(seed: int) -> Case:
+    """ZooKeeper loses its data, a server is restarted meanwhile and knows nobody, and another one registers late."""
+    dice = random.Random(f"{seed} late")
+    servers = dice.choice((2, 3))
+    late, restarted = dice.sample(range(1, servers + 1), 2)
+    at, for_s = round(dice.uniform(2.0, 6.0), 3), round(dice.uniform(0.5, 15.0), 3)
+    case = _plain(
+        seed,
+        dice,
+        servers,
+        DataLost(at, for_s),
+        ServerStops(round(at + 0.1, 3), restarted, round(for_s + dice.uniform(0.0, 1.5), 3), dice.random() < 0.6),
+        ZooKeeperAway(round(at + for_s - 0.3, 3), late, round(dice.uniform(2.0, 12.0), 3)),
+        replicas=1,
+    )
+    return replace(case, gone_after_s=15.0)
 
 
 def sessions_lost(seed: int) -> Case:
@@ -110,7 +132,7 @@ def silence(seed: int) -> Case:
     return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
 
 
-CORNERS: tuple[Corner, ...] = (left_out, data_lost, sessions_lost, old_view, leaving, silence)
+CORNERS: tuple[Corner, ...] = (left_out, data_lost, late_registration, sessions_lost, old_view, leaving, silence)
 
 
 def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, ...]:

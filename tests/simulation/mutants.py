@@ -416,7 +416,7 @@ MUTANTS = (
     Mutant(
         "an older view believed",
         ((Cluster, "_asked", _any_view),),
-        matters=_with(ZooKeeperAway, SessionsLost, DataLost),
+        case=corners.late_registration,
     ),
     Mutant(
         "absence from an older view counted",
@@ -427,12 +427,12 @@ MUTANTS = (
     Mutant(
         "an ensemble without its data taken for an older one",
         ((registry, "epoch_of", _no_ensembles),),
-        matters=_with(DataLost),
+        case=corners.data_lost,
     ),
     Mutant(
         "no time to register in a new ensemble",
         ((Cluster, "_had_time_to_register", _had_time),),
-        matters=_with(DataLost),
+        case=corners.late_registration,
     ),
     Mutant(
         "no wait for trust after a lost session",

@@ -33,6 +33,9 @@ KNOWN = {
     "an identity for each attempt": 23,
     "a conflict forgiven": 40,
     "outcomes forgotten when they were sent": 9,
+    "an ensemble without its data taken for an older one": 11,
+    "no time to register in a new ensemble": 3,
+    "an older view believed": 29,
 }
 # Those that nearly any case shows.
 PLAIN = ("an init counted twice", "a report applied in half", "children not in the tree", "a fail taken for an ack")

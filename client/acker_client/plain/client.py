@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy.typing as npt
 
 from acker_client.core.backoff import Clock, Patience, Random, Sleep
-from acker_client.core.delivery import ReportResult
+from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.pins import Pin
 from acker_client.core.registration import check_number, check_source, limits_of
 from acker_client.core.replication import Replication
@@ -200,8 +200,13 @@ class AckerClient:
                     continue
                 if why is None:
                     return
-                if not isinstance(why, Unavailable) or not patience.wait(LEARN_S):
+                if isinstance(why, Unavailable) and patience.wait(LEARN_S):
+                    continue
+                # A source that was joined cannot learn who went on without it.
+                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
                     raise why
+                state.drop_updates(why)
+                return
 
     # -- whole reports
 
@@ -234,7 +239,13 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         for pin in pins:
             state.cluster.hear_of(pin.placement)
-        pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
+        try:
+            pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail":
+                raise
+            state.go_on_without(error)
+            return state.counted(Delivery(identity, entries, inits).result)
         replication = Replication(identity, entries, inits, pins)
         source = state.source_or_none
         # Another client's source is not ours to renew.

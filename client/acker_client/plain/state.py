@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from acker_client.core.accumulator import Accumulator, Draft
 from acker_client.core.backoff import Patience
-from acker_client.core.delivery import ReportResult
+from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.core.published import Published, decode
 from acker_client.core.replication import Replication
@@ -252,6 +252,13 @@ class ClientState:
         """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
+
+    def drop_updates(self, why: AckerError) -> None:
+        """Under ``on_unreachable="continue"``: forget the updates that are buffered, and count them as unreported."""
+        self.go_on_without(why)
+        with self.lock:
+            dropped = self.accumulator.drop_updates()
+        self.counted(Delivery(Identity(self.session, self.sequence), dropped).result)
 
     def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
         """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.
