@@ -9,6 +9,7 @@ import pytest
 
 from acker_client import AckerClient, Settings, Verdict
 from acker_client.members.cluster import IDLE_S
+from acker_client.members.side_by_side import SideBySide
 from acker_protocol.placement import SPREAD
 from acker_testing import LocalServer, SimulatedTime
 from tests.client.test_client_members import ALL_ACKED, Job, living_on
@@ -27,9 +28,11 @@ class Many(Registered):
         self.channels: Counter[str] = Counter()
         self._time = time
 
-    def client(self, name: str = "", **options: float) -> AckerClient:
+    def client(self, name: str = "", side_by_side: SideBySide | None = None, **options: float) -> AckerClient:
         settings = Settings(("s0:1",), **options)  # type: ignore[arg-type]
-        client = AckerClient(settings, connect=self._counted, clock=self._time.clock, sleep=self._time.sleep)
+        client = AckerClient(
+            settings, connect=self._counted, clock=self._time.clock, sleep=self._time.sleep, side_by_side=side_by_side
+        )
         self._clients.append(client)
         return client
 

@@ -11,6 +11,7 @@ import pytest
 
 from acker_client import AckerClient, Entries, Identity, InitScope, Settings, Settlement, Verdict, errors
 from acker_client.core.pins import Pin, decode, encode
+from acker_client.members.side_by_side import InTurn, SideBySide
 from acker_protocol import ids
 from acker_protocol.messages import Settle, Watch
 from acker_protocol.placement import Member
@@ -31,11 +32,16 @@ class Servers:
     def __getitem__(self, number: int) -> LocalServer:
         return self.by_address[f"s{number}:1"]
 
-    def client(self, name: str = "", **options: float) -> AckerClient:
+    def client(self, name: str = "", side_by_side: SideBySide | None = None, **options: float) -> AckerClient:
         given = {"replica_wait_s": 0.25, "gone_after_s": 0.5, "budget_s": 20.0, "call_timeout_s": 1.0, **options}
         settings = Settings(tuple(self.by_address), **given)  # type: ignore[arg-type]
         # Waits between tries of 0.2 s at most, as a replica here is waited for that briefly.
-        client = AckerClient(settings, connect=lambda address: self._connect(name, address), random=lambda: 0.1)
+        client = AckerClient(
+            settings,
+            connect=lambda address: self._connect(name, address),
+            random=lambda: 0.1,
+            side_by_side=side_by_side,
+        )
         self._clients.append(client)
         return client
 
@@ -159,6 +165,25 @@ def test_with_one_replica_a_server_that_loses_its_state_loses_the_roots_of_its_s
     assert {root for root, (verdict, _) in ended.items() if verdict == Verdict.LOST} == set(job.roots[lost].tolist())
     assert {verdict for verdict, _ in ended.values()} == {Verdict.LOST, Verdict.ACKED}
     assert len(ended) == ROOTS
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_task_goes_on_without_a_server_that_has_lost_its_state_since_the_process_greeted_it(
+    servers: Servers, number: int
+) -> None:
+    # In turn: no answer of another server is there to be waited for when this one says that it knows no such batch.
+    source, executor = servers.client(replicas=1), servers.client(side_by_side=InTurn())
+    source.open_source("orders")
+    Job(source, executor).done()
+    job = Job(source, executor, 2)
+    servers[number].start(with_state=False)
+    # Now it knows the source again, and not the batch.
+    source.watch()
+    job.read()
+    job.work()
+    kept = job.pin.placement.replicas_of(job.roots)[:, 0] != number
+    acked = {root for root, (verdict, _) in job.settle().items() if verdict == Verdict.ACKED}
+    assert acked == set(job.roots[kept].tolist())
 
 
 def test_an_answer_that_is_taken_after_a_newer_one_loses_no_batch_that_was_opened_since() -> None:

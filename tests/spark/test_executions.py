@@ -283,6 +283,15 @@ def _static_partition(rows: DataFrame, _: str) -> None:
     spark.sql("insert overwrite parted partition (day = 1) if not exists select word from v")
 
 
+def _with_a_header(rows: DataFrame) -> Any:
+    return rows.sparkSession.sparkContext.parallelize(["word"]).union(rows.rdd.map(str))
+
+
+def _with_headers(rows: DataFrame) -> Any:
+    context = rows.sparkSession.sparkContext
+    return context.union([context.parallelize(["word"]), rows.rdd.map(str)])
+
+
 def _ignored(rows: DataFrame, place: str) -> None:
     rows.sparkSession.range(1).write.parquet(place)
     rows.write.mode("ignore").parquet(place)
@@ -479,6 +488,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
     "RDD collect": lambda rows, _: rows.rdd.collect(),
+    "RDD save behind a header": lambda rows, place: _with_a_header(rows).saveAsTextFile(place),
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
     "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
@@ -747,6 +757,38 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "wrote 10",
     ),
     "a write, then a table in SQL that is there already": (lambda rows, _: _create_again(rows), "failed"),
+    "a cached view of them into no table, then an archive": (
+        lambda rows, place: (
+            rows.createOrReplaceTempView("v"),
+            rows.sparkSession.sql("cache table cached_words as select * from v"),
+            suppressing(lambda: SparkSession.active().sql("insert into nosuchtable select * from cached_words")),
+            rows.write.parquet(place),
+            rows.sparkSession.catalog.uncacheTable("cached_words"),
+            rows.sparkSession.catalog.dropTempView("cached_words"),
+        ),
+        "SQL insert into nosuchtable",
+    ),
+    "a merge into no table, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: rows.mergeInto("nosuchtable", F.expr("true")).whenNotMatched().insertAll().merge()),
+            rows.write.parquet(place),
+        ),
+        "failed",
+    ),
+    "an RDD with theirs that is not saved, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: _with_a_header(rows).saveAsTextFile("nosuchscheme://there")),
+            rows.write.parquet(place),
+        ),
+        "failed",
+    ),
+    "several RDDs that are not saved, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: _with_headers(rows).saveAsTextFile("nosuchscheme://there")),
+            rows.write.parquet(place),
+        ),
+        "failed",
+    ),
     "a view of them in the cache": (
         lambda rows, _: (
             rows.createOrReplaceTempView("v"),

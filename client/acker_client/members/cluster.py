@@ -216,8 +216,14 @@ class Cluster:
         if _is_of(calls.greeted(patience).hello, member):
             return False
         # The greeting may be older than what this process knows of the member.
-        self.caller_of(member).connection.greet_anew()
+        self.greet_again(member, patience)
         return not _is_of(calls.greeted(patience).hello, member)
+
+    def greet_again(self, member: Member, patience: Patience) -> None:
+        """Ask the server at the address of ``member`` what it is now. What it says then is news of the member."""
+        self.caller_of(member).connection.greet_anew()
+        self.calls_to(member).greeted(patience)
+        self._doubted[member, HelloReply] = None
 
     def _had_time_to_register(self, member: Member, epoch: int) -> bool:
         """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has

@@ -96,8 +96,16 @@ class _Asking:
         self.errors: dict[Member, BaseException] = {}
 
     def start(self, call: Callable[[Member, Patience], None], member: Member, patience: Patience) -> None:
+        def run() -> None:
+            try:
+                call(member, patience)
+            except UnknownBatch:
+                # It may have lost its state since it was greeted.
+                self._cluster.greet_again(member, patience)
+                raise
+
         self._patiences[member] = patience
-        self._calls[member] = self._cluster.side_by_side.start(lambda: call(member, patience))
+        self._calls[member] = self._cluster.side_by_side.start(run)
 
     def await_all(self) -> None:
         while self._calls:

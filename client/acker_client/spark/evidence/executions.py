@@ -226,7 +226,7 @@ class Execution:
 
     @cached_property
     def has_left_out(self) -> bool:
-        """Whether it was to write, and has written nothing since something is there already. Jobs may have run for it:
+        """Whether it was to write, and may have written nothing since something is there. Jobs may have run for it:
         what is below an exchange runs before what is above it is planned."""
         self._ended  # noqa: B018 (metrics are complete then)
         return self.graph.has_left_out(self._store.executionMetrics(self.number))

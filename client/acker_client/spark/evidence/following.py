@@ -11,7 +11,7 @@ of input there proves nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, wraps
@@ -20,8 +20,9 @@ from typing import Any, get_type_hints
 
 from pyspark import RDD, StorageLevel
 from pyspark.core.rdd import PipelinedRDD
-from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
+from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.merge import MergeIntoWriter
 
 from acker_client.spark.core.evidence import Action, Target
 from acker_client.spark.driver.columns import into_python
@@ -43,7 +44,7 @@ _GROUPS = frozenset({
 })  # fmt: skip
 # Calls of a writer that write; all others say how.
 _WRITES = frozenset({
-    "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "orc", "overwrite",
+    "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "merge", "orc", "overwrite",
     "overwritePartitions", "parquet", "replace", "save", "saveAsTable", "text", "xml",
 })  # fmt: skip
 
@@ -101,6 +102,12 @@ class FollowedFrame(_Followed, ClassicFrame):
         writer: Any = follow(super().writeTo(table), self._trail)
         writer._table = table
         made: DataFrameWriterV2 = writer
+        return made
+
+    def mergeInto(self, table: str, condition: Column) -> MergeIntoWriter:
+        writer: Any = follow(super().mergeInto(table, condition), self._trail)
+        writer._table, writer._df = table, self
+        made: MergeIntoWriter = writer
         return made
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
@@ -230,6 +237,14 @@ class FollowedWriterV2(_FollowedWrites, DataFrameWriterV2):
     """A writer of a sink's rows into a table of a catalog; see :class:`_FollowedWrites`."""
 
 
+class FollowedMerge(_FollowedWrites, MergeIntoWriter):
+    """A merge of a sink's rows into a table; see :class:`_FollowedWrites`."""
+
+    def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
+        # What becomes of the rows is said by objects that nobody follows.
+        return Target.unlike(f"{name} into {self._table}")
+
+
 class _FollowedRows(_Followed):
     """An RDD of a sink's rows. Spark's stores say little about it, so what its caller sees is what counts."""
 
@@ -342,6 +357,7 @@ _FOLLOWED: dict[type, type] = {
     GroupedData: FollowedGroups,
     DataFrameWriter: FollowedWriter,
     DataFrameWriterV2: FollowedWriterV2,
+    MergeIntoWriter: FollowedMerge,
     RDD: FollowedRDD,
     PipelinedRDD: FollowedPipelinedRDD,
 }
@@ -356,9 +372,10 @@ def follow(value: Any, trail: Trail) -> Any:
     return remade(kind, value, _trail=trail)
 
 
-def follow_rows(df: DataFrame, data: object) -> Any:
-    """``df``, followed if it was made of ``data`` that is."""
-    return follow(df, data._trail.after("createDataFrame")) if isinstance(data, _FollowedRows) else df
+def follow_rows(made: Any, data: Iterable[object], *step: Hashable) -> Any:
+    """``made``, which ``step`` has made of ``data``, followed if one of these is an RDD that is."""
+    trail = next((each._trail for each in data if isinstance(each, _FollowedRows)), None)
+    return made if trail is None else follow(made, trail.after(*step))
 
 
 def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:

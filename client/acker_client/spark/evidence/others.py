@@ -10,16 +10,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from inspect import getattr_static
+from itertools import starmap
 from typing import Any
 
+from pyspark import RDD, SparkContext
+from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.spark.evidence.following import FollowedFrame, analyzed, follow
+from acker_client.spark.driver.lineage import new_tag
+from acker_client.spark.evidence.following import FollowedFrame, analyzed, follow, follow_rows
 from acker_client.spark.evidence.witness import Trail
 
 # Where rows are taken out of a frame, or handed to a function of the user's.
 _TAKES = ("write", "groupBy", "groupby", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
+# What makes one RDD of several; joins and co-groups are made of unions.
+_UNIONS = ((RDD, "union"), (RDD, "cartesian"), (RDD, "zip"), (SparkContext, "union"))
 
 _lock = threading.Lock()
 _trails: list[Trail] = []
@@ -31,7 +38,7 @@ def followed_too(trail: Trail) -> Iterator[None]:
     """Meanwhile every frame with the rows of ``trail`` is followed."""
     with _lock:
         if not _trails:
-            _takings.extend(map(_Taking, _TAKES))
+            _takings.extend([*(_Taking(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
             for taking in _takings:
                 taking.do()
         _trails.append(trail)
@@ -49,10 +56,11 @@ class _Taking:
     """Stands in for an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed
     first; any other one gets the attribute as it was."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, owner: type, name: str) -> None:
+        self._owner = owner
         self._name = name
-        self._own = vars(ClassicFrame).get(name)
-        self._before = getattr_static(ClassicFrame, name)
+        self._own = vars(owner).get(name)
+        self._before = getattr_static(owner, name)
 
     def __get__(self, frame: Any, kind: type | None = None) -> Any:
         trail = _trail_of(frame) if type(frame) is ClassicFrame else None
@@ -61,16 +69,33 @@ class _Taking:
         return self._before.__get__(frame, kind)
 
     def do(self) -> None:
-        setattr(ClassicFrame, self._name, self)
+        setattr(self._owner, self._name, self)
 
     def undo(self) -> None:
-        if vars(ClassicFrame).get(self._name) is not self:
+        if vars(self._owner).get(self._name) is not self:
             # Somebody else has put another in its place meanwhile, which calls this one.
             return
         if self._own is None:
-            delattr(ClassicFrame, self._name)
+            delattr(self._owner, self._name)
         else:
-            setattr(ClassicFrame, self._name, self._own)
+            setattr(self._owner, self._name, self._own)
+
+
+class _Union(_Taking):
+    """The same for what makes one RDD of several: with an RDD of that sink's rows among them, it is followed."""
+
+    def __get__(self, one: Any, kind: type | None = None) -> Any:
+        method = self._before.__get__(one, kind)
+        if type(one) not in (RDD, PipelinedRDD, SparkContext):
+            return method
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [*args, *kwargs.values()]
+            several = [rdd for each in given for rdd in (each if isinstance(each, list) else [each])]
+            return follow_rows(method(*args, **kwargs), several, self._name, new_tag())
+
+        return call
 
 
 def _trail_of(frame: ClassicFrame) -> Trail | None:

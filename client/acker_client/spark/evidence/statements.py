@@ -24,7 +24,7 @@ from acker_client.spark.evidence.graph import each
 from acker_client.spark.evidence.witness import Trail, frame_step, names_step, now_ms
 
 _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
-_VIEW = re.compile(r"\bview\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
+_VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
 # So much of a statement says which one it is.
 _PLACE_CHARS = 80
 _SEEN = ("sql", "createDataFrame")
@@ -93,7 +93,7 @@ def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> 
 def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create)
     def run(*args: Any, **kwargs: Any) -> Any:
-        return follow_rows(create(*args, **kwargs), args[0] if args else kwargs.get("data"))
+        return follow_rows(create(*args, **kwargs), [args[0] if args else kwargs.get("data")], "createDataFrame")
 
     return run
 
