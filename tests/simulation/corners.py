@@ -132,7 +132,32 @@ def silence(seed: int) -> Case:
     return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
 
 
-CORNERS: tuple[Corner, ...] = (left_out, data_lost, late_registration, sessions_lost, old_view, leaving, silence)
+def emptied(seed: int) -> Case:
+    """In a list, with Spark and one replica: servers come back without what they knew, at once, while batches are open
+    there."""
+    dice = random.Random(f"{seed} emptied")
+    servers = dice.choice((2, 3, 4))
+    faults = [
+        ServerStops(
+            round(dice.uniform(0.2, 12.0), 3), dice.randint(1, servers), round(dice.uniform(0.2, 2.0), 3), False
+        )
+        for _ in range(3)
+    ]
+    return replace(
+        Case.of(seed, "list"),
+        servers=servers,
+        replicas=1,
+        records=30,
+        batch_records=8,
+        calls={},
+        is_rough=False,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
+    )
+
+
+CORNERS: tuple[Corner, ...] = (
+    left_out, data_lost, late_registration, sessions_lost, old_view, leaving, silence, emptied,
+)  # fmt: skip
 
 
 def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, ...]:

@@ -148,7 +148,7 @@ class PlainSource(Program):
         self._todo = [(record, 1) for record in range(1, self.plan.roots + 1)]
         self._tries: dict[int, int] = {}
         self._last_emission_at = 0.0
-        self.watched_at = 0.0
+        self.watched_at = self.heard_at = 0.0
         self.is_watching = False
 
     def run(self) -> None:
@@ -241,14 +241,11 @@ class PlainSource(Program):
         self.is_watching = True
         result: Any = self.client.watch(wait_s)
         self.is_watching = False
+        # Up to when a watch before this one may have brought it: no flush hears of outcomes, however long it waits.
+        heard_at, self.heard_at = self.heard_at, self.now
         self.watched_at = self.now
         for outcome in result.outcomes:
-            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, self.now))
-        lost = getattr(result, "lost", None)
-        if lost is not None:
-            for tree in trees.pending_of(self.name):
-                if lost(_column(tree.root)).any():
-                    self._hear(trees.ended(tree.root, Verdict.LOST, "its slot is lost", self.now))
+            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, heard_at))
         pending = trees.pending_of(self.name)
         self.is_done = not pending and not self._todo and not self._since_flush
         last_s = max(self._last_emission_at, self.world.case.troubled_until)
