@@ -438,7 +438,7 @@ def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_anoth
 
 def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
     source = servers.client("source", replicas=1, gone_after_s=100.0)
-    source.open_source("orders")
+    source.open_source("orders", lease_s=3.0)
     slow = servers[1]
     answer = slow.ask
 
@@ -466,7 +466,7 @@ def test_a_client_that_has_not_joined_is_refused_with_what_to_do_where_there_are
 ) -> None:
     client = servers.client()
     client.ack(7, 5)
-    with pytest.raises(errors.UnknownSource, match=r"join\(session\) the source first"):
+    with pytest.raises(errors.UnknownSource, match=r"join\(session\) for the source that emitted"):
         client.flush()
     with pytest.raises(errors.UnknownSource, match="no server knows where the roots of session 99 live"):
         client.join(99)

@@ -18,6 +18,7 @@ def simulated(server: Any, seed: int, rate: float, **options: Any) -> Simulation
     return Simulation(lambda: GrpcTransport(server.address), seed, rate, sleep=lambda s: time.sleep(s / 100), **options)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_thousand_trees_are_each_told_once_what_became_of_them(server: Any, seed: int) -> None:
     # Ten times a hundred: one in five calls meets a fault.

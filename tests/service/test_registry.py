@@ -518,6 +518,7 @@ def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_thei
             server.stop(grace_s=0.0)
 
 
+@pytest.mark.long
 def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:

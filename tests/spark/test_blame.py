@@ -14,6 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from acker_client.source import Batch, Files, Retry
 from acker_client.spark import operator, sink
 
+pytestmark = pytest.mark.sampled(3)
+
 QUICK = Retry(max_retries=1, initial_s=0.0, cap_s=0.0)
 
 

@@ -33,7 +33,7 @@ from tests.spark.live_batch import ACKED, FAILED, LOST, LiveBatch, texts
 from tests.spark.test_chain import as_sent
 from tests.spark.test_faults_no_replay import break_down, fail_at_the_end
 
-pytestmark = pytest.mark.matrix
+pytestmark = [pytest.mark.matrix, pytest.mark.sampled(3)]
 
 ALL = dict.fromkeys(range(12), ACKED)
 OTHER = BatchScope(session=8, number=5, first=1 << 50)

@@ -924,13 +924,13 @@ def run(live: Any, tmp_path: Path, spark: SparkSession, conf: Any) -> Iterator[C
     spark.sparkContext.setJobDescription(None)  # type: ignore[arg-type]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", cases(DONE))
 def test_a_sink_that_hands_all_its_rows_on_has_done_its_work(run: Any, case: str) -> None:
     assert run(DONE[case]) == ({Verdict.ACKED}, "")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", cases(NOT_DONE))
 def test_a_sink_that_does_not_hand_all_its_rows_on_is_named_and_its_batch_is_lost(run: Any, case: str) -> None:
     function, because = NOT_DONE[case]
@@ -956,6 +956,7 @@ def test_a_sink_without_rows_that_failed_once_has_done_its_work(run: Any) -> Non
     ids=["isEmpty", "count", "take", "RDD isEmpty", "cached"],
 )
 @pytest.mark.parametrize("texts", [[""] * 8, [*[""] * 7, "word"]], ids=["none", "one"])
+@pytest.mark.sampled(3)
 def test_a_sink_that_looks_and_finds_nothing_to_write_has_done_its_work(run: Any, look: Any, texts: list[str]) -> None:
     verdicts, error = run(lambda rows, _: look(rows), texts)
     assert (verdicts == {Verdict.ACKED}) == ("word" not in texts), error

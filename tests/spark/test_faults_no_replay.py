@@ -15,6 +15,8 @@ from acker_client.spark import arrow_operator, branch, operator, sink
 from tests.spark import faults
 from tests.spark.live_batch import ACKED, LiveBatch, texts, words_of
 
+pytestmark = pytest.mark.sampled(3)
+
 Options = Callable[[str, str], None]
 Start = Callable[..., LiveBatch]
 

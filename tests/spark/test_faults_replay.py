@@ -19,6 +19,8 @@ from tests.spark import faults
 from tests.spark.live_batch import ACKED, FAILED, LOST, LiveBatch, texts, words_of
 from tests.spark.test_faults_no_replay import WORDS, shout, sink_to, words, written
 
+pytestmark = pytest.mark.sampled(3)
+
 Options = Callable[[str, str], None]
 Start = Callable[..., LiveBatch]
 

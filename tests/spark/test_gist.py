@@ -14,6 +14,8 @@ from pyspark.sql.types import StringType
 
 from acker_client.core.gist import REASON_LENGTH_MAX, gist
 
+pytestmark = pytest.mark.sampled(3)
+
 JAVA = """An error occurred while calling o340.parquet.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 14.0 failed 4 times, most recent \
 failure: Lost task 0.3 in stage 14.0 (TID 31) (vm executor driver): java.io.IOException: Mkdirs failed to create file:/x

@@ -30,6 +30,8 @@ from acker_client.spark import functions as AF
 from acker_client.spark.operators.read import frame_of
 from tests.spark.live_batch import ACKED, texts
 
+pytestmark = pytest.mark.sampled(3)
+
 ODD = ["a.b", "a b", "a`b", "größe", 'say "it"', "it's", "", "*", "a.*", "`q`", "(x)", "a;b", "Case", "case"]
 ODD_SCHEMA = StructType([StructField(name, StringType()) for name in ODD])
 ALL = dict.fromkeys(range(4), ACKED)

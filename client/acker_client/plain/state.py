@@ -270,6 +270,6 @@ class ClientState:
         if not self.cluster.is_alone:
             raise UnknownSource(
                 f"there may be several servers, and this client does not know on which of them {what}:"
-                " join(session) the source first, with the session that its open_source() returned"
+                " call join(session) for the source that emitted, with the session that its open_source() returned"
             )
         return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1))
