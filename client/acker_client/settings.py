@@ -37,8 +37,8 @@ class Settings:
     flush, report, open or settle may take, retries included. ``call_timeout_s``: after this time without an answer a
     single call counts as lost and is sent again. ``on_unreachable``: what to do with a report when its budget is spent:
     "fail" raises; "continue" counts it, logs once and goes on, which is safe and costs replays. A report for a source
-    that the client has joined raises anyway: its source cannot learn of it. ``buffer_entries``: roots that a
-    plain client folds before it flushes.
+    that the client has joined, or with a fail without an edge, raises anyway: its source cannot learn of it.
+    ``buffer_entries``: roots that a plain client folds before it flushes.
 
     ``replicas``: on how many servers each root lives (None: two where there are two, else one); ``spread``: on how many
     a batch lives at most. ``replica_wait_s``: how long one server is waited for while another answers.

@@ -195,14 +195,50 @@ def test_going_on_unreported_is_counted_and_logged_once(
     make: Callable[..., AckerClient], server: LocalServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make(on_unreachable="continue", budget_s=1.0)
+    client.hello()
     server.stop()
     for edge in range(3):
         client.ack(ROOT, edge)
         client.flush()
     result = client.report(Identity(1, 2), fold(np.array([ROOT], np.uint64), np.array([5], np.uint64)))
-    assert result.unreported == 1
+    assert (result.unreported, result.without) == (1, frozenset({0}))
     assert client.totals.unreported == 4
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
+def test_what_cannot_be_sent_since_no_server_has_answered_yet_is_dropped_and_counted(
+    make: Callable[..., AckerClient], server: LocalServer
+) -> None:
+    client = make(on_unreachable="continue", budget_s=1.0)
+    server.stop()
+    client.ack(ROOT, 5)
+    client.fail(OTHER, "no price", edge=7)
+    client.flush()
+    assert client.totals.unreported == 2
+    server.start()
+    client.flush()
+    assert server.shard.stats.sections_applied == 0
+
+
+@pytest.mark.parametrize("has_greeted", [True, False])
+def test_a_fail_without_an_edge_is_not_dropped_as_others_may_ack_all_edges_of_its_root(
+    make: Callable[..., AckerClient], server: LocalServer, has_greeted: bool
+) -> None:
+    source = opened(make())
+    source.init(ROOT, 5, batch=1)
+    source.flush()
+    worker, other = make(on_unreachable="continue", budget_s=1.0), make()
+    if has_greeted:
+        worker.hello()
+    server.stop()
+    worker.fail(ROOT, "cannot be written")
+    with pytest.raises(errors.Unavailable):
+        worker.flush()
+    server.start()
+    worker.flush()
+    other.ack(ROOT, 5)
+    other.flush()
+    assert outcomes(source) == {ROOT: (Verdict.FAILED, "cannot be written")}
 
 
 def test_the_delay_of_an_overloaded_server_is_waited_out(

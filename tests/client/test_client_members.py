@@ -171,13 +171,13 @@ def test_with_one_replica_a_server_that_loses_its_state_loses_the_roots_of_its_s
 def test_a_task_goes_on_without_a_server_that_has_lost_its_state_since_the_process_greeted_it(
     servers: Servers, number: int
 ) -> None:
-    # In turn: no answer of another server is there to be waited for when this one says that it knows no such batch.
+    # One call at a time: when this server answers UNKNOWN_BATCH, no other call is still running.
     source, executor = servers.client(replicas=1), servers.client(side_by_side=InTurn())
     source.open_source("orders")
     Job(source, executor).done()
     job = Job(source, executor, 2)
     servers[number].start(with_state=False)
-    # Now it knows the source again, and not the batch.
+    # The restarted server learns the source again, but not the batch.
     source.watch()
     job.read()
     job.work()

@@ -47,7 +47,7 @@ def left_out(seed: int) -> Case:
 
 
 def data_lost(seed: int) -> Case:
-    """ZooKeeper loses its data, after it has counted some changes, and perhaps a server dies or joins about then."""
+    """ZooKeeper loses its data, in half of the cases after three restarts. A server may die or join about then."""
     dice = random.Random(f"{seed} data lost")
     servers = dice.choice((2, 3))
     changes = [ServerStops(0.3 + 2.0 * number, 2, 0.5, True) for number in range(dice.choice((0, 3)))]
@@ -60,7 +60,7 @@ def data_lost(seed: int) -> Case:
 
 
 def late_registration(seed: int) -> Case:
-    """ZooKeeper loses its data, a server is restarted meanwhile and knows nobody, and another one registers late."""
+    """ZooKeeper loses its data, one server restarts meanwhile and has no view, and another one registers late."""
     dice = random.Random(f"{seed} late")
     servers = dice.choice((2, 3))
     late, restarted = dice.sample(range(1, servers + 1), 2)
@@ -133,8 +133,7 @@ def silence(seed: int) -> Case:
 
 
 def emptied(seed: int) -> Case:
-    """In a list, with Spark and one replica: servers come back without what they knew, at once, while batches are open
-    there."""
+    """In a list, with Spark and one replica, servers restart quickly without their state while batches are open."""
     dice = random.Random(f"{seed} emptied")
     servers = dice.choice((2, 3, 4))
     faults = [

@@ -238,14 +238,14 @@ class PlainSource(Program):
 
     def _watch(self, wait_s: float) -> None:
         trees = self.world.trees
+        # An outcome is not late for the time in which nobody watched: a flush brings none, however long it waits.
+        unwatched_s = self.now - self.heard_at
         self.is_watching = True
         result: Any = self.client.watch(wait_s)
         self.is_watching = False
-        # Up to when a watch before this one may have brought it: no flush hears of outcomes, however long it waits.
-        heard_at, self.heard_at = self.heard_at, self.now
-        self.watched_at = self.now
+        self.watched_at = self.heard_at = self.now
         for outcome in result.outcomes:
-            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, heard_at))
+            self._hear(trees.ended(outcome.root_id, outcome.verdict, outcome.reason, self.now - unwatched_s))
         pending = trees.pending_of(self.name)
         self.is_done = not pending and not self._todo and not self._since_flush
         last_s = max(self._last_emission_at, self.world.case.troubled_until)

@@ -160,15 +160,15 @@ class Trees:
             raise Violation("false ACK", f"server {server} says ACKED of {tree}: {len(tree.open_edges)} edges are open")
         self._acked_by[root].add(server)
 
-    def ended(self, root: int, verdict: Verdict, reason: str, heard_at: float) -> Tree:
-        """A source hears the outcome of a root, and has heard of others last at ``heard_at``."""
+    def ended(self, root: int, verdict: Verdict, reason: str, now: float) -> Tree:
+        """A source hears the outcome of a root. ``now``: without the time in which it did not watch before."""
         tree = self._trees.get(root)
         if tree is None:
             raise Violation("unknown root", f"an outcome {verdict.name} of a root that nobody has emitted")
         if tree.outcome is not None:
             raise Violation("outcome twice", f"{tree} is {verdict.name} ({reason}), and was {tree.outcome.name} before")
         tree.outcome = verdict
-        late_s = 0.0 if tree.began_at is None else heard_at - tree.began_at - tree.timeout_s
+        late_s = 0.0 if tree.began_at is None else now - tree.began_at - tree.timeout_s
         if late_s > LATE_S and self.unreached_s(tree) < 1.0:
             raise Violation("late", f"{tree} is {verdict.name} ({reason}) {late_s:.1f} s after its timeout")
         if verdict == Verdict.ACKED:

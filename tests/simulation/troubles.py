@@ -5,7 +5,7 @@ A record need not be ACKED if every replica of its slot was in trouble while its
     lost its state     it died, or stopped without its state, or the lease of the source ran out there
     not in the view    its session with ZooKeeper was over without a word: paused, cut off or dead for too long;
                        and another server saw that, after the time of a session in touch with ZooKeeper,
-                       or it still stands still
+                       or the server still answers nobody
     out of reach       with other replicas, or in a plain list of servers: some client could not reach it for half of
                        what a replica is waited for, or of what makes a server of a list gone; calls that went wrong by
                        chance count for the time that they cost, and for a minute after it (a slow one is waited for
@@ -138,12 +138,17 @@ class Troubles:
     def _was_unlisted(self, server: int, since: float) -> bool:
         absences = [(start, end) for start, end, left in self._relisted if left == server and end >= since]
         absences += [(start, self._scheduler.now + 1e-6) for start, left in self._unlisted if left == server]
-        return any(self._stands_still(server, end) or self._is_noticed(server, start, end) for start, end in absences)
-
-    def _stands_still(self, server: int, at: float) -> bool:
-        """Whether it had answered nobody for the time of a session then."""
         return any(
-            each.client is None and each.server == server and each.start + self._case.session_s <= at <= each.until
+            self._was_silent(server, start, end) or self._is_noticed(server, start, end) for start, end in absences
+        )
+
+    def _was_silent(self, server: int, start: float, end: float) -> bool:
+        """Whether the server answered nobody for the time of a session before it was absent, and all the time since."""
+        return any(
+            each.client is None
+            and each.server == server
+            and each.start + self._case.session_s <= start + 1e-6
+            and end <= each.until
             for each in self._stretches
         )
 

@@ -1,6 +1,6 @@
-"""A driver program of its own: a sink inserts into a partition of a Hive table; prints JSON.
+"""A driver program in which a sink inserts into a partition of a Hive table.
 
-``python hive_rows.py SERVER FOLDER``: each statement with its verdicts, and with the words that are in the table then.
+``python hive_rows.py SERVER FOLDER`` prints JSON: for each statement the verdicts, and the words in the table after it.
 """
 
 from __future__ import annotations

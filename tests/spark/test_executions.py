@@ -283,13 +283,24 @@ def _static_partition(rows: DataFrame, _: str) -> None:
     spark.sql("insert overwrite parted partition (day = 1) if not exists select word from v")
 
 
-def _with_a_header(rows: DataFrame) -> Any:
+def _rdd_union(rows: DataFrame) -> Any:
     return rows.sparkSession.sparkContext.parallelize(["word"]).union(rows.rdd.map(str))
 
 
-def _with_headers(rows: DataFrame) -> Any:
+def _context_union(rows: DataFrame, kind: Callable[[list[Any]], Any] = list) -> Any:
     context = rows.sparkSession.sparkContext
-    return context.union([context.parallelize(["word"]), rows.rdd.map(str)])
+    return context.union(kind([context.parallelize(["word"]), rows.rdd.map(str)]))
+
+
+def _one_a_partition(rdd: Any) -> Any:
+    return rdd.mapPartitions(lambda rows: islice(rows, 1))
+
+
+def _halves(rows: DataFrame, part: Callable[[Any], Any]) -> Any:
+    """All rows in two halves, the second through something that may stop early."""
+    texts = rows.rdd.map(str)
+    first, second = texts.filter(lambda text: "'a" in text), texts.filter(lambda text: "'b" in text)
+    return rows.sparkSession.sparkContext.union([first, part(second)])
 
 
 def _ignored(rows: DataFrame, place: str) -> None:
@@ -488,7 +499,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
     "RDD collect": lambda rows, _: rows.rdd.collect(),
-    "RDD save behind a header": lambda rows, place: _with_a_header(rows).saveAsTextFile(place),
+    "RDD save behind a header": lambda rows, place: _rdd_union(rows).saveAsTextFile(place),
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
     "a frame from an RDD": lambda rows, _: noop(rows.sparkSession.createDataFrame(rows.rdd, rows.schema)),
@@ -775,18 +786,48 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "failed",
     ),
-    "an RDD with theirs that is not saved, then an archive": (
+    "a failed save of a union of RDDs, then an archive": (
         lambda rows, place: (
-            suppressing(lambda: _with_a_header(rows).saveAsTextFile("nosuchscheme://there")),
+            suppressing(lambda: _rdd_union(rows).saveAsTextFile("nosuchscheme://there")),
             rows.write.parquet(place),
         ),
         "failed",
     ),
-    "several RDDs that are not saved, then an archive": (
+    "a failed save of the context's union, then an archive": (
         lambda rows, place: (
-            suppressing(lambda: _with_headers(rows).saveAsTextFile("nosuchscheme://there")),
+            suppressing(lambda: _context_union(rows).saveAsTextFile("nosuchscheme://there")),
             rows.write.parquet(place),
         ),
+        "failed",
+    ),
+    "a failed save of a union in a tuple, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: _context_union(rows, tuple).saveAsTextFile("nosuchscheme://there")),
+            rows.write.parquet(place),
+        ),
+        "failed",
+    ),
+    "a union of which one RDD stops early": (
+        lambda rows, place: _halves(rows, _one_a_partition).saveAsTextFile(place),
+        "read a part",
+    ),
+    "a union of which one RDD is piped": (
+        lambda rows, place: _halves(rows, lambda rdd: rdd.pipe("head -n 1")).saveAsTextFile(place),
+        "piped them",
+    ),
+    "a union by an RDD of theirs with one that stops early": (
+        lambda rows, place: rows.rdd.union(rows.rdd.mapPartitions(one_batch)).saveAsTextFile(place),  # type: ignore[arg-type]
+        "read a part",
+    ),
+    "a merge into a name that cannot be, then an archive": (
+        lambda rows, place: (
+            suppressing(lambda: rows.mergeInto("no..such", F.expr("true"))),
+            rows.write.parquet(place),
+        ),
+        "failed",
+    ),
+    "a write to a name that cannot be, then an archive": (
+        lambda rows, place: (suppressing(lambda: rows.writeTo("no..such").append()), rows.write.parquet(place)),
         "failed",
     ),
     "a view of them in the cache": (

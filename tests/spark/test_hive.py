@@ -1,4 +1,4 @@
-"""Tables of Hive, in a session that has them."""
+"""Inserts into Hive tables, in a Spark session with Hive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM_S = 240.0
 
 
 @pytest.mark.long
-def test_a_sink_that_leaves_out_a_partition_of_a_hive_table_is_not_done(server: Any, tmp_path: Path) -> None:
+def test_an_insert_if_not_exists_that_skips_a_hive_partition_is_not_done(server: Any, tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE), os.environ.get("PYTHONPATH", "")]),

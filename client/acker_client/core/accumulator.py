@@ -104,13 +104,6 @@ class Accumulator:
             self._updates.insert(0, entries)
             self._column_entries += len(entries)
 
-    def drop_updates(self) -> Entries:
-        """Forget the updates that are buffered, and return them."""
-        updates, inits = self._folded_updates(), self._inits
-        self._clear()
-        self._inits.update(inits)
-        return updates
-
     def drop_inits(self) -> None:
         """Forget the inits that are buffered."""
         self._inits.clear()

@@ -13,7 +13,7 @@ import numpy as np
 
 from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.pins import Mask, Pin, Pins, Share, pins_for, shares_of
-from acker_protocol.messages import Entries, Identity, InitScope
+from acker_protocol.messages import FAIL, Entries, Identity, InitScope
 from acker_protocol.placement import Member
 from acker_protocol.reports import digest
 
@@ -24,13 +24,14 @@ IsOut = Callable[[Pin, Member], bool]
 class Replication:
     """The deliveries of one report, one a member; each of them may be in a thread of its own."""
 
-    __slots__ = ("_shares", "deliveries", "identity", "inits", "out", "pins", "roots")
+    __slots__ = ("_shares", "deliveries", "has_bare_fail", "identity", "inits", "out", "pins", "roots")
 
     def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None, pins: Sequence[Pin]) -> None:
         """Raises :class:`~acker_client.core.pins.NowhereToSend` where no pin says where its roots live."""
         self.identity = identity
         self.inits = inits
         self.roots = len(entries)
+        self.has_bare_fail = has_bare_fail(entries)
         self.pins = pins_for(pins, inits)
         whole = digest(entries)
         self._shares: dict[Member, Share] = {share.member: share for share in shares_of(pins, entries, inits)}
@@ -84,3 +85,9 @@ class Replication:
             return 0
         wanted: Mask = np.logical_or.reduce([share.held for share in self._shares.values()])
         return int(np.count_nonzero(wanted & ~self._answered()))
+
+
+def has_bare_fail(entries: Entries) -> bool:
+    """Whether there is a fail without the edge of a record among updates. Without it the root could still be ACKED, if
+    others ack its edges; a fail with an edge leaves that one open."""
+    return bool(len(entries.kinds) and np.any((entries.kinds & FAIL != 0) & (entries.ack_vals == 0)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from acker_client.core.backoff import Clock, Deadline, Patience, Random, Sleep
@@ -186,7 +187,7 @@ class Cluster:
 
         ``is_silence_enough``: whether one is gone that does not answer here and has no registry to say more of it; it
         may answer others."""
-        hello = self._hello_of(member.address)
+        hello = self._hello_of(self.address_of(member))
         if hello is not None and not _is_of(hello, member):
             if self._is_news_of(member, hello):
                 return "its server came back without its state"
@@ -216,14 +217,15 @@ class Cluster:
         if _is_of(calls.greeted(patience).hello, member):
             return False
         # The greeting may be older than what this process knows of the member.
-        self.greet_again(member, patience)
+        self.caller_of(member).connection.greet_anew()
         return not _is_of(calls.greeted(patience).hello, member)
 
-    def greet_again(self, member: Member, patience: Patience) -> None:
-        """Ask the server at the address of ``member`` what it is now. What it says then is news of the member."""
-        self.caller_of(member).connection.greet_anew()
-        self.calls_to(member).greeted(patience)
-        self._doubted[member, HelloReply] = None
+    def greet_again(self, member: Member) -> None:
+        """Greet the server at the address of ``member`` once more, as it may show that ``member`` is gone."""
+        with suppress(AckerError):
+            greeted = self.caller_of(member).greet(Deadline(FIRST_GREETING_S, self.clock))
+            if not _is_of(greeted.hello, member):
+                self._doubted[member, HelloReply] = None
 
     def _had_time_to_register(self, member: Member, epoch: int) -> bool:
         """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has

@@ -1,7 +1,7 @@
 """Replicas: one thing asked of several members, side by side.
 
-Decides how long a member is waited for that keeps the others waiting, and when nobody is left to wait for. What that
-means for a root is decided by votes: a member that has missed something says no, never a false yes.
+Decides how long a member that holds up the others is waited for, and when to stop waiting. Votes decide what a missing
+answer means for a root: a member that missed something votes no, and never a false yes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REFRESH_S = 1.0
 _HERE_ONLY = (*RETRYABLE, UnknownBatch)
 
 
-# Why a member that has not answered may be left out, "" while it may not; None where it is decided here.
+# Returns the reason to leave out a member that has not answered, "" to keep waiting, None to apply the rules of `ask`.
 Excuse = Callable[[Member], str | None]
 
 
 class Party(Protocol):
-    """What is asked of several members."""
+    """A request to several members."""
 
     @property
     def left(self) -> Sequence[Member]:
@@ -40,11 +40,11 @@ class Party(Protocol):
         ...
 
     def covers(self, member: Member) -> bool:
-        """Whether the answers of others make that of ``member`` dispensable, given or to be had elsewhere."""
+        """Whether the answers of other members make the answer of ``member`` unnecessary."""
         ...
 
     def leave(self, member: Member, why: str) -> None:
-        """``member`` is out."""
+        """Go on without ``member``."""
         ...
 
 
@@ -59,11 +59,12 @@ def ask(
 ) -> None:
     """Make ``call`` to every member that is left, and wait until each has answered or is out.
 
-    A member is out when it is gone, or when it does not answer, or only that it does not know the batch, and the
-    answers of others do without its own; without ``may_leave`` only when it is gone for everybody, and not because it
-    is silent here. One that is away for a planned restart is waited for: left out by some and not by others, together
-    with another member, it would leave roots without a replica. ``excuse`` may decide in the place of all that. Raises
-    what stopped the call to a member that is in.
+    Leaves a member out if it is gone. Also leaves it out if the answers of others cover its own, and it is silent or
+    raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for everybody is
+    left out: silence towards this client is not enough. Always waits for a member that is away for a planned restart.
+    If clients left out different members, some roots would have no replica.
+
+    ``excuse`` overrides these rules. Raises the error of a call to a member that was not left out.
     """
     members = list(party.left)
     if len(members) == 1 and cluster.is_alone:
@@ -89,7 +90,7 @@ class _Asking:
         self._excuse = excuse
         self._may_leave = may_leave
         self._since = cluster.clock()
-        # When members were seen to be away last: what they are waited for begins then.
+        # When a member was last seen to be away. The wait for it starts then.
         self._away_at: dict[Member, float] = {}
         self._calls: dict[Member, Future[None]] = {}
         self._patiences: dict[Member, Patience] = {}
@@ -100,8 +101,8 @@ class _Asking:
             try:
                 call(member, patience)
             except UnknownBatch:
-                # It may have lost its state since it was greeted.
-                self._cluster.greet_again(member, patience)
+                # The server may have lost its state since the last greeting. A new greeting shows it.
+                self._cluster.greet_again(member)
                 raise
 
         self._patiences[member] = patience
@@ -116,7 +117,7 @@ class _Asking:
                 self._drop_absent()
 
     def end(self) -> None:
-        """Whoever is waited for no longer gives up by itself."""
+        """End the deadlines of the calls that are still running, so that they stop on their own."""
         for member in self._calls:
             self._patiences[member].deadline.end()
 
@@ -132,7 +133,7 @@ class _Asking:
         waited_s = self._cluster.clock() - self._since
         if waited_s >= REFRESH_S:
             self._cluster.refresh()
-        # Who has answered by now is not absent, however long it took.
+        # A member that has answered by now is present, however long the answer took.
         for member in [*self.errors, *(member for member, call in self._calls.items() if not call.done())]:
             why = self._excuse(member)
             if why is None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 import numpy.typing as npt
 
 from acker_client.core.backoff import Clock, Patience, Random, Sleep
-from acker_client.core.delivery import Delivery, ReportResult
+from acker_client.core.delivery import ReportResult
 from acker_client.core.pins import Pin
 from acker_client.core.registration import check_number, check_source, limits_of
 from acker_client.core.replication import Replication
@@ -179,12 +179,12 @@ class AckerClient:
     def flush(self) -> None:
         """Send what is buffered, and wait until it is answered.
 
-        Every server that the roots live on answers, or its source counts it out: before this client goes on without
-        one, if the source is its own, and else as the source has said. Raises one of ``errors.RETRYABLE`` when the
-        budget is spent: what is unanswered is kept as it was, and the next flush sends it again, under the same
-        identity. Raises :class:`Rejected` or :class:`UnknownBatch` when the server
-        refuses a report for good: that report is dropped, and its roots time out. Updates of roots that this client
-        cannot place stay in the buffer: everything else is sent before :class:`UnknownSource` is raised for them.
+        Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
+        raises one of ``errors.RETRYABLE`` and keeps what is unanswered: the next flush sends it again, under the same
+        identity. Under ``on_unreachable="continue"`` it is dropped and counted instead, except for updates of a source
+        that this client has joined. Raises :class:`Rejected` or :class:`UnknownBatch` when the server refuses a report
+        for good: that report is dropped, and its roots time out. Updates of roots that this client cannot place stay
+        in the buffer: everything else is sent before :class:`UnknownSource` is raised for them.
         """
         state = self._state()
         patience = state.cluster.patience()
@@ -202,11 +202,11 @@ class AckerClient:
                     return
                 if isinstance(why, Unavailable) and patience.wait(LEARN_S):
                     continue
-                # A source that was joined cannot learn who went on without it.
-                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
+                # A joined source runs in another process, and cannot learn that updates of it were dropped.
+                may_drop = self.settings.on_unreachable == "continue" and not state.joined
+                why = state.seal(may_drop=may_drop)
+                if why is not None:
                     raise why
-                state.drop_updates(why)
-                return
 
     # -- whole reports
 
@@ -239,13 +239,7 @@ class AckerClient:
         check_column("entries.ack_vals", entries.ack_vals)
         for pin in pins:
             state.cluster.hear_of(pin.placement)
-        try:
-            pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
-        except RETRYABLE as error:
-            if self.settings.on_unreachable == "fail":
-                raise
-            state.go_on_without(error)
-            return state.counted(Delivery(identity, entries, inits).result)
+        pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
         replication = Replication(identity, entries, inits, pins)
         source = state.source_or_none
         # Another client's source is not ours to renew.
@@ -482,7 +476,7 @@ class AckerClient:
         try:
             sending.send(budget_s)
         except RETRYABLE as error:
-            if self.settings.on_unreachable == "fail" or sending.concerns_joined:
+            if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
                 raise
             state.go_on_without(error)
             sending.give_up(str(error))

@@ -1,7 +1,8 @@
-"""Sending: one report of a plain client on its way to the servers that its roots live on.
+"""Sending: deliver one report of a plain client to the servers that its roots live on.
 
-Decides which servers it may go on without: a source's own client leaves one out of its batches before it does, and
-another process waits until the source has said that it did. So no server that missed a fail is ever believed.
+Decides which servers the client may go on without. For roots of its own source, the client first leaves the server out
+of the source's batches. For roots of another source, it waits until that source has left the server out. So a server
+that missed a fail is never believed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Sending:
         return self._replication.covers(member, lambda pin, other: self._state.is_out(pin, other.id))
 
     def leave(self, member: Member, why: str) -> None:
-        """``member`` is out of those batches of this client's source that the report speaks of, then of the report."""
+        """Leave ``member`` out of the reported batches of this client's source, and then out of the report."""
         source = self._state.source_or_none
         if source is not None:
             for pin in self._replication.pins_of(member):
@@ -44,12 +45,17 @@ class Sending:
         self._replication.leave(member, why)
 
     @property
-    def concerns_joined(self) -> bool:
-        """Whether sources of other processes are to hear of it: they cannot learn who went on without it."""
-        return any(pin.session in self._state.joined for pin in self._replication.pins)
+    def has_to_arrive(self) -> bool:
+        """Whether the report is of sources of other processes, and an ACK might come of it if it did not arrive: they
+        cannot learn that a server was left out."""
+        source, pins = self._state.source_or_none, self._replication.pins
+        if any(pin.session in self._state.joined for pin in pins):
+            return True
+        is_own = source is not None and all(pin.session == source.session for pin in pins)
+        return not is_own and self._replication.has_bare_fail
 
     def give_up(self, why: str) -> None:
-        """Go on without those that have not answered."""
+        """Leave out every server that has not answered."""
         for member in self.left:
             self.leave(member, why)
 
@@ -57,7 +63,8 @@ class Sending:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
 
     def _excuse(self, member: Member) -> str | None:
-        """Why ``member`` may be left out, where sources of other processes decide. Called while it is waited for."""
+        """Return why joined sources allow leaving ``member`` out, "" while they do not; None if none is concerned.
+        Also renews this client's leases, and asks for news of those sources."""
         if self._state.source_or_none is not None:
             self._state.source_or_none.keep()
         joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.joined.keys()

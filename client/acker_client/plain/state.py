@@ -20,7 +20,7 @@ from acker_client.core.backoff import Patience
 from acker_client.core.delivery import Delivery, ReportResult
 from acker_client.core.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
 from acker_client.core.published import Published, decode
-from acker_client.core.replication import Replication
+from acker_client.core.replication import Replication, has_bare_fail
 from acker_client.errors import RETRYABLE, AckerError, Unavailable, UnknownSource
 from acker_client.members.cluster import Cluster
 from acker_client.members.side_by_side import do_all
@@ -90,24 +90,31 @@ class ClientState:
         own = () if self.source_or_none is None else self.source_or_none.pins
         return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
 
-    def seal(self) -> AckerError | None:
+    def seal(self, *, may_drop: bool = False) -> AckerError | None:
         """Turn what is buffered into reports with identities. Updates of roots that cannot be placed stay in the
-        buffer, so that they hold nothing else up. Returns why they cannot be placed, or None where there are none."""
+        buffer, so that they hold nothing else up. Returns why they cannot be placed, or None where there are none.
+
+        ``may_drop``: they are dropped and counted as unreported, if no server answers and no ACK can come of it.
+        """
         why: AckerError | None = None
         with self.lock:
             self.drafts += self.accumulator.take()
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)
-            why = why or reason
             inits = None if draft.batch is None or not pins else InitScope(pins[0].session, draft.batch)
             if len(entries):
                 identity = Identity(self.session, self.sequence, sequenced=True)
                 self.sequence += 1
                 self.unanswered.append(Replication(identity, entries, inits, pins))
+            if may_drop and isinstance(reason, Unavailable) and not has_bare_fail(unplaced):
+                self.go_on_without(reason)
+                self.counted(Delivery(Identity(self.session, self.sequence), unplaced).result)
+                unplaced, reason = NO_ENTRIES, None
             with self.lock:
                 self.drafts.popleft()
                 self.accumulator.put_back(unplaced)
+            why = why or reason
         return why
 
     def drop_oldest(self) -> None:
@@ -252,13 +259,6 @@ class ClientState:
         """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
-
-    def drop_updates(self, why: AckerError) -> None:
-        """Under ``on_unreachable="continue"``: forget the updates that are buffered, and count them as unreported."""
-        self.go_on_without(why)
-        with self.lock:
-            dropped = self.accumulator.drop_updates()
-        self.counted(Delivery(Identity(self.session, self.sequence), dropped).result)
 
     def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
         """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.

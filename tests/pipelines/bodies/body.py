@@ -67,7 +67,7 @@ class Act:
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
         # Two collects are compared by what Spark writes of their plans, and it does not say what a function does.
         is_comparable = not (self.mishap and self.then == "retry" and self.what in ("collect", "pandas"))
-        # Nobody knows what was to be done with the rows of a checkpoint that failed.
+        # A failed checkpoint cannot be made good: nothing says what its rows were for.
         has_failed_before = self.mishap == "barred" and bool({"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 

@@ -226,8 +226,8 @@ class Execution:
 
     @cached_property
     def has_left_out(self) -> bool:
-        """Whether it was to write, and may have written nothing since something is there. Jobs may have run for it:
-        what is below an exchange runs before what is above it is planned."""
+        """Whether it may have skipped its write because the target exists. Its jobs do not rule that out: Spark runs
+        the plan below an exchange before it plans the part above."""
         self._ended  # noqa: B018 (metrics are complete then)
         return self.graph.has_left_out(self._store.executionMetrics(self.number))
 

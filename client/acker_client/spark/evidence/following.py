@@ -99,16 +99,24 @@ class FollowedFrame(_Followed, ClassicFrame):
         return trail.witness.iterate(super().toLocalIterator(prefetchPartitions), trail)
 
     def writeTo(self, table: str) -> DataFrameWriterV2:
-        writer: Any = follow(super().writeTo(table), self._trail)
-        writer._table = table
-        made: DataFrameWriterV2 = writer
+        made: DataFrameWriterV2 = self._writer(super().writeTo, table)
         return made
 
     def mergeInto(self, table: str, condition: Column) -> MergeIntoWriter:
-        writer: Any = follow(super().mergeInto(table, condition), self._trail)
-        writer._table, writer._df = table, self
-        made: MergeIntoWriter = writer
+        made: MergeIntoWriter = self._writer(super().mergeInto, table, condition)
         return made
+
+    def _writer(self, make: Callable[..., Any], table: str, *args: Any) -> Any:
+        """A writer into a table of a catalog. Making one may fail, which is a write that failed."""
+        began_ms = now_ms()
+        try:
+            writer = follow(make(table, *args), self._trail)
+        except Exception as error:
+            target = Target.unlike(f"the table {table}")
+            self._trail.witness.see_failure("tried to write them", began_ms, error, self._trail, target)
+            raise
+        writer._table, writer._df = table, self
+        return writer
 
     def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
         return super().mapInArrow(_over_batches(func, self._trail.witness), *args, **kwargs)
@@ -142,7 +150,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         self._trail.witness.views[name.lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """A checkpoint hands nothing on; one that fails is the beginning of a delivery that does, until it succeeds."""
+        """A checkpoint hands nothing on. One that fails counts as a failed delivery: nobody knows what it was for."""
         began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()
@@ -241,7 +249,7 @@ class FollowedMerge(_FollowedWrites, MergeIntoWriter):
     """A merge of a sink's rows into a table; see :class:`_FollowedWrites`."""
 
     def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
-        # What becomes of the rows is said by objects that nobody follows.
+        # Two merges cannot be compared: nobody follows the objects that say what becomes of the rows.
         return Target.unlike(f"{name} into {self._table}")
 
 
@@ -295,7 +303,8 @@ class _FollowedRows(_Followed):
             with trail.witness.calling(name):
                 value = method(*args, **kwargs)
             is_rdd = type(value) in (RDD, PipelinedRDD)
-            made = follow(value, trail.after(name, digest((args, kwargs))) if is_rdd else trail)
+            behind = trail.beside(_trails([*args, *kwargs.values()]))
+            made = follow(value, behind.after(name, digest((args, kwargs))) if is_rdd else trail)
             if name in _GROUPS:
                 made._trail = replace(made._trail, aggregates=True)
             return made
@@ -373,9 +382,18 @@ def follow(value: Any, trail: Trail) -> Any:
 
 
 def follow_rows(made: Any, data: Iterable[object], *step: Hashable) -> Any:
-    """``made``, which ``step`` has made of ``data``, followed if one of these is an RDD that is."""
-    trail = next((each._trail for each in data if isinstance(each, _FollowedRows)), None)
-    return made if trail is None else follow(made, trail.after(*step))
+    """Return ``made``, followed if ``data`` holds a followed RDD. ``step``: what made it, for the trail."""
+    trails = list(_trails(data))
+    return follow(made, trails[0].beside(trails[1:]).after(*step)) if trails else made
+
+
+def _trails(given: Iterable[object]) -> Iterator[Trail]:
+    """The trails of the followed RDDs among these, and in lists of them."""
+    for each in given:
+        if isinstance(each, _FollowedRows):
+            yield each._trail
+        elif isinstance(each, list | tuple):
+            yield from _trails(each)
 
 
 def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:

@@ -53,7 +53,7 @@ _WRITES = re.compile(
 )
 # Commands that report metrics when they write, and none when they skip the write.
 _INSERTS = re.compile(r"^Execute Insert")
-# One into a partition of a Hive table, with IF NOT EXISTS (the second of two flags): it reports them in either case.
+# Inserts into a partition of a Hive table report metrics even when they skip. The second flag is IF NOT EXISTS.
 _MAY_SKIP = re.compile(r"^Execute InsertIntoHiveTable .*, \w+, true, \[")
 # A write by Spark's second interface, and the name of what it writes to.
 _V2 = re.compile(
@@ -178,7 +178,7 @@ class Graph:
 
     def has_left_out(self, values: Any) -> bool:
         """Whether a command may have skipped its write because the target exists (`mode("ignore")`, `IF NOT EXISTS`).
-        ``values``: of metrics."""
+        ``values``: the metrics of the execution."""
         inserts = [(number, text) for number, (name, text) in self._nodes.items() if _INSERTS.match(name)]
         return any(_MAY_SKIP.match(text) or "" in _rows(self._metrics[number], values) for number, text in inserts)
 

@@ -120,7 +120,7 @@ class Look:
         )
 
     def _left_out(self, execution: Execution) -> str:
-        """How an execution that was to write may have written nothing; "" where it has written."""
+        """Return why an execution that writes may have written nothing, "" if nothing points to that."""
         if not (execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))):
             return "ran no job for its write"
         return "left its write out" if execution.has_left_out else ""

@@ -1,8 +1,8 @@
-"""Others: frames that hold a sink's rows but were not derived from the frame it was given: `other.join(rows)`, a view
-of the rows, what SQL made of them.
+"""Others: frames and RDDs with a sink's rows that do not derive from the sink's frame: `other.join(rows)`, a view, SQL,
+`other.union(rows.rdd)`.
 
-Decides, while a sink runs, that such a frame is followed from the moment its rows are taken. The plan of a frame says
-whose rows it has.
+Decides, while a sink runs, that such a frame is followed from the moment that its rows are taken. The frame's plan says
+whose rows it holds. An RDD has no plan: it is followed if it was made of one that is.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from itertools import starmap
 from typing import Any
 
 from pyspark import RDD, SparkContext
-from pyspark.core.rdd import PipelinedRDD
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from acker_client.spark.driver.lineage import new_tag
 from acker_client.spark.evidence.following import FollowedFrame, analyzed, follow, follow_rows
 from acker_client.spark.evidence.witness import Trail
 
-# Where rows are taken out of a frame, or handed to a function of the user's.
+# Attributes that take rows out of a frame, or hand them to a function of the user's.
 _TAKES = ("write", "groupBy", "groupby", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
-# What makes one RDD of several; joins and co-groups are made of unions.
+# Methods that make one RDD of several. PySpark builds joins and co-groups from unions.
 _UNIONS = ((RDD, "union"), (RDD, "cartesian"), (RDD, "zip"), (SparkContext, "union"))
 
 _lock = threading.Lock()
@@ -35,7 +34,7 @@ _takings: list[_Taking] = []
 
 @contextmanager
 def followed_too(trail: Trail) -> Iterator[None]:
-    """Meanwhile every frame with the rows of ``trail`` is followed."""
+    """Follow every frame with the rows of ``trail`` while the block runs."""
     with _lock:
         if not _trails:
             _takings.extend([*(_Taking(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
@@ -73,7 +72,7 @@ class _Taking:
 
     def undo(self) -> None:
         if vars(self._owner).get(self._name) is not self:
-            # Somebody else has put another in its place meanwhile, which calls this one.
+            # Somebody else has replaced this one and calls it, so it has to stay.
             return
         if self._own is None:
             delattr(self._owner, self._name)
@@ -82,18 +81,16 @@ class _Taking:
 
 
 class _Union(_Taking):
-    """The same for what makes one RDD of several: with an RDD of that sink's rows among them, it is followed."""
+    """Stands in for a method that makes one RDD of several. The new RDD is followed if a given one is."""
 
     def __get__(self, one: Any, kind: type | None = None) -> Any:
         method = self._before.__get__(one, kind)
-        if type(one) not in (RDD, PipelinedRDD, SparkContext):
+        if one is None or hasattr(one, "_trail"):
             return method
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = [*args, *kwargs.values()]
-            several = [rdd for each in given for rdd in (each if isinstance(each, list) else [each])]
-            return follow_rows(method(*args, **kwargs), several, self._name, new_tag())
+            return follow_rows(method(*args, **kwargs), [*args, *kwargs.values()], self._name, new_tag())
 
         return call
 

@@ -10,7 +10,7 @@ import hashlib
 import threading
 import time
 import traceback
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -179,6 +179,18 @@ class Trail:
     def after(self, *step: Hashable) -> Trail:
         """The trail of what ``step`` makes of it."""
         return replace(self, steps=(*self.steps, step))
+
+    def beside(self, others: Iterable[Trail]) -> Trail:
+        """The trail of what is made of this and ``others``: it has all rows only if each of them has."""
+        trails = [self, *others]
+        return replace(
+            self,
+            unread=next((trail.unread for trail in trails if trail.unread), ""),
+            is_limited=all(trail.is_limited for trail in trails),
+            functions=frozenset().union(*(trail.functions for trail in trails)),
+            aggregates=any(trail.aggregates for trail in trails),
+            steps=tuple(step for trail in trails for step in trail.steps),
+        )
 
     def target(self, place: str, *what: Hashable) -> Target:
         """Where something delivers these rows to. ``what``: all that it was given, as far as it says where."""
