@@ -308,7 +308,7 @@ def test_no_root_is_acked_when_two_attempts_that_differ_reached_a_server_each(
 
 def test_without_leave_a_report_waits_for_each_replica_that_is_not_gone(servers: Servers, source: AckerClient) -> None:
     servers.cut["executor"] = {"s1:1"}
-    job = Job(source, servers.client("executor", budget_s=0.2, gone_after_s=100.0))
+    job = Job(source, servers.client("executor", budget_s=2.0, gone_after_s=100.0))
     with pytest.raises(errors.Unavailable, match="s1:1"):
         job.executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
