@@ -203,8 +203,9 @@ class AckerClient:
                 if isinstance(why, Unavailable) and patience.wait(LEARN_S):
                     continue
                 # A joined source runs in another process, and cannot learn that updates of it were dropped.
-                may_drop = self.settings.on_unreachable == "continue" and not state.joined
-                why = state.seal(may_drop=may_drop)
+                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
+                    raise why
+                why = state.seal(may_drop=True)
                 if why is not None:
                     raise why
 
