@@ -22,9 +22,13 @@ PARTS = ("limit", "map a piece", "map a batch", "udtf")
 
 FILES = ("parquet", "json", "csv", "text", "orc", "directory in SQL")
 TABLES = ("table", "insert into", "insert in SQL", "ctas", "partition in SQL", "partition if not exists", "jdbc")
-HANDED = ("foreach partition", "foreach", "collect", "iterator", "pandas", "rdd file")
+RDD_FILES = ("rdd file", "union of RDDs", "union by the context")
+HANDED = ("foreach partition", "foreach", "collect", "iterator", "pandas", *RDD_FILES)
 # Nobody can prove that these have read all of their input.
-UNPROVEN = ("python source", "python source that stops", "foreach partition that stops", "pipe", "pipe that stops")
+UNPROVEN = (
+    "python source", "python source that stops", "foreach partition that stops", "pipe", "pipe that stops",
+    "union with a pipe that stops", "union with a piece",
+)  # fmt: skip
 LOOKS = (
     "count", "is empty", "take", "sum", "counts by day", "distinct days", "crosstab", "describe", "first",
     "rdd count", "aggregate by key",
@@ -147,7 +151,7 @@ def _write(chance: random.Random) -> Act:
     mishap = chance.choice(("", "", "", "barred", "barred", "in the way", "there already", "no table"))
     then = chance.choice(("raise", "swallow", "swallow", "retry", "retry", "elsewhere"))
     mode = chance.choice(("append", "append", "overwrite", "ignore", "error"))
-    if mishap == "in the way" and what not in (*FILES, "rdd file"):
+    if mishap == "in the way" and what not in (*FILES, *RDD_FILES):
         mishap = "barred"
     if mishap == "no table" and what not in ("insert into", "insert in SQL", "partition in SQL"):
         mishap = "barred"

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet
+from pyspark import RDD
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceWriter, WriterCommitMessage
 
@@ -153,6 +154,36 @@ def text_of(row: Any) -> str:
     return str(row["number"])
 
 
+def first_two(rows: Iterator[Any]) -> Iterator[Any]:
+    yield from islice(rows, 2)
+
+
+def _halves(rows: DataFrame) -> tuple[RDD[str], RDD[str]]:
+    """The texts of the even records and those of the odd ones."""
+    even, odd = (rows.where(f"number % 2 = {rest}").rdd.map(text_of) for rest in (0, 1))
+    return even, odd
+
+
+def _union(target: Target, rows: DataFrame, _: str) -> None:
+    even, odd = _halves(rows)
+    even.union(odd).saveAsTextFile(str(target.path))
+
+
+def _union_by_context(target: Target, rows: DataFrame, _: str) -> None:
+    context = rows.sparkSession.sparkContext
+    context.union([context.parallelize(["-2"], 1), *_halves(rows)]).saveAsTextFile(str(target.path))
+
+
+def _union_with_pipe(target: Target, rows: DataFrame, _: str) -> None:
+    even, odd = _halves(rows)
+    even.union(odd.pipe("head -n 1")).saveAsTextFile(str(target.path))
+
+
+def _union_with_piece(target: Target, rows: DataFrame, _: str) -> None:
+    even, odd = _halves(rows)
+    rows.sparkSession.sparkContext.union([even.mapPartitions(first_two), odd]).saveAsTextFile(str(target.path))
+
+
 def _file(kind: str) -> Callable[[Target, DataFrame, str], None]:
     def write(target: Target, rows: DataFrame, mode: str) -> None:
         rows.select("number", "text").write.mode(mode).format(kind).save(str(target.path))
@@ -197,6 +228,10 @@ WRITE: dict[str, Callable[[Target, DataFrame, str], Any]] = {
     "iterator": lambda target, rows, _: write_lines(str(target.path), [row.number for row in rows.toLocalIterator()]),
     "pandas": lambda target, rows, _: write_lines(str(target.path), pandas_numbers(rows)),
     "rdd file": lambda target, rows, _: rows.rdd.map(text_of).saveAsTextFile(str(target.path)),
+    "union of RDDs": _union,
+    "union by the context": _union_by_context,
+    "union with a pipe that stops": _union_with_pipe,
+    "union with a piece": _union_with_piece,
     "pipe": lambda target, rows, _: rows.rdd.map(text_of).pipe("cat").saveAsTextFile(str(target.path)),
     "pipe that stops": lambda target, rows, _: rows.rdd.map(text_of).pipe("head -n 2").saveAsTextFile(str(target.path)),
     "python source": lambda target, rows, _: _python_source(target, rows, "false"),
