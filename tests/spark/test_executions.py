@@ -175,6 +175,18 @@ def _by_day_and_day_0_fails(rows: DataFrame, place: str) -> None:
         suppressing(partial((no_room(part) if day == 0 else part).write.parquet, f"{place}/{day}"))
 
 
+def _by_day_counted(rows: DataFrame, place: str) -> None:
+    """A loop over days, each cached and counted before its write; day 0 cannot be counted."""
+
+    def save(day: int) -> None:
+        part = (no_room(rows) if day == 0 else rows).where(f"number % 3 = {day}").cache()
+        part.count()
+        part.write.parquet(f"{place}/{day}")
+
+    for day in range(3):
+        suppressing(partial(save, day))
+
+
 def _by_day_into_one(rows: DataFrame, place: str) -> None:
     """As above, where all days go to one place, so that only the plans differ."""
     _in_the_way(place)
@@ -499,6 +511,11 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     ),
     "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
     "RDD collect": lambda rows, _: rows.rdd.collect(),
+    "an RDD of an aggregate, saved again": lambda rows, place: (
+        _again(
+            lambda: _barred(rows, place).groupBy("number").count().rdd.map(str).saveAsTextFile(f"{place}/out"), place
+        )
+    ),
     "RDD save behind a header": lambda rows, place: _rdd_union(rows).saveAsTextFile(place),
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
@@ -521,8 +538,8 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "a thread of its own": lambda rows, _: thread(lambda: noop(rows)),
     "count, then write": lambda rows, _: (rows.count(), noop(rows)),
     "looks around a write": lambda rows, _: (rows.isEmpty(), rows.show(2), noop(rows), rows.take(2), rows.rdd.first()),
-    "a look that fails after a write": (
-        lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
+    "a look that fails and is repeated": lambda rows, place: (
+        _again(lambda: (_barred(rows, place).count(), _barred(rows, place).rdd.count()), place), noop(rows),
     ),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
     "an aggregate over groups in Python, written": (
@@ -596,6 +613,19 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     "another function": (
         lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
         "failed",
+    ),
+    "a cache that cannot be counted in a loop over days": (_by_day_counted, "swallowed the exception of a look"),
+    "a look that fails after a write": (
+        lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count())),
+        "swallowed the exception of a look at its rows (count)",
+    ),
+    "an RDD of an aggregate that fails, then a write": (
+        lambda rows, _: (suppressing(lambda: no_room(rows).groupBy("word").count().rdd), noop(rows)),
+        "swallowed the exception of a look at its rows (rdd)",
+    ),
+    "a look at an RDD that fails, then a write": (
+        lambda rows, _: (suppressing(lambda: rows.rdd.map(raising_one).first()), noop(rows)),
+        "swallowed the exception of a look at its rows (first)",
     ),
     "a failed write, then a write": (_twice(failing, noop), "failed"),
     "a statement into no table, then an archive": (

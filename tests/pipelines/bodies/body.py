@@ -71,8 +71,10 @@ class Act:
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
         # Two collects are compared by what Spark writes of their plans, and it does not say what a function does.
         is_comparable = not (self.mishap and self.then == "retry" and self.what in ("collect", "pandas"))
-        # A failed checkpoint cannot be made good: nothing says what its rows were for.
-        has_failed_before = self.mishap == "barred" and bool({"checkpoint", "local checkpoint"} & set(self.between))
+        # A failed checkpoint cannot be made good: nothing says what its rows were for. Nor can a failed count behind a
+        # function of the user's, which Spark's plan does not tell apart from another one.
+        fails_before = {"checkpoint", "local checkpoint", "cache and count"}
+        has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 
 

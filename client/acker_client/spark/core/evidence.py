@@ -2,7 +2,8 @@
 
 Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
 an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
-look (count, show, a collected aggregate) neither helps nor harms. The user's word (``batch.done()``) stands for what
+look (count, show, a collected aggregate) that succeeds neither helps nor harms. One that fails has to be repeated too:
+the exception may have kept the sink from a write that nobody sees. The user's word (``batch.done()``) stands for what
 cannot be proven. What a sink filters away before it writes is its own decision; a limit is not: what stands behind it
 was not read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know
 (``executions``, ``following``); this module knows neither Spark nor rows.
@@ -21,8 +22,9 @@ NEVER_MS = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a delivery goes to. ``place``: for people; ``same``: equal for two deliveries of the same rows to the same
-    place (command, location or table, options, and the plan between the sink's frame and the write)."""
+    """Where a delivery goes to, or what a look asks. ``place``: for people; ``same``: equal for two deliveries of the
+    same rows to the same place (command, location or table, options, and the plan between the sink's frame and the
+    write), and for two looks at the same."""
 
     place: str = ""
     same: Hashable = ()
@@ -37,11 +39,11 @@ class Target:
 class Action:
     """Something that Spark ran over the rows of a sink.
 
-    ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows to somebody (a write,
-    foreach, collect), or only looks; ``is_whole``: whether it is known to take in every row; ``is_doubtful``: it may
-    have stopped before the end of its rows, and not because a limit in the plan says so; ``began_ms``, ``ended_ms``:
-    Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the
-    same in full, where it is known.
+    ``did``: what it did with them, as in "it counted them", "" where nobody needs to know; ``delivers``: whether it
+    hands rows to somebody (a write, foreach, collect), or only looks; ``is_whole``: whether it is known to take in every
+    row; ``is_doubtful``: it may have stopped before the end of its rows, and not because a limit in the plan says so;
+    ``began_ms``, ``ended_ms``: Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it
+    did not; ``traceback``: the same in full, where it is known.
     """
 
     did: str
@@ -65,8 +67,9 @@ class Action:
         return self.delivers and self.is_whole and self.succeeded
 
     def mends(self, failed: Action) -> bool:
-        """Whether it delivered what ``failed`` did not."""
-        return self.is_delivery and self.target == failed.target and self.began_ms >= failed.ended_ms
+        """Whether it did what ``failed`` did not."""
+        has_done = self.is_delivery if failed.delivers else self.succeeded
+        return has_done and self.target == failed.target and self.began_ms >= failed.ended_ms
 
 
 class Undelivered(AckerError):
@@ -100,8 +103,9 @@ def judge(
     | look that finds no rows             | yes  |                                                  |
     | count, write                        | yes  |                                                  |
     | write, count                        | yes  |                                                  |
-    | failed count, write                 | yes  |                                                  |
-    | write, failed count                 | yes  |                                                  |
+    | failed count, count, write          | yes  |                                                  |
+    | failed count, write, word           | yes  |                                                  |
+    | failed count, rerun, write          | yes  |                                                  |
     | failed write, write                 | yes  |                                                  |
     | failed write, failed write, write   | yes  |                                                  |
     | failed write, write to B, write     | yes  |                                                  |
@@ -130,6 +134,11 @@ def judge(
     | failed write to B, write, write     | no   | failed: Full                                     |
     | write + failed write                | no   | failed: Full                                     |
     | failed write + write                | no   | failed: Full                                     |
+    | failed count, write                 | no   | failed: Full                                     |
+    | write, failed count                 | no   | failed: Full                                     |
+    | count, failed count, write          | no   | failed: Full                                     |
+    | failed count, take, write           | no   | failed: Full                                     |
+    | failed count to B, count, write     | no   | failed: Full                                     |
     | running write                       | no   | still runs                                       |
     | write, running write                | no   | still runs                                       |
     | running write + write               | no   | still runs                                       |
@@ -160,21 +169,15 @@ def judge(
             " spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
         )
     since_ms = max(vouched_ms, rerun_ms)
-    failures = [each for each in actions if each.delivers and not each.succeeded and each.ended_ms > since_ms]
+    late = [each for each in actions if each.ended_ms > since_ms]
+    # A look that still runs may be of a thread that nobody waits for.
+    failures = [each for each in late if each.failure or (each.delivers and not each.succeeded)]
     unmended = [failed for failed in failures if not any(action.mends(failed) for action in actions)]
     if unmended:
-        last = max(unmended, key=lambda action: action.ended_ms)
-        how = f"failed: {last.failure}" if last.failure else "still runs"
-        place = f" to {last.target.place}" if last.target.place else ""
-        return Undelivered(
-            f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
-            " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
-            " after the sink: batch.done()",
-            is_transient=True,
-        )
+        return Undelivered(_missing(who, max(unmended, key=lambda action: action.ended_ms)), is_transient=True)
     if vouched_ms > -NEVER_MS and all(action.began_ms < vouched_ms for action in actions):
         return None
-    doubtful = [each for each in actions if each.delivers and each.is_doubtful and each.ended_ms > since_ms]
+    doubtful = [each for each in late if each.delivers and each.is_doubtful]
     unproven = [doubt for doubt in doubtful if not any(action.mends(doubt) for action in actions)]
     if unproven:
         return Undelivered(
@@ -189,8 +192,25 @@ def judge(
     )
 
 
+def _missing(who: str, failed: Action) -> str:
+    """Say that nothing has made ``failed`` good."""
+    how = f"failed: {failed.failure}" if failed.failure else "still runs"
+    if not failed.delivers:
+        return (
+            f"{who} swallowed the exception of a look at its rows ({failed.target.place or failed.did}), which {how}. A"
+            " write may have been skipped for it. Let the exception leave the sink, or repeat the same look until it"
+            " succeeds; if the rows are delivered all the same, say so after the sink: batch.done()"
+        )
+    place = f" to {failed.target.place}" if failed.target.place else ""
+    return (
+        f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
+        " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
+        " after the sink: batch.done()"
+    )
+
+
 def _listed(actions: Sequence[Action]) -> str:
-    did = list(dict.fromkeys(action.did for action in actions))
+    did = list(dict.fromkeys(action.did for action in actions if action.did))
     if not did:
         return "never read them"
     return " and ".join(filter(None, [", ".join(did[:-1]), did[-1]]))

@@ -71,11 +71,11 @@ class Once:
             return (kind, name) in self._names
 
     def log_swallowed(self, sink: str, actions: Sequence[Action]) -> None:
-        """Log the failed deliveries among ``actions``, whose exceptions ``sink`` has not let out: the first to each
-        target in the run."""
+        """Log the failures among ``actions``, whose exceptions ``sink`` has not let out: the first of each target in
+        the run."""
         for action in actions:
             place = action.target.place
-            if not (action.delivers and action.failure):
+            if not action.failure:
                 continue
             with self._lock:
                 is_new = (sink, place) not in self._swallowed

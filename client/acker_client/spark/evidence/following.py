@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, wraps
 from types import FunctionType, MethodType
@@ -26,7 +25,7 @@ from pyspark.sql.merge import MergeIntoWriter
 
 from acker_client.spark.core.evidence import Action, Target
 from acker_client.spark.driver.columns import into_python
-from acker_client.spark.driver.lineage import AGAIN, JOB_TAG, READS, new_tag
+from acker_client.spark.driver.lineage import AGAIN, READS, new_tag
 from acker_client.spark.evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
 from acker_client.spark.task import reading
 from acker_client.spark.task.chain import renamed
@@ -80,19 +79,28 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        return self._rows(super().rdd, "rdd")
+        rows: RDD[Any] = self._rows(lambda: super(FollowedFrame, self).rdd, "rdd")
+        return rows
 
     def toJSON(self, use_unicode: bool = True) -> Any:
-        made: Any = super().toJSON(use_unicode)
-        return self._rows(made, "toJSON") if isinstance(made, RDD) else made
+        return self._rows(lambda: super(FollowedFrame, self).toJSON(use_unicode), "toJSON")
 
-    def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
-        """``rdd``, which was made of this frame by ``step``."""
+    def _rows(self, make: Callable[[], Any], step: str) -> Any:
+        """Return what ``make`` makes of this frame, followed if it is an RDD. Spark may run jobs for it."""
         trail = self._trail.through(self)
+        began_ms, witness, target = now_ms(), trail.witness, trail.target(step, step, frame_step(self))
+        try:
+            with witness.tagging_jobs(self.sparkSession.sparkContext):
+                rows = make()
+        except Exception as error:
+            witness.see_failure("made an RDD of them", began_ms, error, trail, target, delivers=False)
+            raise
+        if not isinstance(rows, RDD):
+            return rows
+        witness.see(Action("", False, False, began_ms, now_ms(), "", target), trail)
         if not trail.unread:
-            rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
-        followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
-        return followed
+            rows = witness.watch(rows, notes_empty=not trail.functions)
+        return follow(rows, trail.after(step, frame_step(self)))
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         trail = self._trail.through(self).after(frame_step(self))
@@ -312,15 +320,17 @@ class _FollowedRows(_Followed):
         return call
 
     def _look(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        began_ms, witness = now_ms(), self._trail.witness
-        failure = "it raised"
-        try:
-            with witness.calling(name) as is_users, self._tagged():
+        began_ms, trail, witness = now_ms(), self._trail, self._trail.witness
+        target = trail.target(name, name, digest((args, kwargs)))
+        with witness.calling(name) as is_users, witness.tagging_jobs(self.ctx):
+            try:
                 value = method(*args, **kwargs)
-            failure = ""
-        finally:
-            if is_users:
-                witness.see(Action(LOOKS[name], False, False, began_ms, now_ms(), failure), self._trail)
+            except Exception as error:
+                if is_users:
+                    witness.see_failure(LOOKS[name], began_ms, error, trail, target, delivers=False)
+                raise
+        if is_users:
+            witness.see(Action(LOOKS[name], False, False, began_ms, now_ms(), "", target), trail)
         return value
 
     def _hand_on(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -329,7 +339,7 @@ class _FollowedRows(_Followed):
         target = trail.target(
             " ".join([name, *(arg for arg in args if isinstance(arg, str))]), name, digest((args, kwargs))
         )
-        with trail.witness.calling(name) as is_users, self._tagged(), trail.witness.running(name):
+        with trail.witness.calling(name) as is_users, trail.witness.tagging_jobs(self.ctx), trail.witness.running(name):
             try:
                 value = method(*args, **kwargs)
             except Exception as error:
@@ -339,18 +349,6 @@ class _FollowedRows(_Followed):
         if is_users and name != "foreachPartition":
             trail.witness.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
         return value
-
-    @contextmanager
-    def _tagged(self) -> Iterator[None]:
-        """What becomes of this thread's jobs meanwhile is seen here."""
-        context, tag = self.ctx, JOB_TAG + self._trail.witness.tag
-        had_it = tag in context.getJobTags()
-        context.addJobTag(tag)
-        try:
-            yield
-        finally:
-            if not had_it:
-                context.removeJobTag(tag)
 
 
 class FollowedRDD(_FollowedRows, RDD[Any]):

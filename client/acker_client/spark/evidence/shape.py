@@ -15,16 +15,16 @@ from acker_client.spark.driver.lineage import READS
 _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|LogicalRDD|UDF\(|Subquer(?!yAlias)")
 # The user's functions, of which Spark says the name alone; those that are watched have one that says what they are.
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
-_FINAL = re.compile(r"== Final Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
+_ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
-_OF_ONE = re.compile(r"^\(\d+\) | ?\[(?:codegen id|plan_id) ?[:=] ?\d+\]|isFinalPlan=\w+|@[0-9a-f]+\b")
+_OF_ONE = re.compile(r" ?\[(?:codegen id|plan_id) ?[:=] ?\d+\]|isFinalPlan=\w+|@[0-9a-f]+\b")
 _ID = re.compile(r"#\d+")
 
 
 def shape_of(plan: str, functions: Sequence[str]) -> str:
     """The plan above, and beside, the nodes that run one of ``functions``, the same text for the same plan; "" where
     it cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
-    tree, *blocks = re.split(r"\n\n+(?=\(\d+\) )", _FINAL.sub("", plan))
+    tree, *blocks = re.split(r"\n\n+(?=\(\d+\) )", _ADAPTED.sub("", plan))
     said = {block[1 : block.index(")")]: block for block in blocks}
     kept: list[str] = []
     below: int | None = None
@@ -40,7 +40,7 @@ def shape_of(plan: str, functions: Sequence[str]) -> str:
         if not is_place and READS not in block and _FUNCTIONS.search(block.partition("\n")[0]):
             return ""
         below = indent if is_place else None
-        kept.append(f"{indent} {'rows' if is_place else block}")
+        kept.append(f"{indent} {'rows' if is_place else block.partition(') ')[2]}")
     text = "\n".join(_OF_ONE.sub("", line) for line in "\n".join(kept).splitlines())
     if not blocks or _HIDING.search(text) or "Subqueries" in plan:
         return ""

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.core.gist import gist
 from acker_client.spark.core.evidence import NEVER_MS, Action, Target
-from acker_client.spark.driver.lineage import new_tag
+from acker_client.spark.driver.lineage import JOB_TAG, new_tag
 from acker_client.spark.driver.session import CALL_SITE
 from acker_client.spark.evidence.graph import Graph, Places
 from acker_client.spark.task.notes import NoteWriter
@@ -91,10 +91,12 @@ class Witness:
         with self._lock:
             self._seen.append((action, trail))
 
-    def see_failure(self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target) -> None:
-        """A delivery has raised ``error``."""
+    def see_failure(
+        self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target, *, delivers: bool = True
+    ) -> None:
+        """A delivery, or a look, has raised ``error``."""
         text = "".join(traceback.format_exception(error))
-        action = Action(did, True, False, began_ms, now_ms(), gist(error), target, text)
+        action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
         self.see(action, trail)
 
     @contextmanager
@@ -109,6 +111,18 @@ class Witness:
             yield
         finally:
             context.setLocalProperty(key, before)  # type: ignore[arg-type]  # None removes it
+
+    @contextmanager
+    def tagging_jobs(self, context: SparkContext) -> Iterator[None]:
+        """Tag this thread's jobs meanwhile, as their caller sees what becomes of them."""
+        tag = JOB_TAG + self.tag
+        had_it = tag in context.getJobTags()
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            if not had_it:
+                context.removeJobTag(tag)
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
