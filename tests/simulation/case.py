@@ -179,7 +179,9 @@ TASK_RATES = {
     "job is cut otherwise": 0.3,
 }
 # Those that only happen once in a while, as whatever they touch has to be replayed.
-DIFFERING = ("makes other children", "fails a row this time", "job is cut otherwise")
+DIFFERING = (
+    "makes other children", "makes children for the same tasks", "fails a row this time", "job is cut otherwise",
+)  # fmt: skip
 # Where nearly every batch differs, records are replayed on and on: after so many batches none does.
 DIFFERING_BATCHES = 200
 

@@ -17,6 +17,7 @@ from tests.simulation.case import (
     DataLost,
     Drains,
     Fault,
+    FilesLost,
     Joins,
     Pause,
     Programs,
@@ -44,6 +45,27 @@ def left_out(seed: int) -> Case:
         fail_share=0.5,
         regret_share=0.5,
     )
+
+
+def unheard_fail(seed: int) -> Case:
+    """A source that cannot reach one of two replicas fails its own records, and then does not hear the other one, which
+    dies."""
+    dice = random.Random(f"{seed} unheard fail")
+    cut, dies = dice.sample((1, 2), 2)
+    at = round(dice.uniform(0.5, 3.0), 3)
+    deaf_at, deaf_s = round(at + dice.uniform(0.2, 6.0), 3), round(dice.uniform(2.0, 6.0), 3)
+    case = _plain(
+        seed,
+        dice,
+        2,
+        Cut(at, "source 1", cut, 25.0),
+        Cut(deaf_at, "source 1", dies, deaf_s, True),
+        ServerStops(round(deaf_at + dice.uniform(0.1, deaf_s), 3), dies, 1.0, False),
+        replicas=2,
+        fail_share=0.0,
+        regret_share=0.5,
+    )
+    return replace(case, lease_s=90.0)
 
 
 def data_lost(seed: int) -> Case:
@@ -132,6 +154,74 @@ def silence(seed: int) -> Case:
     return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
 
 
+def seldom_asked(seed: int) -> Case:
+    """In a list, with Spark and one replica: a server stands still for longer than a task's budget, and later again and
+    again for a moment. An executor may have nothing to ask it in between."""
+    dice = random.Random(f"{seed} seldom asked")
+    at = round(dice.uniform(0.1, 0.8), 3)
+    moments = [Pause(round(at + 15.0 + 3.5 * number + dice.random(), 3), "server 2", 0.8) for number in range(5)]
+    return replace(
+        _spark(seed, 2, Pause(at, "server 2", 3.3), *moments),
+        cluster="list",
+        replicas=1,
+        executors=3,
+        tasks_wide=1,
+        records=12,
+        batch_records=3,
+        budget_s=2.0,
+        call_timeout_s=1.0,
+        gone_after_s=15.0,
+        tasks={"is slow": 0.5},
+    )
+
+
+def made_anew(seed: int) -> Case:
+    """With Spark: files are lost between the tasks of a stage, and what is made anew differs and goes to the same
+    tasks."""
+    dice = random.Random(f"{seed} made anew")
+    lost = [FilesLost(round(dice.uniform(0.3, 8.0), 3), dice.randint(1, 2)) for _ in range(12)]
+    return replace(
+        _spark(seed, 1, *lost),
+        cluster="alone",
+        replicas=None,
+        executors=2,
+        tasks_wide=3,
+        steps=dice.choice((2, 3)),
+        tasks={"makes children for the same tasks": 0.5, "is slow": 0.3},
+    )
+
+
+def rolling(seed: int) -> Case:
+    """With Spark and two replicas, servers are restarted one after the other with their state, slowly."""
+    dice = random.Random(f"{seed} rolling")
+    servers = dice.choice((2, 2, 3))
+    at, faults = round(dice.uniform(0.2, 3.0), 3), []
+    for number in range(dice.choice((1, 2, 4))):
+        down_s = round(dice.uniform(3.0, 13.0), 3)
+        faults.append(ServerStops(at, number % servers + 1, down_s, True))
+        at = round(at + down_s + dice.uniform(1.0, 4.0), 3)
+    return replace(_spark(seed, servers, *faults), replicas=2, replica_wait_s=2.0, gone_after_s=15.0)
+
+
+def newcomer(seed: int) -> Case:
+    """With Spark and one replica: executors have a reason to ask for the view. Later a server joins, or comes back
+    empty, and then stands still for a moment, again and again."""
+    dice = random.Random(f"{seed} newcomer")
+    servers = dice.choice((2, 3))
+    at = round(dice.uniform(3.0, 6.0), 3)
+    comes: Fault = Joins(at, servers) if dice.random() < 0.5 else ServerStops(at, servers, 0.5, False)
+    pauses = [
+        Pause(round(at + 1.0 + 1.3 * number + dice.random(), 3), f"server {servers}", round(dice.uniform(0.4, 0.9), 3))
+        for number in range(5)
+    ]
+    return replace(
+        _spark(seed, servers, Pause(round(dice.uniform(0.5, 1.5), 3), "server 1", 1.8), comes, *pauses),
+        replicas=1,
+        gone_after_s=15.0,
+        session_s=10.0,
+    )
+
+
 def emptied(seed: int) -> Case:
     """In a list, with Spark and one replica, servers restart quickly without their state while batches are open."""
     dice = random.Random(f"{seed} emptied")
@@ -142,20 +232,12 @@ def emptied(seed: int) -> Case:
         )
         for _ in range(3)
     ]
-    return replace(
-        Case.of(seed, "list"),
-        servers=servers,
-        replicas=1,
-        records=30,
-        batch_records=8,
-        calls={},
-        is_rough=False,
-        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
-    )
+    return replace(_spark(seed, servers, *faults), cluster="list", replicas=1)
 
 
 CORNERS: tuple[Corner, ...] = (
-    left_out, data_lost, late_registration, sessions_lost, old_view, leaving, silence, emptied,
+    left_out, unheard_fail, data_lost, late_registration, sessions_lost, old_view, leaving, silence, seldom_asked,
+    made_anew, rolling, newcomer, emptied,
 )  # fmt: skip
 
 
@@ -170,6 +252,22 @@ def _one_more(dice: random.Random, servers: int, about: float) -> tuple[Fault, .
             (ZooKeeperAway(at, server, down_s),),
             (Joins(at, server),),
         )
+    )
+
+
+def _spark(seed: int, servers: int, *faults: Fault) -> Case:
+    """Spark on servers with ZooKeeper, over a good network: many batches, and attempts that do not fail."""
+    return replace(
+        Case.of(seed, "zookeeper"),
+        servers=servers,
+        budget_s=60.0,
+        lease_s=30.0,
+        records=30,
+        batch_records=8,
+        calls={},
+        tasks={},
+        is_rough=False,
+        faults=tuple(sorted(faults, key=lambda fault: fault.at)),
     )
 
 

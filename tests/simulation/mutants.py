@@ -49,13 +49,10 @@ from tests.simulation.case import (
     DIFFERING,
     Case,
     Cut,
-    DataLost,
     Drains,
     Fault,
     Pause,
     ServerStops,
-    SessionsLost,
-    ZooKeeperAway,
 )
 
 # Makes something else of a method or a property: takes the real one, gives the mistaken one.
@@ -421,9 +418,9 @@ MUTANTS = (
     Mutant(
         "absence from an older view counted",
         ((Cluster, "gone", _no_epochs),),
-        matters=_with(ZooKeeperAway, SessionsLost, DataLost),
+        case=corners.newcomer,
     ),
-    Mutant("old news counted against a member", ((Cluster, "_is_news_of", _all_is_news),), matters=_registered),
+    Mutant("old news counted against a member", ((Cluster, "_is_news_of", _all_is_news),), case=corners.newcomer),
     Mutant(
         "an ensemble without its data taken for an older one",
         ((registry, "epoch_of", _no_ensembles),),
@@ -444,14 +441,16 @@ MUTANTS = (
     Mutant(
         "who drains or is away is taken for active",
         ((Seen, "listed", _all_active),),
-        matters=_with(Drains, ServerStops),
+        case=corners.rolling,
     ),
     Mutant(
         "who hears nobody takes the others for gone",
         ((Cluster, "_hears_others_than", _hears_others),),
         case=corners.silence,
     ),
-    Mutant("time without a question counted as silence", ((Silence, "shown_s", _all_silence),), case=corners.silence),
+    Mutant(
+        "time without a question counted as silence", ((Silence, "shown_s", _all_silence),), case=corners.seldom_asked
+    ),
     Mutant(
         "silence counted where a registry lists the server",
         ((Cluster, "gone", _silence_is_enough),),
@@ -463,7 +462,7 @@ MUTANTS = (
         "false ACK",
         case=corners.left_out,
     ),
-    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),), case=corners.left_out),
+    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),), case=corners.unheard_fail),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
     Mutant("a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), matters=_registered),
     Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
@@ -474,6 +473,7 @@ MUTANTS = (
             (branch, "digest_parents", _no_digest),
             (merging, "digest_parents", _no_digest),
         ),
+        case=corners.made_anew,
     ),
     Mutant("an init counted twice", ((Applying, "apply", _inits_twice),)),
     Mutant("a section cut in two", ((reports, "_cut", _cut_sections),)),

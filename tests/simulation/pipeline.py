@@ -132,6 +132,10 @@ def _failing(pipeline: Pipeline, dice: random.Random) -> Pipeline:
     )
 
 
+# Values that differ by a multiple of this go to the same task of the next stage, however wide it is.
+LIKE = 60 * CLASSES
+
+
 class Broken(Exception):
     """Spark cannot evaluate a row: the task fails, every time."""
 
@@ -175,6 +179,9 @@ def children_of(op: Op, value: int, account: Account) -> list[int] | None:
         children = [value] if (value // CLASSES + op.salt) % 3 else []
     else:
         children = [mixed(value, op.salt, ordinal) for ordinal in range((value // CLASSES + op.salt) % 4)]
+    if account.differs("makes children for the same tasks"):
+        changed = LIKE * (1 + account.choose(1000))
+        children = [child + changed for child in children]
     if account.differs("makes other children"):
         other = mixed(value, op.salt, 100 + account.choose(1000))
         at = account.choose(3)

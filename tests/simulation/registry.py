@@ -53,6 +53,8 @@ class ZooKeeper:
         # Called with the id of a server that is not listed any more though it never said so, or is listed again.
         self.on_gone: Callable[[int], None] = lambda _: None
         self.on_listed: Callable[[int], None] = lambda _: None
+        # Called with the id of a server that has announced that it will be back.
+        self.on_away: Callable[[int], None] = lambda _: None
         # Called with a server that is not heard for so long.
         self.on_silence: Callable[[str, float], None] = lambda _, for_s: None
 
@@ -189,6 +191,7 @@ class Place:
             return
         if away_s is not None:
             zookeeper.nodes.away[server.id] = Away(server.member, zookeeper.now_ms + int(away_s * 1000))
+            zookeeper.on_away(server.id)
         zookeeper.nodes.ids.pop(server.id, None)
         zookeeper.nodes.draining.pop(server.id, None)
         zookeeper.nodes.epoch += 1

@@ -45,9 +45,10 @@ PLAIN = ("an init counted twice", "a report applied in half", "children not in t
 def first_failure(mutant: Mutant, seeds: range) -> Result | None:
     for case in filter(mutant.matters, map(mutant.case, seeds)):
         with mutant.at_work():
-            result = simulate(case)
+            result = simulate(case, strict=True)
         # What fails without the mistake, too, does not show it.
-        if result.kind and mutant.kind in ("", result.kind) and simulate(result.case).kind != result.kind:
+        is_shown = result.kind and mutant.kind in ("", result.kind)
+        if is_shown and simulate(result.case, strict=True).kind != result.kind:
             return result
     return None
 

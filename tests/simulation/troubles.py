@@ -11,6 +11,9 @@ A record need not be ACKED if every replica of its slot was in trouble while its
                        chance count for the time that they cost, and for a minute after it (a slow one is waited for
                        briefly)
 
+Every client waits for a server that has announced in the registry that it will be back. So its absence is no trouble,
+if nothing else went wrong.
+
 One that is the only replica, and comes back with its state, is waited for: nothing is replayed for that, unless nobody
 could say that it would be back, as ZooKeeper was away, or the driver's budget was over.
 """
@@ -33,13 +36,15 @@ SLOW_S = 60.0
 @dataclass(frozen=True)
 class Stretch:
     """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id);
-    ``is_one_call``: of one call, while others may have passed."""
+    ``is_one_call``: of one call, while others may have passed; ``is_announced``: the server was down, and had announced
+    in the registry that it would be back."""
 
     start: float
     until: float
     client: str | None
     server: int | None
     is_one_call: bool = False
+    is_announced: bool = False
 
 
 class Troubles:
@@ -54,6 +59,7 @@ class Troubles:
         # (from, until, server): it could not be heard by ZooKeeper, or ZooKeeper by nobody.
         self._unheard: list[tuple[float, float, int | None]] = []
         self._down: dict[int, float] = {}
+        self._away: set[int] = set()
         self._first_up: dict[int, float] = {}
         self._unregistered: list[tuple[float, float]] = []
         self._losses: list[tuple[float, int, str]] = []
@@ -83,11 +89,18 @@ class Troubles:
         """A server answers nobody from now on."""
         self._down.setdefault(server, self._scheduler.now)
 
+    def is_away(self, server: int) -> None:
+        """A server that ends has announced that it will be back with its state."""
+        self._away.add(server)
+
     def is_up(self, server: int) -> None:
         """It answers, again or for the first time."""
         self._first_up.setdefault(server, self._scheduler.now)
         if server in self._down:
-            self._stretches.append(Stretch(self._down.pop(server), self._scheduler.now, None, server))
+            is_announced = server in self._away
+            stretch = Stretch(self._down.pop(server), self._scheduler.now, None, server, is_announced=is_announced)
+            self._stretches.append(stretch)
+        self._away.discard(server)
 
     def left_view(self, server: int) -> None:
         """A server is not listed any more, though it never said so."""
@@ -172,13 +185,24 @@ class Troubles:
             is_beyond_budget = self._unreached_s(source, server, since) >= NEARLY * self._case.budget_s
             return f"server {server} was out of {source}'s reach for its whole budget" if is_beyond_budget else ""
         patience_s = self._case.gone_after_s if is_only else min(self._case.replica_wait_s, self._case.gone_after_s)
+        is_waited_for = self._is_waited_for(server, since)
         for client in (source, *sorted(self.clients_of(server))):
-            if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
+            if not is_waited_for and self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
                 if is_only and self._case.cluster == "list" and not self._heard_others_s(client, server, since):
                     # Whoever hears nobody is cut off itself, and takes nobody for gone.
                     continue
                 return f"server {server} was out of reach"
         return ""
+
+    def _is_waited_for(self, server: int, since: float) -> bool:
+        """Whether a server was out of reach only while it was announced to be back, so that every client could know:
+        no other trouble was about, and it was back within a third of a budget."""
+        begun = since - SLOW_S
+        others = [each for each in self._stretches if each.until >= begun and not each.is_announced]
+        own = [each for each in self._stretches if each.until >= begun and each.server == server]
+        is_short = sum(each.until - each.start for each in own) < self._case.budget_s / 3
+        has_registry = self._case.cluster == "zookeeper" and not self._unheard
+        return has_registry and is_short and not others and not self._down
 
     def _heard_others_s(self, client: str, server: int, since: float) -> float:
         """For how long a client may have reached another server while it could not reach this one."""

@@ -305,6 +305,7 @@ class World:
         zookeeper = ZooKeeper(self.scheduler, dice, self.transcript, self.case.session_s)
         zookeeper.on_silence = lambda owner, for_s: self.troubles.unheard(int(owner.split()[-1]), for_s)
         zookeeper.on_gone, zookeeper.on_listed = self.troubles.left_view, self.troubles.is_in_view
+        zookeeper.on_away = self.troubles.is_away
         return zookeeper
 
     # -- what is called for

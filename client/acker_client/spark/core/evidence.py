@@ -40,8 +40,8 @@ class Action:
     """Something that Spark ran over the rows of a sink.
 
     ``did``: what it did with them, as in "it counted them", "" where nobody needs to know; ``delivers``: whether it
-    hands rows to somebody (a write, foreach, collect), or only looks; ``is_whole``: whether it is known to take in every
-    row; ``is_doubtful``: it may have stopped before the end of its rows, and not because a limit in the plan says so;
+    hands rows to somebody (a write, foreach, collect), or only looks; ``is_whole``: whether it is known to take in all
+    rows; ``is_doubtful``: it may have stopped before the end of its rows, and not because a limit in the plan says so;
     ``began_ms``, ``ended_ms``: Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it
     did not; ``traceback``: the same in full, where it is known.
     """
