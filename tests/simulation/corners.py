@@ -154,6 +154,14 @@ def silence(seed: int) -> Case:
     return replace(case, cluster="list", gone_after_s=4.0, lease_s=90.0)
 
 
+def long_flush(seed: int) -> Case:
+    """A source's flush waits for one server for longer than its lease at the other one lasts."""
+    dice = random.Random(f"{seed} long flush")
+    at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(30.0, 50.0), 3)
+    case = _plain(seed, dice, 2, Cut(at, "source 1", dice.choice((1, 2)), for_s), replicas=1)
+    return replace(case, budget_s=60.0, lease_s=20.0)
+
+
 def seldom_asked(seed: int) -> Case:
     """In a list, with Spark and one replica: a server stands still for longer than a task's budget, and later again and
     again for a moment. An executor may have nothing to ask it in between."""
@@ -236,8 +244,8 @@ def emptied(seed: int) -> Case:
 
 
 CORNERS: tuple[Corner, ...] = (
-    left_out, unheard_fail, data_lost, late_registration, sessions_lost, old_view, leaving, silence, seldom_asked,
-    made_anew, rolling, newcomer, emptied,
+    left_out, unheard_fail, data_lost, late_registration, sessions_lost, old_view, leaving, silence, long_flush,
+    seldom_asked, made_anew, rolling, newcomer, emptied,
 )  # fmt: skip
 
 

@@ -464,7 +464,9 @@ MUTANTS = (
     ),
     Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),), case=corners.unheard_fail),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
-    Mutant("a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), matters=_registered),
+    Mutant(
+        "a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), case=corners.long_flush
+    ),
     Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
     Mutant(
         "child edges without the digest of what their parent became",
