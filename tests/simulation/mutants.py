@@ -398,6 +398,11 @@ def _with(*kinds: type[Fault]) -> Callable[[Case], bool]:
     return lambda case: _registered(case) and any(isinstance(fault, kinds) for fault in case.faults)
 
 
+def _in_parts(case: Case) -> bool:
+    """Cases of Spark in which a message holds few entries."""
+    return case.programs is None and case.message_entries > 0
+
+
 def _torn(case: Case) -> bool:
     """Cases of Spark in which executors reach different replicas, and attempts differ."""
     has_cut = any(isinstance(fault, Cut | Pause) for fault in case.faults)
@@ -478,7 +483,7 @@ MUTANTS = (
         case=corners.made_anew,
     ),
     Mutant("an init counted twice", ((Applying, "apply", _inits_twice),)),
-    Mutant("a section cut in two", ((reports, "_cut", _cut_sections),)),
+    Mutant("a section cut in two", ((reports, "_cut", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
     Mutant("a batch done without evidence", ((Run, "_judge", _no_evidence),)),
