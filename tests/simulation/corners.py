@@ -1,4 +1,4 @@
-"""Corners: cases in which one rule decides, as its situation is seldom drawn by chance.
+"""Corner cases: each makes the outcome depend on one rule, because random cases seldom produce its situation.
 
 Decides which faults meet, and when. All else is drawn as for any seed.
 """
@@ -142,8 +142,8 @@ def leaving(seed: int) -> Case:
 
 
 def silence(seed: int) -> Case:
-    """In a list: a process is cut off from everybody, or stands still, for longer than makes a server gone; perhaps a
-    server stands still, too, when it goes on."""
+    """With a plain list of servers: a client is cut off from all servers, or paused, for longer than ``gone_after_s``.
+    Sometimes a server is paused, too, about when the client recovers."""
     dice = random.Random(f"{seed} silence")
     servers = dice.choice((2, 3))
     at, for_s = round(dice.uniform(0.2, 3.0), 3), round(dice.uniform(5.0, 25.0), 3)
@@ -163,8 +163,8 @@ def long_flush(seed: int) -> Case:
 
 
 def seldom_asked(seed: int) -> Case:
-    """In a list, with Spark and one replica: a server stands still for longer than a task's budget, and later again and
-    again for a moment. An executor may have nothing to ask it in between."""
+    """With a plain list of servers, Spark and one replica: a server is paused for longer than a task's budget, and
+    later briefly several times. In between, an executor may have no request for it."""
     dice = random.Random(f"{seed} seldom asked")
     at = round(dice.uniform(0.1, 0.8), 3)
     moments = [Pause(round(at + 15.0 + 3.5 * number + dice.random(), 3), "server 2", 0.8) for number in range(5)]
@@ -184,7 +184,7 @@ def seldom_asked(seed: int) -> Case:
 
 
 def made_anew(seed: int) -> Case:
-    """With Spark: files are lost between the tasks of a stage, and what is made anew differs and goes to the same
+    """With Spark: shuffle files are lost between the tasks of a stage. Recomputed rows differ, and go to the same
     tasks."""
     dice = random.Random(f"{seed} made anew")
     lost = [FilesLost(round(dice.uniform(0.3, 8.0), 3), dice.randint(1, 2)) for _ in range(12)]
@@ -212,8 +212,8 @@ def rolling(seed: int) -> Case:
 
 
 def newcomer(seed: int) -> Case:
-    """With Spark and one replica: executors have a reason to ask for the view. Later a server joins, or comes back
-    empty, and then stands still for a moment, again and again."""
+    """With Spark and one replica: executors ask for the view. Later a server joins, or comes back without its state,
+    and is then paused briefly several times."""
     dice = random.Random(f"{seed} newcomer")
     servers = dice.choice((2, 3))
     at = round(dice.uniform(3.0, 6.0), 3)
@@ -231,7 +231,8 @@ def newcomer(seed: int) -> Case:
 
 
 def emptied(seed: int) -> Case:
-    """In a list, with Spark and one replica, servers restart quickly without their state while batches are open."""
+    """With a plain list of servers, Spark and one replica: servers restart quickly without their state while batches
+    are open."""
     dice = random.Random(f"{seed} emptied")
     servers = dice.choice((2, 3, 4))
     faults = [

@@ -410,8 +410,8 @@ def _torn(case: Case) -> bool:
 
 
 MUTANTS = (
-    Mutant("first word wins", ((Votes, "count", _first_word_wins),), matters=_several),
-    Mutant("a no is stronger than ACKED", ((votes, "_ENDINGS", _weakest_wins),), matters=_several),
+    Mutant("the first vote wins", ((Votes, "count", _first_word_wins),), matters=_several),
+    Mutant("a negative vote overrides ACKED", ((votes, "_ENDINGS", _weakest_wins),), matters=_several),
     Mutant("a new registration taken for the old one", ((PinnedBatch, "was_lost_by", _no_loss),)),
     Mutant("a generation in a greeting ignored", ((Cluster, "gone", _old_hello),), case=corners.emptied),
     Mutant("nobody is ever gone", ((Cluster, "gone", _never_gone),), matters=_several),
@@ -441,15 +441,21 @@ MUTANTS = (
         ((Seen, "lacks", _nobody_lacks),),
         case=corners.sessions_lost,
     ),
-    Mutant("who is away is gone", ((Seen, "listed", _without(MemberState.AWAY)),), matters=_with(ServerStops)),
-    Mutant("who drains is gone", ((Seen, "listed", _without(MemberState.DRAINING)),), matters=_with(Drains)),
     Mutant(
-        "who drains or is away is taken for active",
+        "an away server is treated as gone", ((Seen, "listed", _without(MemberState.AWAY)),), matters=_with(ServerStops)
+    ),
+    Mutant(
+        "a draining server is treated as gone",
+        ((Seen, "listed", _without(MemberState.DRAINING)),),
+        matters=_with(Drains),
+    ),
+    Mutant(
+        "a draining or away server is treated as active",
         ((Seen, "listed", _all_active),),
         case=corners.rolling,
     ),
     Mutant(
-        "who hears nobody takes the others for gone",
+        "an isolated process treats all servers as gone",
         ((Cluster, "_hears_others_than", _hears_others),),
         case=corners.silence,
     ),
@@ -493,7 +499,7 @@ MUTANTS = (
     Mutant("a conflict forgiven", ((Applying, "_spoil", _nothing),)),
     Mutant("outcomes forgotten when they were sent", ((Shard, "watch", _forgotten_when_sent),)),
     Mutant(
-        "a vote of a replica that is out counted",
+        "votes of left-out replicas count",
         (
             (PinnedBatch, "left", _left_with_those_out),
             (PinnedBatch, "leave", _left_again),
@@ -503,7 +509,7 @@ MUTANTS = (
         _torn,
     ),
     Mutant(
-        "a vote of a server that a task went on without counted",
+        "votes of servers that a task left out count",
         ((SourceSession, "leave_out", _nothing),),
         "false ACK",
         _torn,

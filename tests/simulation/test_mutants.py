@@ -7,12 +7,12 @@ import pytest
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.world import Result, simulate
 
-# A seed may stop showing its mistake when the code changes: another one behind it shows it.
+# After a code change a seed may no longer show its mistake. Then one of the next seeds shows it.
 SEEDS_MORE = 100
-# The smallest seed that shows it: each within 200 cases in which the rule matters.
+# For each mutant the smallest seed that shows it, within the first 200 cases in which the rule matters.
 KNOWN = {
-    "first word wins": 13,
-    "a no is stronger than ACKED": 13,
+    "the first vote wins": 13,
+    "a negative vote overrides ACKED": 13,
     "a new registration taken for the old one": 78,
     "a generation in a greeting ignored": 5,
     "nobody is ever gone": 229,
@@ -22,10 +22,10 @@ KNOWN = {
     "an ensemble without its data taken for an older one": 11,
     "no time to register in a new ensemble": 3,
     "no wait for trust after a lost session": 9,
-    "who is away is gone": 74,
-    "who drains is gone": 30,
-    "who drains or is away is taken for active": 7,
-    "who hears nobody takes the others for gone": 7,
+    "an away server is treated as gone": 74,
+    "a draining server is treated as gone": 30,
+    "a draining or away server is treated as active": 7,
+    "an isolated process treats all servers as gone": 7,
     "time without a question counted as silence": 10,
     "silence counted where a registry lists the server": 33,
     "a silent replica left out of a joined source": 12,
@@ -39,12 +39,12 @@ KNOWN = {
     "an identity for each attempt": 23,
     "a conflict forgiven": 40,
     "outcomes forgotten when they were sent": 9,
-    "a vote of a replica that is out counted": 147,
-    "a vote of a server that a task went on without counted": 147,
+    "votes of left-out replicas count": 147,
+    "votes of servers that a task left out count": 147,
     "a section cut in two": 251,
     "a lease that nobody keeps while a flush waits": 3,
 }
-# Those that nearly any case shows.
+# Mutants that nearly every case shows.
 PLAIN = ("an init counted twice", "a report applied in half", "children not in the tree", "a fail taken for an ack")
 
 
@@ -52,7 +52,7 @@ def first_failure(mutant: Mutant, seeds: range) -> Result | None:
     for case in filter(mutant.matters, map(mutant.case, seeds)):
         with mutant.at_work():
             result = simulate(case, strict=True)
-        # What fails without the mistake, too, does not show it.
+        # A case that also fails without the mistake does not show it.
         is_shown = result.kind and mutant.kind in ("", result.kind)
         if is_shown and simulate(result.case, strict=True).kind != result.kind:
             return result

@@ -3,19 +3,19 @@
 A record need not be ACKED if every replica of its slot was in trouble while its batch was open:
 
     lost its state     it died, or stopped without its state, or the lease of the source ran out there
-    not in the view    its session with ZooKeeper was over without a word: paused, cut off or dead for too long;
-                       and another server saw that, after the time of a session in touch with ZooKeeper,
-                       or the server still answers nobody
-    out of reach       with other replicas, or in a plain list of servers: some client could not reach it for half of
-                       what a replica is waited for, or of what makes a server of a list gone; calls that went wrong by
-                       chance count for the time that they cost, and for a minute after it (a slow one is waited for
-                       briefly)
+    not in the view    its ZooKeeper session expired unannounced (the server was paused, cut off or dead for too long),
+                       and another server that had been in touch with ZooKeeper for a session's time saw that,
+                       or the server answered nobody the whole time
+    out of reach       there are other replicas, or the cluster is a plain list of servers, and some client could not
+                       reach the server for half of ``replica_wait_s`` or half of ``gone_after_s``. A call that failed
+                       by chance counts for the time that it cost, and for a minute after it: the client then waits
+                       only briefly for a slow server
 
 Every client waits for a server that has announced in the registry that it will be back. So its absence is no trouble,
 if nothing else went wrong.
 
-One that is the only replica, and comes back with its state, is waited for: nothing is replayed for that, unless nobody
-could say that it would be back, as ZooKeeper was away, or the driver's budget was over.
+Clients wait for a server that is the only replica and comes back with its state. Its absence excuses a replay only if
+ZooKeeper was away, so that nobody could tell that it would return, or if it outlasted the driver's whole budget.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from itertools import pairwise
 from tests.simulation.case import Case
 from tests.simulation.scheduler import Scheduler
 
-# Of a budget: the rest of it goes by before a try that fails is over.
+# This share of a budget counts as the whole budget: the rest passes while the last failing try ends.
 NEARLY = 0.9
 # How long a client that had to wait for a server in vain waits only briefly for it.
 SLOW_S = 60.0
@@ -113,7 +113,7 @@ class Troubles:
         self._unlisted = [(start, left) for start, left in self._unlisted if left != server]
 
     def gap(self, server: int, what: str) -> None:
-        """Something that should not matter, and does."""
+        """Record a known gap: an event that should cost no replay, but does."""
         self._gaps.append((self._scheduler.now, server, what))
 
     def unreached_s(self, client: str, servers: Collection[int], since: float) -> float:
@@ -177,7 +177,7 @@ class Troubles:
         return False
 
     def hindrance(self, server: int, since: float, *, is_only: bool, source: str = "driver") -> str:
-        """The same, of what does not lose what the server knew."""
+        """Like ``excuse``, but only for a server out of the view or out of reach; lost state does not count."""
         if self._was_unlisted(server, since):
             return f"server {server} was not in the view"
         had_no_registry = any(until >= since for _, until in self._unregistered)

@@ -75,6 +75,10 @@ def one_batch(batches: Iterator[Any]) -> Iterator[Any]:
     yield next(batches)
 
 
+def unread(batches: Iterator[Any]) -> Iterator[Any]:
+    return iter(())
+
+
 def no_rows(batches: Iterator[Any]) -> Iterator[Any]:
     yield from (batch.slice(0, 0) for batch in batches)
 
@@ -497,6 +501,15 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         rows.write.parquet(place),
     ),
     "a collect that is repeated": lambda rows, place: _again(lambda: _barred(rows, place).collect(), place),
+    "an iterator that is repeated": lambda rows, place: (
+        _again(lambda: list(_barred(rows, place).toLocalIterator()), place)
+    ),
+    "an iterator over groups that is repeated, then a write": lambda rows, place: (
+        _again(lambda: list(_barred(rows, place).groupBy("number").count().toLocalIterator()), place), noop(rows),
+    ),
+    "a collect of RDD groups that is repeated, then a write": lambda rows, place: (
+        _again(lambda: _barred(rows, place).rdd.groupBy(len).collect(), place), noop(rows),
+    ),
     "foreachPartition that is repeated": lambda rows, place: (
         _again(lambda: rows.foreachPartition(Barred(place)), place)
     ),
@@ -619,9 +632,23 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count())),
         "swallowed the exception of a look at its rows (count)",
     ),
+    "a table function that leaves nothing for a distinct": (
+        lambda rows, _: noop(_table_function(rows).distinct()),
+        "ArrowEvalPythonUDTF",
+    ),
+    "a function that reads nothing, before a distinct": (
+        lambda rows, _: noop(rows.mapInArrow(unread, rows.schema).distinct()),
+        "a function (mapInArrow, mapInPandas) that stops early",
+    ),
     "an RDD of an aggregate that fails, then a write": (
         lambda rows, _: (suppressing(lambda: no_room(rows).groupBy("word").count().rdd), noop(rows)),
         "swallowed the exception of a look at its rows (rdd)",
+    ),
+    "an iterator over groups that fails, then a write": (
+        lambda rows, _: (
+            suppressing(lambda: list(no_room(rows).groupBy("word").count().toLocalIterator())), noop(rows)
+        ),
+        "swallowed the exception of a look at its rows (an iterator)",
     ),
     "a look at an RDD that fails, then a write": (
         lambda rows, _: (suppressing(lambda: rows.rdd.map(raising_one).first()), noop(rows)),

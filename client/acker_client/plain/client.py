@@ -181,10 +181,11 @@ class AckerClient:
 
         Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
         raises one of ``errors.RETRYABLE`` and keeps what is unanswered: the next flush sends it again, under the same
-        identity. Under ``on_unreachable="continue"`` it is dropped and counted instead, except for updates of a source
-        that this client has joined. Raises :class:`Rejected` or :class:`UnknownBatch` when the server refuses a report
-        for good: that report is dropped, and its roots time out. Updates of roots that this client cannot place stay
-        in the buffer: everything else is sent before :class:`UnknownSource` is raised for them.
+        identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead. Exceptions
+        are updates of a source that this client has joined, and fails without an edge. Raises :class:`Rejected` or
+        :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
+        Updates of roots that this client cannot place stay in the buffer: everything else is sent before
+        :class:`UnknownSource` is raised for them.
         """
         state = self._state()
         patience = state.cluster.patience()

@@ -77,6 +77,12 @@ class Act:
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 
+    @property
+    def reads_all(self) -> bool:
+        """Whether it is known to read every row that it is given."""
+        is_whole = not set(self.between) & {*FILTERS, *PARTS} and self.day is None
+        return is_whole and self.what not in (*UNPROVEN, "is empty", "take", "first")
+
 
 @dataclass(frozen=True)
 class Body:

@@ -1,4 +1,4 @@
-"""Targets: where a drawn body writes to, and which records are really there."""
+"""Targets: where a randomly generated sink body writes to, and which records are really there."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from tests.pipelines.bodies.steps import COLUMNS, view_of
 
 DERBY = {"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"}
 TABLE = "number long, day int, text string"
-# What was there before, so that a mode has something to ignore.
+# Number of the row that exists before the write, so that `if not exists` has something to skip.
 BEFORE = -1
 
 
 class Target:
-    """One place of one body. ``path``: a folder that is not there yet; ``name``: of a table that is not."""
+    """One target of one sink body. ``path``: a folder that does not exist yet; ``name``: a table that does not exist
+    yet."""
 
     def __init__(self, spark: SparkSession, warehouse: Path, folder: Path, name: str) -> None:
         self.spark = spark
@@ -36,7 +37,7 @@ class Target:
         self._has_jdbc = False
 
     def prepare(self, what: str, *, is_there: bool) -> None:
-        """Make what a write of this kind expects, and if ``is_there`` something that is in its way."""
+        """Create what a write of this kind expects; if ``is_there``, also create data that is in its way."""
         parted = "number long, text string, part int) using parquet partitioned by (part"
         columns = {"insert into": TABLE, "insert in SQL": TABLE}
         columns |= {"partition in SQL": parted, "partition if not exists": parted}
@@ -99,7 +100,7 @@ def _in_file(file: Path) -> Iterator[int]:
 
 
 class LinesSource(DataSource):
-    """A Python data source that writes a file a task. Option ``stops``: it takes two rows of each."""
+    """A Python data source that writes one file per task. Option ``stops``: each task reads only two rows."""
 
     @classmethod
     def name(cls) -> str:
@@ -122,7 +123,7 @@ class LinesWriter(DataSourceWriter):
 
 
 class Save:
-    """Writes the numbers of rows into a file of their own; ``most``: of so many rows, and reads no more."""
+    """Writes the numbers of rows into a new file. ``most``: reads at most so many rows (None: all)."""
 
     def __init__(self, folder: str, most: int | None = None) -> None:
         self.folder, self.most = folder, most

@@ -4,9 +4,9 @@ Decides by actions alone: what ran over the rows, where it delivered them to, ho
 an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
 look (count, show, a collected aggregate) that succeeds neither helps nor harms. One that fails has to be repeated too:
 the exception may have kept the sink from a write that nobody sees. The user's word (``batch.done()``) stands for what
-cannot be proven. What a sink filters away before it writes is its own decision; a limit is not: what stands behind it
-was not read. Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know
-(``executions``, ``following``); this module knows neither Spark nor rows.
+cannot be proven. A sink may filter rows away before it writes. A limit is different: the rows behind it were not read.
+Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know (``executions``,
+``following``); this module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dataclasses import dataclass
 
 from acker_client.errors import AckerError
 
-# Of an action that still runs.
+# ``Action.ended_ms`` of an action that still runs.
 NEVER_MS = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a delivery goes to, or what a look asks. ``place``: for people; ``same``: equal for two deliveries of the
-    same rows to the same place (command, location or table, options, and the plan between the sink's frame and the
-    write), and for two looks at the same."""
+    """The destination of a delivery, or the question of a look. ``place``: text for messages; ``same``: equal for two
+    deliveries of the same rows to the same place (command, location or table, options, and the plan between the sink's
+    frame and the write), and for two looks at the same."""
 
     place: str = ""
     same: Hashable = ()
 
     @classmethod
     def unlike(cls, place: str) -> Target:
-        """A target that is the same as no other, since nobody can say what it is."""
+        """Return a target that equals no other, because its identity is unknown."""
         return cls(place, object())
 
 
@@ -67,7 +67,7 @@ class Action:
         return self.delivers and self.is_whole and self.succeeded
 
     def mends(self, failed: Action) -> bool:
-        """Whether it did what ``failed`` did not."""
+        """Whether this action succeeded later at the same target, so that ``failed`` no longer counts."""
         has_done = self.is_delivery if failed.delivers else self.succeeded
         return has_done and self.target == failed.target and self.began_ms >= failed.ended_ms
 
@@ -91,9 +91,9 @@ def judge(
 ) -> Undelivered | None:
     """Return why the rows of ``who`` (a sink, as "save()") are not done; None when they are.
 
-    ``forgotten``: the collector knows that it does not know every action. ``vouched_ms``: when the user said
-    ``batch.done()``; this word covers what was done by then. ``rerun_ms``: when the sink began anew after its
-    exception had left it; the new run answers for what failed before. The cases, each a test
+    ``forgotten``: the collector knows that some actions are missing. ``vouched_ms``: when the user called
+    ``batch.done()``, which covers everything done by then. ``rerun_ms``: when the sink was called again after it had
+    raised; failures that ended before that no longer count. The cases, each a test
     (``tests/spark/test_evidence.py`` reads this table); actions are listed in the order in which they began, "+" means
     that the next one began before this one had ended, "to B" names another target:
 

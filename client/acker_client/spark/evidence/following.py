@@ -2,10 +2,10 @@
 
 Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, what an
 action of an RDD did, and which writes deliver the same rows to the same place. Functions over partitions and batches
-are watched from inside: one that ends before its input does leaves a note. Actions of RDDs, iterators and writes are
-watched from outside. What is followed is a frame, an RDD, a writer like any other, and computes what it would compute
-unfollowed. Spark gives rows to an operator below a function of the user's whether they are asked for or not, so the end
-of input there proves nothing.
+are watched from inside: a function that stops before the end of its input leaves a note. Actions of RDDs, iterators and
+writes are watched from outside. A followed frame, RDD or writer behaves like any other and computes the same. Spark
+passes rows to an operator below a user's function even if the function asks for none, so reaching the end of input
+there proves nothing.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _HANDS_ON = _COLLECTS | {
     "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
     "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
 }  # fmt: skip
-# What makes groups of an RDD's rows, or one of several.
+# RDD methods that make one row of several, or one RDD of several in which rows are missing.
 _GROUPS = frozenset({
     "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
     "intersection", "reduceByKey", "subtract", "subtractByKey",
 })  # fmt: skip
-# Calls of a writer that write; all others say how.
+# Writer methods that write; all others only configure the write.
 _WRITES = frozenset({
     "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "merge", "orc", "overwrite",
     "overwritePartitions", "parquet", "replace", "save", "saveAsTable", "text", "xml",
 })  # fmt: skip
 
 
-# PySpark's own: while a sink runs, `others` puts another in its place.
+# PySpark's own method: `others` replaces it while a sink runs.
 _map_in_arrow: Any = ClassicFrame.mapInArrow
 
 
@@ -104,7 +104,8 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         trail = self._trail.through(self).after(frame_step(self))
-        return trail.witness.iterate(super().toLocalIterator(prefetchPartitions), trail)
+        make = super().toLocalIterator
+        return trail.witness.iterate(lambda: make(prefetchPartitions), trail)
 
     def writeTo(self, table: str) -> DataFrameWriterV2:
         made: DataFrameWriterV2 = self._writer(super().writeTo, table)
@@ -168,8 +169,9 @@ class FollowedFrame(_Followed, ClassicFrame):
         return self._again(df)
 
     def _again(self, df: DataFrame) -> DataFrame:
-        """``df``, whose plan has lost where its rows come from, under the names by which its executions are known: of
-        the sink, and of the functions of the user's that the rows have gone through."""
+        """Return ``df`` behind functions that pass rows through, and whose names mark them in a plan as the sink's. The
+        checkpoint has removed these names from the plan. One stands for the sink, the others for the user's functions
+        on the way."""
         trail = self._trail.through(self)
         if trail.unread:
             partial: DataFrame = follow(df, trail)
@@ -202,14 +204,14 @@ class FollowedGroups(_Followed, GroupedData):
 
 
 class _FollowedWrites(_Followed):
-    """A writer of a sink's rows. What went well is in Spark's stores, and not all that raised."""
+    """A writer of a sink's rows. Spark's stores show every write that succeeded, but not every write that raised."""
 
-    # Of a catalog, where it was made for one.
+    # The catalog table that the writer was made for; "" if it was made for none.
     _table = ""
 
     @cached_property
     def _given(self) -> list[str]:
-        """What it was given about how to write, and where to, call by call; the mode apart."""
+        """The calls that configured how and where to write, except ``mode``."""
         return []
 
     def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
@@ -296,8 +298,8 @@ class _FollowedRows(_Followed):
         return made
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
-        rows: Any = super().toLocalIterator(prefetchPartitions)  # type: ignore[misc]
-        return self._trail.witness.iterate(rows, self._trail)
+        make = super().toLocalIterator  # type: ignore[misc]
+        return self._trail.witness.iterate(lambda: make(prefetchPartitions), self._trail)
 
     def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
         trail = self._trail
@@ -343,8 +345,8 @@ class _FollowedRows(_Followed):
             try:
                 value = method(*args, **kwargs)
             except Exception as error:
-                if delivers and is_users and name != "foreachPartition":
-                    trail.witness.see_failure(did, began_ms, error, trail, target)
+                if is_users and name != "foreachPartition":
+                    trail.witness.see_failure(did, began_ms, error, trail, target, delivers=delivers)
                 raise
         if is_users and name != "foreachPartition":
             trail.witness.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
@@ -395,7 +397,7 @@ def _trails(given: Iterable[object]) -> Iterator[Trail]:
 
 
 def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
-    """What ``writer`` has written by the call ``name`` did not come to its place, as ``error`` says."""
+    """Record a failed write: ``writer`` wrote by the call ``name``, but ``error`` kept the output from its place."""
     if isinstance(writer, FollowedWriter):
         trail, target = writer._trail, writer._target(name, args, {}, writer._df)
         trail.witness.see_failure("tried to write them", now_ms(), error, trail, target)
@@ -425,8 +427,8 @@ def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
 
 
 def _over_groups(function: Any) -> Any:
-    """The user's function over whole groups under a name that says so; one over an iterator of parts as it is, since it
-    need not read to the end."""
+    """Return the user's function under a name that marks it as over whole groups. A function over an iterator of parts
+    is returned unchanged, since it need not read to the end."""
     if not isinstance(function, FunctionType) or _may_iterate(function):
         return function
     # PySpark counts its arguments, so it must not be wrapped.
@@ -447,6 +449,6 @@ def _may_iterate(function: FunctionType) -> bool:
 
 
 def _name(function: Any) -> str:
-    """By what a function of the user's is known in a plan: the same for the same one."""
+    """Return the name that marks a user's function in a plan; equal for equal functions."""
     name = re.sub(r"\W", "_", str(getattr(function, "__name__", "function")))
     return f"{READS}{name}_{digest(function)}"

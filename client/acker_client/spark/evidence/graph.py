@@ -42,6 +42,12 @@ _READS_ALL = AGGREGATES | {
     "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
     "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
+# What AQE shows in the place of nodes that it did without. Below it stand logical nodes, which did not run either, and
+# a LogicalQueryStage above those that did.
+_EMPTY = "EmptyRelation"
+_DID_NOT_RUN = frozenset({
+    _EMPTY, "Aggregate", "Join", "LogicalQueryStage", "RebalancePartitions", "Repartition", "RepartitionByExpression",
+})  # fmt: skip
 # Of the user's functions over groups, those that get whole ones (202 of pandas, 252 of Arrow); others get an iterator.
 _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
@@ -159,8 +165,14 @@ class Graph:
             over = {above for number in under for way in self._ups(number) for above in way}
             found = [number for number in found if number in over]
         ways = [self._way(way) for number in found for way in self._ups(number)]
-        # What AQE has put an EmptyRelation in the place of is shown below it, and was not read there.
-        return [way for way in ways if "EmptyRelation" not in way.names]
+        return [way for way in ways if _EMPTY not in way.names]
+
+    def emptied(self, places: Places) -> list[Way]:
+        """The ways up from each node that runs one of the functions, where AQE has put an EmptyRelation in the place of
+        that node or of one above it: what the user's functions on such a way left unread may be why it was empty."""
+        ways = [way for number in self._found(places) for way in self._ups(number)]
+        hidden = [way for way in ways if any(self._nodes[up][0] == _EMPTY for up in way)]
+        return [self._way([up for up in way if self._nodes[up][0] not in _DID_NOT_RUN]) for way in hidden]
 
     def over(self, name: str) -> list[Way]:
         """The ways up from each node that is called ``name``."""
@@ -172,7 +184,7 @@ class Graph:
         has read rows there to the end of a task, and not only what another one has cached."""
         found = self._found(places)
         names = {self._nodes[above][0] for number in found for way in self._ups(number) for above in way}
-        if not found or "EmptyRelation" in names or ("InMemoryTableScan" in names and not has_ended):
+        if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
 

@@ -24,6 +24,9 @@ _DID = {
     "Dataset.checkpoint": "checkpointed them",
 }
 
+# The client sees how an iterator ends.
+_ITERATES = "toPythonIterator"
+
 # Jobs of RDDs that only look, by what began them.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
@@ -52,7 +55,10 @@ class Look:
 
     def is_pruned(self, places: Places) -> bool:
         """Whether Spark planned to read the rows for an action that delivers, and then found that it need not."""
-        return any(self._needs_none(execution, places) for execution in self.executions)
+        return any(
+            self._is_emptied(execution, places) and not self._left_unread(execution, places)
+            for execution in self.executions
+        )
 
     def evaluations(self, places: Places) -> int:
         """How many actions have read the rows to the end of a task. Jobs of an iterator are one."""
@@ -97,6 +103,8 @@ class Look:
         parent = self._writing_parent(execution, places)
         hands_on = [way for way in above if parent is not None or way.writes or (collects and not _looks(way))]
         failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
+        if failed.failure and execution.method.endswith(_ITERATES):
+            return None
         # Beside a way that hands all rows on, one that aggregates says nothing.
         ways = [way for way in above if not way.groups] or above
         is_whole = is_followed and any(not way.is_cut(places.cut) for way in ways)
@@ -135,17 +143,27 @@ class Look:
 
     def _pruned(self, execution: Execution, places: Places) -> Action | None:
         """An execution that needed no rows in the end: what it wrote, it wrote without them."""
+        unread = ""
         if execution.failure and execution.graph.writes and not self._within(execution):
             did, is_whole = "tried to write them", False
-        elif self._needs_none(execution, places):
-            did, is_whole = "wrote them", True
+        elif self._is_emptied(execution, places):
+            unread = self._left_unread(execution, places)
+            did, is_whole = unread or "wrote them", not unread
         else:
             return None
         began_ms, ended_ms, target = execution.began_ms, execution.ended_ms, execution.target(places)
-        return Action(did, True, is_whole, began_ms, ended_ms, execution.failure, target, execution.message)
+        failure, message = execution.failure, execution.message
+        return Action(did, True, is_whole, began_ms, ended_ms, failure, target, message, is_doubtful=bool(unread))
 
-    def _needs_none(self, execution: Execution, places: Places) -> bool:
-        """Whether an execution was planned over the rows, ran, hands on what it made, and was adapted to do without
+    def _left_unread(self, execution: Execution, places: Places) -> str:
+        """Return what may have left rows unread, so that an execution that was emptied had none to write; "" for
+        nothing."""
+        ways = execution.graph.emptied(places)
+        cut = next((way for way in ways if way.is_cut(places.cut)), None)
+        return "" if cut is None else _handed_to(cut.unproven)
+
+    def _is_emptied(self, execution: Execution, places: Places) -> bool:
+        """Whether an execution was planned over the rows, ran, delivers what it made, and was adapted to do without
         them on the way. Where it ran another one, that one is the evidence."""
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
         # What is collected of an aggregate is a look, whether or not it needs the rows.
@@ -231,17 +249,17 @@ def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bo
         return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
     unproven = next((way.unproven for way in ways if way.unproven), "")
     if delivers and not is_whole:
-        return f"handed them to {_consumer(unproven)}, which need not have read them all"
+        return _handed_to(unproven)
     if delivers:
         return "wrote them"
     return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"
 
 
-def _consumer(unproven: str) -> str:
-    """What does not show whether it has read its input to the end, as Spark describes it; "": a watched function."""
-    if unproven:
-        return f"{unproven[:CONSUMER_CHARS]} (nobody watches it)"
-    return "a function (mapInArrow, mapInPandas) that stops early"
+def _handed_to(unproven: str) -> str:
+    """Say which consumer may have stopped early: ``unproven``, as Spark describes it, or a watched function ("")."""
+    watched = "a function (mapInArrow, mapInPandas) that stops early"
+    consumer = f"{unproven[:CONSUMER_CHARS]} (nobody watches it)" if unproven else watched
+    return f"handed them to {consumer}, which need not have read them all"
 
 
 def _looks(way: Way) -> bool:

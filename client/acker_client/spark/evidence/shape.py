@@ -1,7 +1,7 @@
-"""Shape: what Spark writes of an execution's plan, as a text that is equal for two executions that do the same.
+"""Shape: the text of an execution's plan, normalized so that two executions that do the same have equal texts.
 
-Decides what of it is the plan's (nodes and their arguments, as they were planned) and what the one execution's
-(numbers, how it was adapted). Says "" where Spark's text leaves something out, so that it cannot be compared.
+Decides which parts belong to the plan (nodes and arguments, as planned) and which to one execution (numbers, adaptive
+changes). Returns "" if Spark's text leaves something out, because then it cannot be compared.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from acker_client.spark.driver.lineage import READS
 
 # Where Spark has left out or hidden a part, or never says what is in it: rows of the driver's, an RDD, a function.
 _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|LogicalRDD|UDF\(|Subquer(?!yAlias)")
-# The user's functions, of which Spark says the name alone; those that are watched have one that says what they are.
+# Nodes of the user's functions. Spark shows only a function's name; a watched one has a name that identifies it.
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
 _ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
@@ -22,8 +22,8 @@ _ID = re.compile(r"#\d+")
 
 
 def shape_of(plan: str, functions: Sequence[str]) -> str:
-    """The plan above, and beside, the nodes that run one of ``functions``, the same text for the same plan; "" where
-    it cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
+    """Return the plan without what lies below the nodes that run one of ``functions``, as text. Equal plans give equal
+    texts; "" if the plan cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
     tree, *blocks = re.split(r"\n\n+(?=\(\d+\) )", _ADAPTED.sub("", plan))
     said = {block[1 : block.index(")")]: block for block in blocks}
     kept: list[str] = []

@@ -1,7 +1,7 @@
 """Witness: what is seen from the client of one run of a sink, and how a frame or an RDD has come from its rows.
 
-Decides what an action that the client's own call has shown is worth: one over a part of the rows hands on a part, and
-where it delivers to.
+Decides how much an action proves that the client saw at its own call, and where the action delivers to. An action over
+a part of the rows delivers only a part.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import threading
 import time
 import traceback
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,16 +37,16 @@ LOOKS = {
 
 
 class Witness:
-    """What is seen from the client of one run of a sink. ``tag``: of its step; ``functions``: how its rows are known in
-    a plan. Thread-safe."""
+    """The actions that the client sees during one run of a sink. ``tag``: the tag of the sink's step; ``functions``:
+    names of functions that mark the sink's rows in a plan. Thread-safe."""
 
     def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter) -> None:
         self.tag = tag
         self.places = Places(functions)
         self.note_writer = note_writer
-        # Where calls of the client's deliver to, by what the executions within them bear.
+        # Targets of the client's own calls, by the call site that their executions carry.
         self.calls: dict[str, Target] = {}
-        # The views of its rows, by name: what is the same for the same rows.
+        # Views of the sink's rows by name, each with a key that is equal for equal rows.
         self.views: dict[str, Hashable] = {}
         self._lock = threading.Lock()
         self._inside = threading.local()
@@ -67,41 +67,54 @@ class Witness:
         return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
 
     def watch(self, rdd: RDD[Any], *, notes_empty: bool) -> RDD[Any]:
-        """The same RDD, with a note for each of its partitions that is read to its end. ``notes_empty``: also whether
-        one has no rows, which says nothing of the sink's where a function stands between."""
+        """Return the same RDD; each partition that is read to its end leaves a note. ``notes_empty``: the note also
+        says if the partition has no rows. Pass False behind a user's function: an empty partition there says nothing
+        about the sink's rows."""
         with self._lock:
             number = len(self._rdds)
             self._rdds.append(rdd)
         through = to_its_end(self.tag, number, self.note_writer, notes_empty=notes_empty)
         return rdd.mapPartitionsWithIndex(through, preservesPartitioning=True)
 
-    def iterate(self, rows: Iterator[Any], trail: Trail) -> Iterator[Any]:
-        """The same rows; that they were read to the end, or raised, is seen."""
+    def iterate(self, make: Callable[[], Iterator[Any]], trail: Trail) -> Iterator[Any]:
+        """Return the rows that ``make`` iterates over, and record an action when they were read to the end or raised.
+        Spark runs the jobs of shuffles when ``make`` is called."""
         began_ms, delivers, target = now_ms(), not trail.aggregates, trail.target("an iterator")
-        try:
-            yield from rows
-        except Exception as error:
-            if delivers:
-                self.see_failure("iterated over them", began_ms, error, trail, target)
-            raise
-        self.see(Action("iterated over them", delivers, True, began_ms, now_ms(), "", target), trail)
+        did = "iterated over them"
+
+        @contextmanager
+        def seen() -> Iterator[None]:
+            try:
+                yield
+            except Exception as error:
+                self.see_failure(did, began_ms, error, trail, target, delivers=delivers)
+                raise
+
+        def iterated() -> Iterator[Any]:
+            with seen():
+                yield from rows
+            self.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+
+        with seen():
+            rows = make()
+        return iterated()
 
     def see(self, action: Action, trail: Trail) -> None:
-        """Something was done with what ``trail`` leads to."""
+        """Record an action on the rows that ``trail`` leads to."""
         with self._lock:
             self._seen.append((action, trail))
 
     def see_failure(
         self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target, *, delivers: bool = True
     ) -> None:
-        """A delivery, or a look, has raised ``error``."""
+        """Record a delivery, or a look, that raised ``error``."""
         text = "".join(traceback.format_exception(error))
         action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
         self.see(action, trail)
 
     @contextmanager
     def delivering(self, context: SparkContext, target: Target) -> Iterator[None]:
-        """What this thread executes meanwhile delivers to ``target``."""
+        """While the block runs, mark what this thread executes as a delivery to ``target``."""
         call, (_, key) = f"acker-delivery-{new_tag()}", CALL_SITE
         before = context.getLocalProperty(key)
         with self._lock:
@@ -114,7 +127,7 @@ class Witness:
 
     @contextmanager
     def tagging_jobs(self, context: SparkContext) -> Iterator[None]:
-        """Tag this thread's jobs meanwhile, as their caller sees what becomes of them."""
+        """Tag this thread's jobs while the block runs: their caller observes how they end."""
         tag = JOB_TAG + self.tag
         had_it = tag in context.getJobTags()
         context.addJobTag(tag)
@@ -126,7 +139,7 @@ class Witness:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """An action that hands rows on is under way."""
+        """Show an action that delivers rows as running while the block runs."""
         action = Action(f"ran {name} over them", True, False, now_ms(), NEVER_MS)
         with self._lock:
             self._running.append(action)
@@ -143,7 +156,7 @@ class Witness:
 
     @contextmanager
     def calling(self, name: str) -> Iterator[bool]:
-        """Whether a call is the user's own, and not one that PySpark makes within it."""
+        """Enter the call ``name``; yield whether it is the user's own, not one that PySpark makes within another."""
         outer = getattr(self._inside, "call", "")
         self._inside.call = name if name in LOOKS or not outer else outer
         try:
@@ -154,10 +167,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """How a frame or an RDD has come from a sink's rows. ``unread``: what was done on the way that need not have read
-    them all ("": nothing); ``is_limited``: that was limits in the plan, and nothing else; ``functions``: those that are
-    watched; ``aggregates``: an aggregate stood on the way; ``steps``: what made an RDD, each the same for the same
-    rows."""
+    """The way from a sink's rows to a frame or an RDD. ``unread``: the step that may have left rows unread ("": none);
+    ``is_limited``: only limits in the plan leave rows unread; ``functions``: the watched functions on the way;
+    ``aggregates``: there is an aggregate on the way; ``steps``: the steps that made an RDD, each as a key that is equal
+    for equal rows."""
 
     witness: Witness
     unread: str = ""
@@ -211,7 +224,7 @@ class Trail:
         return Target(place, (what, self.steps))
 
     def is_cut(self, cut: Collection[str]) -> bool:
-        """Whether not all rows are known to have come so far."""
+        """Whether some rows may not have come this far."""
         return bool(self.unread) or not self.functions.isdisjoint(cut)
 
 
