@@ -413,7 +413,12 @@ MUTANTS = (
     Mutant("the first vote wins", ((Votes, "count", _first_word_wins),), matters=_several),
     Mutant("a negative vote overrides ACKED", ((votes, "_ENDINGS", _weakest_wins),), matters=_several),
     Mutant("a new registration taken for the old one", ((PinnedBatch, "was_lost_by", _no_loss),)),
-    Mutant("a generation in a greeting ignored", ((Cluster, "gone", _old_hello),), case=corners.emptied),
+    Mutant(
+        "a generation in a greeting ignored",
+        ((Cluster, "gone", _old_hello),),
+        "needless task error",
+        case=corners.emptied,
+    ),
     Mutant("nobody is ever gone", ((Cluster, "gone", _never_gone),), matters=_several),
     Mutant(
         "an older view believed",

@@ -26,6 +26,7 @@ from pyspark.sql.udtf import SkipRestOfInputTableException
 from acker_client import Verdict
 from acker_client.spark import branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
+from acker_client.spark.driver.lineage import new_tag
 from acker_client.spark.evidence.batch import Once
 
 TEXTS = [f"a{number} b{number}" for number in range(40)]
@@ -152,6 +153,17 @@ def _barred(rows: DataFrame, place: str) -> DataFrame:
     return rows.mapInArrow(Barred(place), rows.schema)
 
 
+def _insert_again(rows: DataFrame) -> None:
+    """The first time the table is missing."""
+    spark, table, view = rows.sparkSession, f"late_{new_tag()}", f"v_{new_tag()}"
+    rows.createOrReplaceTempView(view)
+    insert = partial(spark.sql, f"insert into {table} select word, number from {view}")
+    suppressing(insert)
+    spark.sql(f"create table {table} (word string, number long) using parquet")
+    insert()
+    spark.sql(f"drop table {table}")
+
+
 def _flaky_sql(rows: DataFrame, place: str) -> None:
     """The first time there is something in the way."""
     rows.createOrReplaceTempView("v")
@@ -189,6 +201,49 @@ def _by_day_counted(rows: DataFrame, place: str) -> None:
 
     for day in range(3):
         suppressing(partial(save, day))
+
+
+def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
+    """As above, where each day is behind a checkpoint that Spark makes when it is counted."""
+
+    def save(day: int) -> None:
+        part = (no_room(rows) if day == 0 else rows).where(f"number % 3 = {day}").localCheckpoint(eager=False)
+        part.count()
+        part.write.parquet(f"{place}/{day}")
+
+    for day in range(3):
+        suppressing(partial(save, day))
+
+
+def _count_and_save(rows: DataFrame, place: str) -> None:
+    """A count keeps the sink from its first write."""
+
+    def save(name: str) -> None:
+        _barred(rows, place).count()
+        rows.write.parquet(f"{place}/{name}")
+
+    for name in ("main", "archive"):
+        suppressing(partial(save, name))
+        _in_the_way(f"{place}.open")
+
+
+def _united(rows: DataFrame) -> Any:
+    even, odd = (rows.where(f"number % 2 = {rest}").rdd.map(str) for rest in (0, 1))
+    return rows.sparkSession.sparkContext.union([even.union(odd), odd.filter(bool)])
+
+
+def _grouped(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("number").count()
+
+
+def _rdd_call_fails(call: Callable[[Any], Any]) -> Callable[[DataFrame, str], None]:
+    """A call of an RDD that raises, and then a write."""
+
+    def body(rows: DataFrame, _: str) -> None:
+        suppressing(lambda: call(rows.rdd.map(raising_one)))
+        noop(rows)
+
+    return body
 
 
 def _by_day_into_one(rows: DataFrame, place: str) -> None:
@@ -489,6 +544,7 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         _again(lambda: _jdbc(_barred(rows, place), place), place)
     ),
     "a write in SQL that is repeated": _flaky_sql,
+    "an insert into a table that is missing at first": lambda rows, _: _insert_again(rows),
     "a statement over a frame": lambda rows, place: rows.sparkSession.sql(
         f"insert overwrite directory '{place}' using parquet select * from {{rows}}", rows=rows
     ),
@@ -501,14 +557,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         rows.write.parquet(place),
     ),
     "a collect that is repeated": lambda rows, place: _again(lambda: _barred(rows, place).collect(), place),
+    "a look at an RDD without rows": lambda rows, _: suppressing(rows.where("number < 0").rdd.first),
     "an iterator that is repeated": lambda rows, place: (
         _again(lambda: list(_barred(rows, place).toLocalIterator()), place)
-    ),
-    "an iterator over groups that is repeated, then a write": lambda rows, place: (
-        _again(lambda: list(_barred(rows, place).groupBy("number").count().toLocalIterator()), place), noop(rows),
-    ),
-    "a collect of RDD groups that is repeated, then a write": lambda rows, place: (
-        _again(lambda: _barred(rows, place).rdd.groupBy(len).collect(), place), noop(rows),
     ),
     "foreachPartition that is repeated": lambda rows, place: (
         _again(lambda: rows.foreachPartition(Barred(place)), place)
@@ -519,16 +570,17 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         _out_of_the_way(place),
         rows.rdd.map(str).saveAsTextFile(f"{place}/out"),
     ),
+    "a union of RDDs that is saved again": lambda rows, place: (
+        _in_the_way(place),
+        suppressing(lambda: _united(rows).saveAsTextFile(f"{place}/out")),
+        _out_of_the_way(place),
+        _united(rows).saveAsTextFile(f"{place}/out"),
+    ),
     "a function over groups, written": lambda rows, place: (
         rows.groupBy("number").applyInPandas(same_group, rows.schema).write.parquet(place)
     ),
     "foreachPartition of groups": lambda rows, _: rows.groupBy("number").count().foreachPartition(read),
     "RDD collect": lambda rows, _: rows.rdd.collect(),
-    "an RDD of an aggregate, saved again": lambda rows, place: (
-        _again(
-            lambda: _barred(rows, place).groupBy("number").count().rdd.map(str).saveAsTextFile(f"{place}/out"), place
-        )
-    ),
     "RDD save behind a header": lambda rows, place: _rdd_union(rows).saveAsTextFile(place),
     "RDD save": lambda rows, place: rows.rdd.map(str).saveAsTextFile(place),
     "RDD iterator": lambda rows, _: list(rows.rdd.toLocalIterator()),
@@ -551,9 +603,6 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "a thread of its own": lambda rows, _: thread(lambda: noop(rows)),
     "count, then write": lambda rows, _: (rows.count(), noop(rows)),
     "looks around a write": lambda rows, _: (rows.isEmpty(), rows.show(2), noop(rows), rows.take(2), rows.rdd.first()),
-    "a look that fails and is repeated": lambda rows, place: (
-        _again(lambda: (_barred(rows, place).count(), _barred(rows, place).rdd.count()), place), noop(rows),
-    ),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
     "an aggregate over groups in Python, written": (
         lambda rows, place: rows.groupBy("number").agg(grouped(size_of_groups)).write.json(place)
@@ -640,10 +689,43 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: noop(rows.mapInArrow(unread, rows.schema).distinct()),
         "a function (mapInArrow, mapInPandas) that stops early",
     ),
-    "an RDD of an aggregate that fails, then a write": (
-        lambda rows, _: (suppressing(lambda: no_room(rows).groupBy("word").count().rdd), noop(rows)),
-        "swallowed the exception of a look at its rows (rdd)",
+    "a look that fails and is repeated": (
+        lambda rows, place: (_again(lambda: _barred(rows, place).count(), place), noop(rows)),
+        "swallowed the exception of a look at its rows (count)",
     ),
+    "a count before the main table fails, and not before the archive": (_count_and_save, "look at its rows (count)"),
+    "a union of RDDs whose other half is saved next": (
+        lambda rows, place: (
+            _in_the_way(place),
+            suppressing(lambda: _united(rows).saveAsTextFile(f"{place}/out")),
+            _out_of_the_way(place),
+            _united(rows.where("number > 3")).saveAsTextFile(f"{place}/out"),
+        ),
+        "failed",
+    ),
+    "lazy checkpoints of days, of which one cannot be counted": (_by_day_checkpointed, "look at its rows (count)"),
+    "an aggregate's RDD that fails, then is saved elsewhere": (
+        lambda rows, place: (
+            suppressing(lambda: _grouped(_barred(rows, place)).rdd.map(str).saveAsTextFile(f"{place}/main")),
+            _in_the_way(f"{place}.open"),
+            _grouped(_barred(rows, place)).rdd.map(str).saveAsTextFile(f"{place}/archive"),
+        ),
+        "failed",
+    ),
+    "groups of an RDD that fail, then a write": (
+        lambda rows, _: (suppressing(lambda: rows.rdd.map(raising_one).groupBy(str).collect()), noop(rows)),
+        "failed",
+    ),
+    **{
+        f"{name} of an RDD that fails, then a write": (_rdd_call_fails(call), f"look at its rows ({name})")
+        for name, call in {
+            "max": lambda rdd: rdd.max(),
+            "stats": lambda rdd: rdd.stats(),
+            "toDF": lambda rdd: rdd.toDF(),
+            "sortBy": lambda rdd: rdd.sortBy(str),
+            "zipWithIndex": lambda rdd: rdd.zipWithIndex(),
+        }.items()
+    },
     "an iterator over groups that fails, then a write": (
         lambda rows, _: (
             suppressing(lambda: list(no_room(rows).groupBy("word").count().toLocalIterator())), noop(rows)

@@ -16,6 +16,10 @@ WHOLE = (
     "local checkpoint", "checkpoint", "map all", "pandas all", "join", "join to another", "window", "view", "table",
     "distinct", "group", "union", "aggregate",
 )  # fmt: skip
+# Those for which Spark moves the rows between its tasks, or may.
+SHUFFLES = (
+    "repartition", "sort", "join", "join to another", "window", "distinct", "group", "aggregate", "limit",
+)  # fmt: skip
 FILTERS = ("even", "none")
 # Those that stop before the end of their input, or may.
 PARTS = ("limit", "map a piece", "map a batch", "udtf")
@@ -71,11 +75,15 @@ class Act:
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
         # Two collects are compared by what Spark writes of their plans, and it does not say what a function does.
         is_comparable = not (self.mishap and self.then == "retry" and self.what in ("collect", "pandas"))
-        # A failed checkpoint cannot be made good: nothing says what its rows were for. Nor can a failed count behind a
-        # function of the user's, which Spark's plan does not tell apart from another one.
-        fails_before = {"checkpoint", "local checkpoint", "cache and count"}
+        # What fails before the write cannot be made good: nothing says what its rows were for.
+        fails_before = {"checkpoint", "local checkpoint", "cache and count", *(SHUFFLES if self.makes_rdd else ())}
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
+
+    @property
+    def makes_rdd(self) -> bool:
+        """Whether it makes an RDD of its rows first, for which Spark runs the shuffles before."""
+        return self.what in (*RDD_FILES, *UNPROVEN, "foreach", "foreach partition")
 
     @property
     def reads_all(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def text_of(row: Any) -> str:
     return str(row["number"])
 
 
-def first_two(rows: Iterator[Any]) -> Iterator[Any]:
+def first_two(rows: Iterable[Any]) -> Iterator[Any]:
     yield from islice(rows, 2)
 
 

@@ -2,11 +2,11 @@
 
 Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
 an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
-look (count, show, a collected aggregate) that succeeds neither helps nor harms. One that fails has to be repeated too:
-the exception may have kept the sink from a write that nobody sees. The user's word (``batch.done()``) stands for what
-cannot be proven. A sink may filter rows away before it writes. A limit is different: the rows behind it were not read.
-Where an action comes from (Spark's stores, or the client's own calls) is for its collector to know (``executions``,
-``following``); this module knows neither Spark nor rows.
+look (count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes a failed look good, not
+even its repetition: its exception may have kept the sink from a write that nobody sees. The user's word
+(``batch.done()``) stands for what cannot be proven. A sink may filter rows away before it writes. A limit is different:
+the rows behind it were not read. Where an action comes from (Spark's stores, or the client's own calls) is for its
+collector to know (``executions``, ``following``); this module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ NEVER_MS = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The destination of a delivery, or the question of a look. ``place``: text for messages; ``same``: equal for two
-    deliveries of the same rows to the same place (command, location or table, options, and the plan between the sink's
-    frame and the write), and for two looks at the same."""
+    """The destination of a delivery. ``place``: text for messages; ``same``: equal for two deliveries of the same rows
+    to the same place (command, location or table, options, and the plan between the sink's frame and the write)."""
 
     place: str = ""
     same: Hashable = ()
@@ -39,11 +38,11 @@ class Target:
 class Action:
     """Something that Spark ran over the rows of a sink.
 
-    ``did``: what it did with them, as in "it counted them", "" where nobody needs to know; ``delivers``: whether it
-    hands rows to somebody (a write, foreach, collect), or only looks; ``is_whole``: whether it is known to take in all
-    rows; ``is_doubtful``: it may have stopped before the end of its rows, and not because a limit in the plan says so;
-    ``began_ms``, ``ended_ms``: Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it
-    did not; ``traceback``: the same in full, where it is known.
+    ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows to somebody (a write,
+    foreach, collect), or only looks; ``is_whole``: whether it is known to take in every row; ``is_doubtful``: it may
+    have stopped before the end of its rows, and not because a limit in the plan says so; ``began_ms``, ``ended_ms``:
+    Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the
+    same in full, where it is known.
     """
 
     did: str
@@ -67,9 +66,9 @@ class Action:
         return self.delivers and self.is_whole and self.succeeded
 
     def mends(self, failed: Action) -> bool:
-        """Whether this action succeeded later at the same target, so that ``failed`` no longer counts."""
-        has_done = self.is_delivery if failed.delivers else self.succeeded
-        return has_done and self.target == failed.target and self.began_ms >= failed.ended_ms
+        """Whether this action delivered later what ``failed`` did not, so that ``failed`` no longer counts."""
+        is_same = failed.delivers and self.target == failed.target
+        return is_same and self.is_delivery and self.began_ms >= failed.ended_ms
 
 
 class Undelivered(AckerError):
@@ -103,7 +102,6 @@ def judge(
     | look that finds no rows             | yes  |                                                  |
     | count, write                        | yes  |                                                  |
     | write, count                        | yes  |                                                  |
-    | failed count, count, write          | yes  |                                                  |
     | failed count, write, word           | yes  |                                                  |
     | failed count, rerun, write          | yes  |                                                  |
     | failed write, write                 | yes  |                                                  |
@@ -138,7 +136,7 @@ def judge(
     | write, failed count                 | no   | failed: Full                                     |
     | count, failed count, write          | no   | failed: Full                                     |
     | failed count, take, write           | no   | failed: Full                                     |
-    | failed count to B, count, write     | no   | failed: Full                                     |
+    | failed count, count, write          | no   | failed: Full                                     |
     | running write                       | no   | still runs                                       |
     | write, running write                | no   | still runs                                       |
     | running write + write               | no   | still runs                                       |
@@ -198,8 +196,8 @@ def _missing(who: str, failed: Action) -> str:
     if not failed.delivers:
         return (
             f"{who} swallowed the exception of a look at its rows ({failed.target.place or failed.did}), which {how}. A"
-            " write may have been skipped for it. Let the exception leave the sink, or repeat the same look until it"
-            " succeeds; if the rows are delivered all the same, say so after the sink: batch.done()"
+            " write may have been skipped for it. Let the exception leave the sink; if the rows are delivered all the"
+            " same, say so after the sink: batch.done()"
         )
     place = f" to {failed.target.place}" if failed.target.place else ""
     return (
@@ -210,7 +208,7 @@ def _missing(who: str, failed: Action) -> str:
 
 
 def _listed(actions: Sequence[Action]) -> str:
-    did = list(dict.fromkeys(action.did for action in actions if action.did))
+    did = list(dict.fromkeys(action.did for action in actions))
     if not did:
         return "never read them"
     return " and ".join(filter(None, [", ".join(did[:-1]), did[-1]]))

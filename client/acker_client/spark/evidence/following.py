@@ -11,7 +11,7 @@ there proves nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, wraps
 from types import FunctionType, MethodType
@@ -79,28 +79,19 @@ class FollowedFrame(_Followed, ClassicFrame):
 
     @cached_property
     def rdd(self) -> RDD[Any]:
-        rows: RDD[Any] = self._rows(lambda: super(FollowedFrame, self).rdd, "rdd")
-        return rows
+        return self._rows(super().rdd, "rdd")
 
     def toJSON(self, use_unicode: bool = True) -> Any:
-        return self._rows(lambda: super(FollowedFrame, self).toJSON(use_unicode), "toJSON")
+        made: Any = super().toJSON(use_unicode)
+        return self._rows(made, "toJSON") if isinstance(made, RDD) else made
 
-    def _rows(self, make: Callable[[], Any], step: str) -> Any:
-        """Return what ``make`` makes of this frame, followed if it is an RDD. Spark may run jobs for it."""
+    def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
+        """``rdd``, which was made of this frame by ``step``."""
         trail = self._trail.through(self)
-        began_ms, witness, target = now_ms(), trail.witness, trail.target(step, step, frame_step(self))
-        try:
-            with witness.tagging_jobs(self.sparkSession.sparkContext):
-                rows = make()
-        except Exception as error:
-            witness.see_failure("made an RDD of them", began_ms, error, trail, target, delivers=False)
-            raise
-        if not isinstance(rows, RDD):
-            return rows
-        witness.see(Action("", False, False, began_ms, now_ms(), "", target), trail)
         if not trail.unread:
-            rows = witness.watch(rows, notes_empty=not trail.functions)
-        return follow(rows, trail.after(step, frame_step(self)))
+            rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
+        followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
+        return followed
 
     def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
         trail = self._trail.through(self).after(frame_step(self))
@@ -310,11 +301,11 @@ class _FollowedRows(_Followed):
                 return self._look(method, name, args, kwargs)
             if name in _HANDS_ON:
                 return self._hand_on(method, name, args, kwargs)
-            with trail.witness.calling(name):
+            with trail.witness.seeing_failure(f"ran {name} over them", name, trail):
                 value = method(*args, **kwargs)
             is_rdd = type(value) in (RDD, PipelinedRDD)
             behind = trail.beside(_trails([*args, *kwargs.values()]))
-            made = follow(value, behind.after(name, digest((args, kwargs))) if is_rdd else trail)
+            made = follow(value, behind.after(name, digest(_plain([args, kwargs]))) if is_rdd else trail)
             if name in _GROUPS:
                 made._trail = replace(made._trail, aggregates=True)
             return made
@@ -323,16 +314,10 @@ class _FollowedRows(_Followed):
 
     def _look(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         began_ms, trail, witness = now_ms(), self._trail, self._trail.witness
-        target = trail.target(name, name, digest((args, kwargs)))
-        with witness.calling(name) as is_users, witness.tagging_jobs(self.ctx):
-            try:
-                value = method(*args, **kwargs)
-            except Exception as error:
-                if is_users:
-                    witness.see_failure(LOOKS[name], began_ms, error, trail, target, delivers=False)
-                raise
+        with witness.seeing_failure(LOOKS[name], name, trail) as is_users, witness.tagging_jobs(self.ctx):
+            value = method(*args, **kwargs)
         if is_users:
-            witness.see(Action(LOOKS[name], False, False, began_ms, now_ms(), "", target), trail)
+            witness.see(Action(LOOKS[name], False, False, began_ms, now_ms()), trail)
         return value
 
     def _hand_on(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -381,10 +366,19 @@ def follow(value: Any, trail: Trail) -> Any:
     return remade(kind, value, _trail=trail)
 
 
-def follow_rows(made: Any, data: Iterable[object], *step: Hashable) -> Any:
-    """Return ``made``, followed if ``data`` holds a followed RDD. ``step``: what made it, for the trail."""
+def follow_rows(made: Any, data: Sequence[object], name: str) -> Any:
+    """Return ``made``, followed if ``data`` holds a followed RDD. ``name``: the call that made it, for the trail."""
     trails = list(_trails(data))
-    return follow(made, trails[0].beside(trails[1:]).after(*step)) if trails else made
+    return follow(made, trails[0].beside(trails[1:]).after(name, digest(_plain(data)))) if trails else made
+
+
+def _plain(given: Any) -> Any:
+    """``given`` without the followed RDDs in it: their trails say what they are."""
+    if isinstance(given, _FollowedRows):
+        return ()
+    if isinstance(given, list | tuple):
+        return [_plain(each) for each in given]
+    return {key: _plain(value) for key, value in given.items()} if isinstance(given, dict) else given
 
 
 def _trails(given: Iterable[object]) -> Iterator[Trail]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from acker_client.spark.core.evidence import Action, Target
+from acker_client.spark.driver.lineage import AGAIN
 from acker_client.spark.evidence.executions import Execution, Job, Ran
 from acker_client.spark.evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, Way
 from acker_client.spark.task.notes import Note
@@ -182,8 +183,9 @@ class Look:
         if "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
-        # Of one that failed nothing is noted; it may have been over these rows.
-        if not noted and not (execution.failure and execution.graph.has(ITERATING)):
+        # Of one that failed nothing is noted; it may have been over these rows, unless the plan names another sink's.
+        may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
+        if not (noted or may_have_failed):
             return [], False
         return execution.graph.over("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 

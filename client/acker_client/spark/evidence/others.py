@@ -18,7 +18,6 @@ from typing import Any
 from pyspark import RDD, SparkContext
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from acker_client.spark.driver.lineage import new_tag
 from acker_client.spark.evidence.following import FollowedFrame, analyzed, follow, follow_rows
 from acker_client.spark.evidence.witness import Trail
 
@@ -90,7 +89,8 @@ class _Union(_Taking):
 
         @wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return follow_rows(method(*args, **kwargs), [*args, *kwargs.values()], self._name, new_tag())
+            given = [*args, *kwargs.values()] if self._owner is SparkContext else [one, *args, *kwargs.values()]
+            return follow_rows(method(*args, **kwargs), given, self._name)
 
         return call
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from acker_client.spark.driver.lineage import READS
+from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 
 # Where Spark has left out or hidden a part, or never says what is in it: rows of the driver's, an RDD, a function.
 _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|LogicalRDD|UDF\(|Subquer(?!yAlias)")
@@ -37,7 +37,9 @@ def shape_of(plan: str, functions: Sequence[str]) -> str:
             continue
         block = said[node["number"]]
         is_place = any(function in block for function in functions)
-        if not is_place and READS not in block and _FUNCTIONS.search(block.partition("\n")[0]):
+        is_hidden = not is_place and READS not in block and _FUNCTIONS.search(block.partition("\n")[0])
+        # The user's own plan is below a checkpoint of the rows, and below an `ack()` column.
+        if is_hidden or AGAIN in block or ACK in block:
             return ""
         below = indent if is_place else None
         kept.append(f"{indent} {'rows' if is_place else block.partition(') ')[2]}")

@@ -25,6 +25,8 @@ from acker_client.spark.evidence.witness import Trail, frame_step, names_step, n
 
 _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
 _VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
+# What Spark parses statements with a query of their own into.
+_HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
 # So much of a statement says which one it is.
 _PLACE_CHARS = 80
 _SEEN = ("sql", "createDataFrame")
@@ -99,12 +101,15 @@ def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _analysed(spark: SparkSession, text: str) -> Hashable | None:
-    """What a statement is analysed to, which runs nothing of it: equal for two that do the same. None where that cannot
-    be had: Spark refuses it, or it has parameters."""
+    """Return what the query of a statement (else the statement itself) is analysed to, which runs nothing of it: equal
+    for two that do the same. The target is compared by the text, as its table may be missing at first. None if Spark
+    refuses the query, or it has parameters."""
     # py4j gives Java objects no type that a checker could use.
     state: Any = spark._jsparkSession.sessionState()
     try:
         parsed = state.sqlParser().parsePlan(text)
+        if str(parsed.getClass().getSimpleName()) in _HAVE_QUERIES:
+            parsed = parsed.query()
         plan = state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
     except Exception:  # noqa: BLE001  # the statement itself will say so
         return None

@@ -34,6 +34,8 @@ LOOKS = {
     "countByKey": "counted them", "countByValue": "counted them", "reduce": "summed them up", "fold": "summed them up",
     "aggregate": "summed them up",
 }  # fmt: skip
+# PySpark's errors for a look at an RDD without rows.
+_FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
 
 
 class Witness:
@@ -111,6 +113,19 @@ class Witness:
         text = "".join(traceback.format_exception(error))
         action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
         self.see(action, trail)
+
+    @contextmanager
+    def seeing_failure(self, did: str, name: str, trail: Trail) -> Iterator[bool]:
+        """Enter the call ``name``, and record a look that failed if the call raises and is the user's own; yields as
+        :meth:`calling`."""
+        began_ms = now_ms()
+        with self.calling(name) as is_users:
+            try:
+                yield is_users
+            except Exception as error:
+                if is_users and str(error) not in _FOUND_NONE:
+                    self.see_failure(did, began_ms, error, trail, Target.unlike(name), delivers=False)
+                raise
 
     @contextmanager
     def delivering(self, context: SparkContext, target: Target) -> Iterator[None]:
