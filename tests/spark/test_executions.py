@@ -683,7 +683,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
     ),
     "a table function that leaves nothing for a distinct": (
         lambda rows, _: noop(_table_function(rows).distinct()),
-        "ArrowEvalPythonUDTF",
+        "EvalPythonUDTF",
     ),
     "a function that reads nothing, before a distinct": (
         lambda rows, _: noop(rows.mapInArrow(unread, rows.schema).distinct()),
@@ -1082,7 +1082,8 @@ MATRIX = {
     "the first of an order, written", "limit of a distinct, written", "mapInArrow of one batch",
     "foreachPartition that reads one row", "an RDD in other partitions that are not read", "a checkpoint",
     "limit, created as a table in SQL", "limit, written over JDBC", "a part beside an aggregate",
-    "a view of them in the cache", "a failed write", "a failed job behind a checkpoint",
+    "a view of them in the cache", "a failed write", "a failed job behind a checkpoint", "an iterator that is repeated",
+    "a table function that leaves nothing for a distinct", "a function that reads nothing, before a distinct",
 }  # fmt: skip
 
 

@@ -176,7 +176,8 @@ class Look:
         ):
             return False
         hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
-        return hands_on and not self._left_out(execution) and not execution.graph.places(places)
+        is_hidden = bool(execution.graph.emptied(places)) and not execution.graph.places(places)
+        return hands_on and is_hidden and not self._left_out(execution)
 
     def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
         """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
