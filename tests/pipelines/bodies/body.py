@@ -73,8 +73,10 @@ class Act:
         """Whether there is no reason to doubt that it has written all that it was to write, once nothing was raised."""
         is_whole = not set(self.between) & set(PARTS) and self.what not in UNPROVEN
         is_there = self.mode == "ignore" or self.what == "partition if not exists"
-        # Two collects are compared by what Spark writes of their plans, and it does not say what a function does.
-        is_comparable = not (self.mishap and self.then == "retry" and self.what in ("collect", "pandas"))
+        # Two collects are compared by what Spark writes of their plans, and it does not say what a function does. An
+        # RDD of other rows is like no other.
+        is_unlike = self.what in ("collect", "pandas", "union by the context")
+        is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
         # What fails before the write cannot be made good: nothing says what its rows were for.
         fails_before = {"checkpoint", "local checkpoint", "cache and count", *(SHUFFLES if self.makes_rdd else ())}
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
