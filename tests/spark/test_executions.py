@@ -570,6 +570,9 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
         _out_of_the_way(place),
         rows.rdd.map(str).saveAsTextFile(f"{place}/out"),
     ),
+    "a union with an RDD that Spark knows to be empty": lambda rows, place: (
+        rows.rdd.union(rows.where("number > 3 and number < 3").rdd).saveAsTextFile(place)
+    ),
     "a union of RDDs that is saved again": lambda rows, place: (
         _in_the_way(place),
         suppressing(lambda: _united(rows).saveAsTextFile(f"{place}/out")),
@@ -694,6 +697,10 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         "swallowed the exception of a look at its rows (count)",
     ),
     "a count before the main table fails, and not before the archive": (_count_and_save, "look at its rows (count)"),
+    "a count, and an RDD of no rows by a limit": (
+        lambda rows, place: (rows.count(), rows.limit(0).rdd.map(str).saveAsTextFile(place)),
+        "does not show them",
+    ),
     "a union of RDDs whose other half is saved next": (
         lambda rows, place: (
             _in_the_way(place),

@@ -7,6 +7,7 @@ a part of the rows delivers only a part.
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 import traceback
@@ -34,6 +35,8 @@ LOOKS = {
     "countByKey": "counted them", "countByValue": "counted them", "reduce": "summed them up", "fold": "summed them up",
     "aggregate": "summed them up",
 }  # fmt: skip
+# In an analysed plan.
+_LIMITS = re.compile(r"\b(GlobalLimit|LocalLimit|Offset|Tail)\b")
 # PySpark's errors for a look at an RDD without rows.
 _FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
 
@@ -199,6 +202,8 @@ class Trail:
         graph = Graph.of(df)
         ways = graph.over("Scan ExistingRDD") if self.steps else graph.places(self.witness.places)
         if not ways:
+            if _is_filtered_empty(df):
+                return self
             return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
         cut = next((f"read a part ({way.cut or way.unproven})" for way in ways if way.is_cut(())), "")
         is_whole = any(not way.is_cut(()) for way in ways)
@@ -241,6 +246,15 @@ class Trail:
     def is_cut(self, cut: Collection[str]) -> bool:
         """Whether some rows may not have come this far."""
         return bool(self.unread) or not self.functions.isdisjoint(cut)
+
+
+def _is_filtered_empty(df: DataFrame) -> bool:
+    """Whether Spark knows without running anything that a frame has no rows, and no limit is why: a filter that lets
+    nothing through is the sink's own decision."""
+    execution: Any = df._jdf.queryExecution()
+    most = execution.optimizedPlan().maxRows()
+    is_empty = bool(most.isDefined()) and int(most.get()) == 0
+    return is_empty and not _LIMITS.search(str(execution.analyzed().treeString()))
 
 
 def frame_step(df: DataFrame) -> tuple[str, int]:
