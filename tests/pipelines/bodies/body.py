@@ -78,8 +78,10 @@ class Act:
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
         # What fails before the write cannot be made good: nothing says what its rows were for.
-        fails_before = {"checkpoint", "local checkpoint", "cache and count", *(SHUFFLES if self.makes_rdd else ())}
+        fails_before = {"cache and count", *(SHUFFLES if self.makes_rdd else ())}
         has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
+        # A checkpoint that is made again, failed or not, is like no other.
+        has_failed_before |= bool(self.mishap and {"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
 
     @property
