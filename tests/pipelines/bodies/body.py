@@ -90,6 +90,11 @@ class Act:
         return self.what in (*RDD_FILES, *UNPROVEN, "foreach", "foreach partition")
 
     @property
+    def may_be_skipped(self) -> bool:
+        """Whether a look fails in the place of the write, and the body swallows that: the write leaves no trace."""
+        return self.mishap == "barred" and "cache and count" in self.between and self.then in ("swallow", "elsewhere")
+
+    @property
     def reads_all(self) -> bool:
         """Whether it is known to read every row that it is given."""
         is_whole = not set(self.between) & {*FILTERS, *PARTS} and self.day is None
