@@ -385,10 +385,6 @@ def _several(case: Case) -> bool:
     return case.servers > 1
 
 
-def _listed(case: Case) -> bool:
-    return case.cluster == "list"
-
-
 def _registered(case: Case) -> bool:
     return case.servers > 1 and case.cluster == "zookeeper"
 

@@ -185,9 +185,10 @@ class Troubles:
             is_beyond_budget = self._unreached_s(source, server, since) >= NEARLY * self._case.budget_s
             return f"server {server} was out of {source}'s reach for its whole budget" if is_beyond_budget else ""
         patience_s = self._case.gone_after_s if is_only else min(self._case.replica_wait_s, self._case.gone_after_s)
-        is_waited_for = self._is_waited_for(server, since)
+        if self._is_waited_for(server, since):
+            return ""
         for client in (source, *sorted(self.clients_of(server))):
-            if not is_waited_for and self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
+            if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
                 if is_only and self._case.cluster == "list" and not self._heard_others_s(client, server, since):
                     # Whoever hears nobody is cut off itself, and takes nobody for gone.
                     continue

@@ -16,7 +16,7 @@ WHOLE = (
     "local checkpoint", "checkpoint", "map all", "pandas all", "join", "join to another", "window", "view", "table",
     "distinct", "group", "union", "aggregate",
 )  # fmt: skip
-# Those for which Spark moves the rows between its tasks, or may.
+# Steps for which Spark shuffles the rows, or may.
 SHUFFLES = (
     "repartition", "sort", "join", "join to another", "window", "distinct", "group", "aggregate", "limit",
 )  # fmt: skip
@@ -77,9 +77,9 @@ class Act:
         # RDD of other rows is like no other.
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
-        # What fails before the write cannot be made good: nothing says what its rows were for.
-        fails_before = {"cache and count", *(SHUFFLES if self.makes_rdd else ())}
-        has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
+        # Nothing makes up for a failure while the RDD is made, because nothing says what the RDD was for.
+        shuffles = self.makes_rdd and bool(set(SHUFFLES) & set(self.between))
+        has_failed_before = self.mishap == "barred" and shuffles
         # A checkpoint that is made again, failed or not, is like no other.
         has_failed_before |= bool(self.mishap and {"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before

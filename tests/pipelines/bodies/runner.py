@@ -176,9 +176,7 @@ def _compare(
     found_none = any("none" in act.between for act in body.acts if not act.delivers)
     if acked and not writing and not found_none and not says_done:
         result.findings.append(("false ACK", f"{len(acked)} records were looked at, and written nowhere"))
-    # Nothing makes a failed look good.
-    has_failed_look = any(act.mishap and not act.delivers for act in body.acts)
-    is_plain = writing and not work.failed and not has_failed_look and all(act.is_provable for act in writing)
+    is_plain = writing and not work.failed and all(act.is_provable for act in writing)
     replayed = set(range(body.records)) - acked
     # The user's word covers no rows that nothing has read.
     is_vouched = says_done and any(act.reads_all for act in body.acts)

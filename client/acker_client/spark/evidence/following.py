@@ -150,7 +150,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         self._trail.witness.views[name.lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """A checkpoint hands nothing on. One that fails counts as a failed delivery: nobody knows what it was for."""
+        """A checkpoint delivers nothing. A failed one counts as a failed delivery, as nobody knows what it was for."""
         began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()

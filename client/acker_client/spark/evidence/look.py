@@ -184,7 +184,7 @@ class Look:
         if "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
-        # Of one that failed nothing is noted; it may have been over these rows, unless the plan names another sink's.
+        # A failed execution leaves no note. It may be over these rows, unless its plan names the rows of another sink.
         may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
         if not (noted or may_have_failed):
             return [], False
