@@ -176,10 +176,10 @@ class Judge:
         if not delivering:
             return None, f"no delivery of its rows ran, only {[f'{each.what} {each.how}' for each in mine]}"
         last = delivering[-1]
-        # No two of these deliveries have the same target, so none makes up for another.
-        failed = next((each for each in delivering if each.run == last.run and each.went_through is False), None)
+        # No two of these deliveries have the same target, so none makes up for another. Nothing makes up for a look.
+        failed = next((each for each in mine if each.run == last.run and each.went_through is False), None)
         if failed is not None:
-            return None, f"a delivery of the same run ({failed.how}) failed"
+            return None, f"an action of the same run ({failed.how}) failed"
         return (last, "") if last.went_through else (None, f"its last delivery ({last.how}) still runs")
 
     def _was_whole(self, batch: int, end: End, needed: Tokens) -> bool:

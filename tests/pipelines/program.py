@@ -89,6 +89,16 @@ class Act:
     what: str
     how: str = ""
 
+    @property
+    def is_caught(self) -> bool:
+        """Whether it is a look that fails, and whose exception is caught around it."""
+        return self.how.startswith("failing ")
+
+    @property
+    def without_failure(self) -> Act:
+        """The same act where nothing goes wrong."""
+        return Act(self.what, self.how.removeprefix("failing "))
+
     def __str__(self) -> str:
         return f"{self.what} {self.how}".strip()
 
@@ -295,7 +305,7 @@ class _Generator:
     def _end(self, frame: str) -> End:
         via = self.dice.choices(("sink", "ack"), (6, 1))[0]
         acts = self._good_acts(via)
-        return End(frame, via, acts, acts)
+        return End(frame, via, acts, tuple(act.without_failure for act in acts))
 
     def _good_acts(self, via: str) -> tuple[Act, ...]:
         dice = self.dice

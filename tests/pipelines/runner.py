@@ -356,9 +356,9 @@ class _Runner:
                 execution.went_through = True
             except Exception as error:
                 execution.went_through = False
-                if act.what != "fail":
+                if act.what != "fail" and not act.is_caught:
                     self._explain(error)
-                if not swallows:
+                if not (swallows or act.is_caught):
                     raise
             finally:
                 self._write_execution(execution, name)
@@ -765,16 +765,11 @@ def _look(rows: DataFrame, how: str) -> None:
         "rdd isEmpty": lambda: rows.rdd.isEmpty(),
         "iterator cut": lambda: next(rows.toLocalIterator(), None),
         "explain": rows.explain,
-        "failing count": lambda: _failing(rows.where("if(k >= 0, raise_error('no') is null, true)").count),
-        "failing show": lambda: _failing(rows.selectExpr("raise_error(t)").show),
-        "failing max": lambda: _failing(rows.selectExpr("max(if(k >= 0, raise_error(t), 1))").collect),
+        "failing count": lambda: rows.where("if(k >= 0, raise_error('no') is null, true)").count(),
+        "failing show": lambda: rows.selectExpr("raise_error(t)").show(),
+        "failing max": lambda: rows.selectExpr("max(if(k >= 0, raise_error(t), 1))").collect(),
     }
     looks[how]()
-
-
-def _failing(look: Callable[[], object]) -> None:
-    with contextlib.suppress(Exception):
-        look()
 
 
 def _brought(rows: DataFrame, how: str) -> list[str]:

@@ -191,6 +191,42 @@ def _by_day_and_day_0_fails(rows: DataFrame, place: str) -> None:
         suppressing(partial((no_room(part) if day == 0 else part).write.parquet, f"{place}/{day}"))
 
 
+def _by_day_counted(rows: DataFrame, place: str) -> None:
+    """A loop over days, each cached and counted before its write; day 0 cannot be counted."""
+
+    def save(day: int) -> None:
+        part = (no_room(rows) if day == 0 else rows).where(f"number % 3 = {day}").cache()
+        part.count()
+        part.write.parquet(f"{place}/{day}")
+
+    for day in range(3):
+        suppressing(partial(save, day))
+
+
+def _by_day_checkpointed(rows: DataFrame, place: str) -> None:
+    """As above, where each day is behind a checkpoint that Spark makes when it is counted."""
+
+    def save(day: int) -> None:
+        part = (no_room(rows) if day == 0 else rows).where(f"number % 3 = {day}").localCheckpoint(eager=False)
+        part.count()
+        part.write.parquet(f"{place}/{day}")
+
+    for day in range(3):
+        suppressing(partial(save, day))
+
+
+def _count_and_save(rows: DataFrame, place: str) -> None:
+    """A count keeps the sink from its first write."""
+
+    def save(name: str) -> None:
+        _barred(rows, place).count()
+        rows.write.parquet(f"{place}/{name}")
+
+    for name in ("main", "archive"):
+        suppressing(partial(save, name))
+        _in_the_way(f"{place}.open")
+
+
 def _united(rows: DataFrame) -> Any:
     even, odd = (rows.where(f"number % 2 = {rest}").rdd.map(str) for rest in (0, 1))
     return rows.sparkSession.sparkContext.union([even.union(odd), odd.filter(bool)])
@@ -198,6 +234,16 @@ def _united(rows: DataFrame) -> Any:
 
 def _grouped(rows: DataFrame) -> DataFrame:
     return rows.groupBy("number").count()
+
+
+def _rdd_call_fails(call: Callable[[Any], Any]) -> Callable[[DataFrame, str], None]:
+    """A call of an RDD that raises, and then a write."""
+
+    def body(rows: DataFrame, _: str) -> None:
+        suppressing(lambda: call(rows.rdd.map(raising_one)))
+        noop(rows)
+
+    return body
 
 
 def _by_day_into_one(rows: DataFrame, place: str) -> None:
@@ -560,15 +606,6 @@ DONE: dict[str, Callable[[DataFrame, str], Any]] = {
     "a thread of its own": lambda rows, _: thread(lambda: noop(rows)),
     "count, then write": lambda rows, _: (rows.count(), noop(rows)),
     "looks around a write": lambda rows, _: (rows.isEmpty(), rows.show(2), noop(rows), rows.take(2), rows.rdd.first()),
-    "a look that fails after a write": (
-        lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count()))
-    ),
-    "looks at an RDD that fail, and a write": lambda rows, _: (
-        suppressing(lambda: rows.rdd.map(raising_one).first()),
-        suppressing(lambda: rows.rdd.map(raising_one).distinct().count()),
-        suppressing(lambda: list(no_room(rows).groupBy("word").count().toLocalIterator())),
-        noop(rows),
-    ),
     "a failed write of no rows, then a write": lambda rows, _: (failing(rows.where("number < 0")), noop(rows)),
     "an aggregate over groups in Python, written": (
         lambda rows, place: rows.groupBy("number").agg(grouped(size_of_groups)).write.json(place)
@@ -642,6 +679,11 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: (suppressing(lambda: rows.foreachPartition(raising)), rows.foreachPartition(read)),
         "failed",
     ),
+    "a cache that cannot be counted in a loop over days": (_by_day_counted, "swallowed the exception of a look"),
+    "a look that fails after a write": (
+        lambda rows, _: (noop(rows), suppressing(lambda: rows.mapInArrow(full, rows.schema).count())),
+        "swallowed the exception of a look at its rows (count)",
+    ),
     "a table function that leaves nothing for a distinct": (
         lambda rows, _: noop(_table_function(rows).distinct()),
         "EvalPythonUDTF",
@@ -650,6 +692,11 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         lambda rows, _: noop(rows.mapInArrow(unread, rows.schema).distinct()),
         "a function (mapInArrow, mapInPandas) that stops early",
     ),
+    "a look that fails and is repeated": (
+        lambda rows, place: (_again(lambda: _barred(rows, place).count(), place), noop(rows)),
+        "swallowed the exception of a look at its rows (count)",
+    ),
+    "a count before the main table fails, and not before the archive": (_count_and_save, "look at its rows (count)"),
     "a count, and an RDD of no rows by a limit": (
         lambda rows, place: (rows.count(), rows.limit(0).rdd.map(str).saveAsTextFile(place)),
         "does not show them",
@@ -663,6 +710,7 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
         ),
         "failed",
     ),
+    "lazy checkpoints of days, of which one cannot be counted": (_by_day_checkpointed, "look at its rows (count)"),
     "an aggregate's RDD that fails, then is saved elsewhere": (
         lambda rows, place: (
             suppressing(lambda: _grouped(_barred(rows, place)).rdd.map(str).saveAsTextFile(f"{place}/main")),
@@ -670,6 +718,30 @@ NOT_DONE: dict[str, tuple[Callable[[DataFrame, str], Any], str]] = {
             _grouped(_barred(rows, place)).rdd.map(str).saveAsTextFile(f"{place}/archive"),
         ),
         "failed",
+    ),
+    "groups of an RDD that fail, then a write": (
+        lambda rows, _: (suppressing(lambda: rows.rdd.map(raising_one).groupBy(str).collect()), noop(rows)),
+        "failed",
+    ),
+    **{
+        f"{name} of an RDD that fails, then a write": (_rdd_call_fails(call), f"look at its rows ({name})")
+        for name, call in {
+            "max": lambda rdd: rdd.max(),
+            "stats": lambda rdd: rdd.stats(),
+            "toDF": lambda rdd: rdd.toDF(),
+            "sortBy": lambda rdd: rdd.sortBy(str),
+            "zipWithIndex": lambda rdd: rdd.zipWithIndex(),
+        }.items()
+    },
+    "an iterator over groups that fails, then a write": (
+        lambda rows, _: (
+            suppressing(lambda: list(no_room(rows).groupBy("word").count().toLocalIterator())), noop(rows)
+        ),
+        "swallowed the exception of a look at its rows (an iterator)",
+    ),
+    "a look at an RDD that fails, then a write": (
+        lambda rows, _: (suppressing(lambda: rows.rdd.map(raising_one).first()), noop(rows)),
+        "swallowed the exception of a look at its rows (first)",
     ),
     "a failed write, then a write": (_twice(failing, noop), "failed"),
     "a statement into no table, then an archive": (

@@ -77,9 +77,9 @@ class Act:
         # RDD of other rows is like no other.
         is_unlike = self.what in ("collect", "pandas", "union by the context")
         is_comparable = not (self.mishap and self.then == "retry" and is_unlike)
-        # Nothing makes up for a failure while the RDD is made, because nothing says what the RDD was for.
-        shuffles = self.makes_rdd and bool(set(SHUFFLES) & set(self.between))
-        has_failed_before = self.mishap == "barred" and shuffles
+        # Nothing makes up for a look that fails before the write, or for a failure while the RDD is made.
+        fails_before = {"cache and count", *(SHUFFLES if self.makes_rdd else ())}
+        has_failed_before = self.mishap == "barred" and bool(fails_before & set(self.between))
         # A checkpoint that is made again, failed or not, is like no other.
         has_failed_before |= bool(self.mishap and {"checkpoint", "local checkpoint"} & set(self.between))
         return is_whole and not is_there and is_comparable and not has_failed_before
@@ -88,11 +88,6 @@ class Act:
     def makes_rdd(self) -> bool:
         """Whether it makes an RDD of its rows first, for which Spark runs the shuffles before."""
         return self.what in (*RDD_FILES, *UNPROVEN, "foreach", "foreach partition")
-
-    @property
-    def may_be_skipped(self) -> bool:
-        """Whether a look fails in the place of the write, and the body swallows that: the write leaves no trace."""
-        return self.mishap == "barred" and "cache and count" in self.between and self.then in ("swallow", "elsewhere")
 
     @property
     def reads_all(self) -> bool:

@@ -169,14 +169,16 @@ def _compare(
     body: Body, work: _Work, acked: set[int], missing: list[set[int]], result: Result, *, raised: str, says_done: bool
 ) -> None:
     for act, lacks in zip(body.acts, missing, strict=True):
-        if acked & lacks and not act.may_be_skipped:
+        if acked & lacks:
             its = sorted(acked & lacks)
             result.findings.append(("false ACK", f"{len(its)} records ({its[:5]}) are not there by {act.what}"))
     writing = [act for act in body.acts if act.delivers]
     found_none = any("none" in act.between for act in body.acts if not act.delivers)
     if acked and not writing and not found_none and not says_done:
         result.findings.append(("false ACK", f"{len(acked)} records were looked at, and written nowhere"))
-    is_plain = writing and not work.failed and all(act.is_provable for act in writing)
+    # Nothing makes up for a failed look.
+    has_failed_look = any(act.mishap and not act.delivers for act in body.acts)
+    is_plain = writing and not work.failed and not has_failed_look and all(act.is_provable for act in writing)
     replayed = set(range(body.records)) - acked
     # The user's word covers no rows that nothing has read.
     is_vouched = says_done and any(act.reads_all for act in body.acts)

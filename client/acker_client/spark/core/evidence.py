@@ -2,7 +2,8 @@
 
 Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
 an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
-look (count, show, a collected aggregate) neither helps nor harms, also where it fails. The user's word
+look (count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes up for a failed look, not
+even its repetition: its exception may have kept the sink from a write that nobody sees. The user's word
 (``batch.done()``) stands for what cannot be proven. A sink may filter rows away before it writes. A limit is different:
 the rows behind it were not read. Where an action comes from (Spark's stores, or the client's own calls) is for its
 collector to know (``executions``, ``following``); this module knows neither Spark nor rows.
@@ -66,7 +67,8 @@ class Action:
 
     def mends(self, failed: Action) -> bool:
         """Whether this action delivered later what ``failed`` did not, so that ``failed`` no longer counts."""
-        return self.is_delivery and self.target == failed.target and self.began_ms >= failed.ended_ms
+        is_same = failed.delivers and self.target == failed.target
+        return is_same and self.is_delivery and self.began_ms >= failed.ended_ms
 
 
 class Undelivered(AckerError):
@@ -100,9 +102,8 @@ def judge(
     | look that finds no rows             | yes  |                                                  |
     | count, write                        | yes  |                                                  |
     | write, count                        | yes  |                                                  |
-    | failed count, write                 | yes  |                                                  |
-    | write, failed count                 | yes  |                                                  |
-    | failed count, count, write          | yes  |                                                  |
+    | failed count, write, word           | yes  |                                                  |
+    | failed count, rerun, write          | yes  |                                                  |
     | failed write, write                 | yes  |                                                  |
     | failed write, failed write, write   | yes  |                                                  |
     | failed write, write to B, write     | yes  |                                                  |
@@ -131,6 +132,12 @@ def judge(
     | failed write to B, write, write     | no   | failed: Full                                     |
     | write + failed write                | no   | failed: Full                                     |
     | failed write + write                | no   | failed: Full                                     |
+    | failed count, write                 | no   | swallowed the exception of a look                |
+    | write, failed count                 | no   | swallowed the exception of a look                |
+    | count, failed count, write          | no   | swallowed the exception of a look                |
+    | failed count, take, write           | no   | swallowed the exception of a look                |
+    | failed count, failed write, write   | no   | swallowed the exception of a look                |
+    | failed count, count, write          | no   | swallowed the exception of a look                |
     | running write                       | no   | still runs                                       |
     | write, running write                | no   | still runs                                       |
     | running write + write               | no   | still runs                                       |
@@ -162,18 +169,12 @@ def judge(
         )
     since_ms = max(vouched_ms, rerun_ms)
     late = [each for each in actions if each.ended_ms > since_ms]
-    failures = [each for each in late if each.delivers and not each.succeeded]
+    # A look that still runs may be of a thread that nobody waits for.
+    failures = [each for each in late if each.failure or (each.delivers and not each.succeeded)]
     unmended = [failed for failed in failures if not any(action.mends(failed) for action in actions)]
     if unmended:
         last = max(unmended, key=lambda action: action.ended_ms)
-        how = f"failed: {last.failure}" if last.failure else "still runs"
-        place = f" to {last.target.place}" if last.target.place else ""
-        return Undelivered(
-            f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
-            " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
-            " after the sink: batch.done()",
-            is_transient=True,
-        )
+        return Undelivered(_missing(who, last), is_transient=any(failed.delivers for failed in unmended))
     if vouched_ms > -NEVER_MS and all(action.began_ms < vouched_ms for action in actions):
         return None
     doubtful = [each for each in late if each.delivers and each.is_doubtful]
@@ -188,6 +189,23 @@ def judge(
     return Undelivered(
         f"no write of {who}'s rows succeeded: it {_listed(actions)}. If they are delivered all the same, say so after"
         " the sink: batch.done()"
+    )
+
+
+def _missing(who: str, failed: Action) -> str:
+    """Return why the batch is not done after ``failed``, and what to do."""
+    how = f"failed: {failed.failure}" if failed.failure else "still runs"
+    if not failed.delivers:
+        return (
+            f"{who} swallowed the exception of a look at its rows ({failed.target.place or failed.did}), which {how}. A"
+            " write may have been skipped for it. Let the exception leave the sink; if the rows are delivered all the"
+            " same, say so after the sink: batch.done()"
+        )
+    place = f" to {failed.target.place}" if failed.target.place else ""
+    return (
+        f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
+        " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
+        " after the sink: batch.done()"
     )
 
 

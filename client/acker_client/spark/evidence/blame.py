@@ -55,5 +55,5 @@ def other_rows(error: BaseException) -> str:
 
 
 def is_without_evidence(error: BaseException) -> bool:
-    """Whether nothing wrote the batch, and no write of it failed."""
+    """Whether a batch is not done, and no write of it failed."""
     return isinstance(error, Undelivered) and not error.is_transient
