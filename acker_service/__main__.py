@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from acker_protocol.version import VERSION
 from acker_service import config
 from acker_service.config import ConfigError
-from acker_service.doors import health
-from acker_service.system.signals import Signals
+from acker_service.http import health
+from acker_service.process.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def serve(words: Sequence[str]) -> int:
     signals = Signals()
     try:
         from acker_service import server
-        from acker_service.doors import state_file
+        from acker_service.state import state_file
     except ModuleNotFoundError as error:
         return _complain(f"the server needs {error.name}: pip install 'acker[service]'")
     try:

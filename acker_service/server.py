@@ -34,19 +34,19 @@ from acker_service.config import Config
 from acker_service.core import members
 from acker_service.core.outbox import OUTCOME_BYTES
 from acker_service.core.shard import Shard
-from acker_service.doors import advertised
-from acker_service.doors.health_service import Health
-from acker_service.doors.http import HttpDoor, Page, bound, text
-from acker_service.doors.metrics import CONTENT_TYPE, Metrics
-from acker_service.doors.registry import Registry, RegistryError, ZooKeeper
-from acker_service.doors.servicer import SERVICE, Servicer
-from acker_service.doors.state_file import StateDir, StateError
-from acker_service.shared import SharedShard
-from acker_service.system import logs
-from acker_service.system.heap import Heap
-from acker_service.system.logs import Log, RateLimit
-from acker_service.system.signals import Signals
-from acker_service.system.workers import Workers
+from acker_service.grpc import advertised
+from acker_service.grpc.health_service import Health
+from acker_service.grpc.servicer import SERVICE, Servicer
+from acker_service.http.metrics import CONTENT_TYPE, Metrics
+from acker_service.http.server import HttpDoor, Page, bound, text
+from acker_service.locked_shard import SharedShard
+from acker_service.process import logs
+from acker_service.process.heap import Heap
+from acker_service.process.logs import Log, RateLimit
+from acker_service.process.signals import Signals
+from acker_service.process.workers import Workers
+from acker_service.state.state_file import StateDir, StateError
+from acker_service.zookeeper.registry import Registry, RegistryError, ZooKeeper
 
 TICK_S = 0.05
 # How often freed memory is looked for.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from acker_client.core.backoff import Clock, Sleep
+from acker_client.backoff import Clock, Sleep
 from acker_client.errors import Rejected, Unavailable
 from acker_client.extras import missing
 from acker_protocol import wire

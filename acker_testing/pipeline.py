@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from acker_client.source import Batch, Emissions, Failures, Files, Listener, Retry, Summary
-from acker_client.source.run.dead_lettering import TRACEBACK
+from acker_client.source.engine.dead_lettering import TRACEBACK
 from acker_client.spark.driver.session import SERVERS, check_session, local_session
 from acker_protocol.messages import Verdict
 from acker_testing.child import Child, python_path

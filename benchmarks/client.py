@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from acker_client.core.accumulator import Accumulator
+from acker_client.reports.accumulator import Accumulator
 from acker_protocol import ids, wire
 from acker_protocol.ids import Column
 from acker_protocol.messages import Identity

@@ -186,7 +186,7 @@ Event = Callable[[Servers], None]
 
 
 def _drain(servers: Servers) -> None:
-    from acker_client.members.transport import GrpcTransport
+    from acker_client.rpc.transport import GrpcTransport
 
     transport = GrpcTransport(servers.running[0].address)
     transport.drain(5.0)

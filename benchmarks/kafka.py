@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from acker_client.source import Chosen, Emissions, Kafka, Listener, Ranges
-from acker_client.source.inputs.kafka_slices import COLUMNS
+from acker_client.source.kafka.slices import COLUMNS
 from acker_client.spark import arrow_operator, sink
 from acker_client.spark.driver.session import local_session
 from benchmarks import frame

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.transport import GrpcTransport
 from acker_protocol import ids
 from acker_protocol.ids import Column
 from acker_protocol.messages import (

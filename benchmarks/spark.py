@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client import AckerClient, Settings, Settlement, Verdict
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
 from acker_client.spark import arrow_operator, operator, sink
 from acker_client.spark.driver.session import local_session
 from acker_client.spark.operators.read import Records, Slice, frame_of

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
-from acker_client.source.core.in_flight import InFlight
-from acker_client.source.core.input import Chosen
-from acker_client.source.core.parts import Parts
-from acker_client.source.core.retry import Retry
-from acker_client.source.core.tracker import compiled
-from acker_client.source.inputs.files import FileInput
-from acker_client.source.inputs.lines import TextParser
+from acker_client.source.decoding.lines import TextParser
+from acker_client.source.files.input import FileInput
+from acker_client.source.records.in_flight import InFlight
+from acker_client.source.records.input import Chosen
+from acker_client.source.records.parts import Parts
+from acker_client.source.records.retry import Retry
+from acker_client.source.records.tracker import compiled
 from acker_protocol.ids import root_ids
 from acker_protocol.messages import Outcomes, Verdict
 

@@ -7,8 +7,8 @@ uses it.
 from __future__ import annotations
 
 from acker_client import errors
-from acker_client.core.delivery import ReportResult
-from acker_client.core.watched import WatchResult
+from acker_client.client import AckerClient, Anchor
+from acker_client.cluster.watched import WatchResult
 from acker_client.errors import (
     AckerError,
     Closed,
@@ -18,7 +18,7 @@ from acker_client.errors import (
     UnknownBatch,
     UnknownSource,
 )
-from acker_client.plain.client import AckerClient, Anchor
+from acker_client.rpc.delivery import ReportResult
 from acker_client.settings import Settings
 from acker_protocol.messages import (
     Entries,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from acker_client.core.pins import Pin
+from acker_client.pins import Pin
 from acker_protocol.placement import IDS, SPREAD
 
 DEFAULT_PORT = 7070

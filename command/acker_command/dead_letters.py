@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from acker_client.source.core.dead_letter import DeadLetter
-from acker_client.source.stores import put_back as store
-from acker_client.source.stores.put_back import ReadLine, read_letters
+from acker_client.source.put_back import store
+from acker_client.source.put_back.store import ReadLine, read_letters
+from acker_client.source.records.dead_letter import DeadLetter
 from acker_command import letters_picture, options, picture
 from acker_command.letters import Wanted, alike, json_of, newest_first, since
 from acker_command.options import Mistake, json_option

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from acker_client.core.gist import gist
-from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.error_text import gist
+from acker_client.source.records.dead_letter import DeadLetter
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

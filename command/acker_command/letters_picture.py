@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from acker_client.source.core.dead_letter import DeadLetter
+from acker_client.source.records.dead_letter import DeadLetter
 from acker_command.letters import Alike, short, shown_value, time_of
 
 # Outside of a terminal a line is as long as it has to be, up to so many characters of a reason.

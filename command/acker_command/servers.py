@@ -15,11 +15,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from acker_client.core.backoff import Deadline
+from acker_client.backoff import Deadline
+from acker_client.cluster.membership import Cluster
 from acker_client.errors import AckerError, Rejected, Unavailable
-from acker_client.members.caller import Call
-from acker_client.members.cluster import Cluster
-from acker_client.members.side_by_side import Threads
+from acker_client.rpc.caller import Call
+from acker_client.rpc.side_by_side import Threads
 from acker_client.settings import Settings
 from acker_command import overview
 from acker_command.overview import Answer, Overview, SeenMember
@@ -146,7 +146,7 @@ class Servers:
 def _connect(settings: Settings) -> Callable[[str], Transport]:
     def connect(address: str) -> Transport:
         # gRPC reads its environment when it is loaded.
-        from acker_client.members.transport import GrpcTransport
+        from acker_client.rpc.transport import GrpcTransport
 
         return GrpcTransport(address, settings.token)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.accumulator import Accumulator, Draft
-from acker_client.core.gist import REASON_LENGTH_MAX
+from acker_client.error_text import REASON_LENGTH_MAX
+from acker_client.reports.accumulator import Accumulator, Draft
 from acker_protocol.ids import mix64_column
 from acker_protocol.messages import ACK, FAIL, RESET
 

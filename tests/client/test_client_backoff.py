@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.backoff import Backoff, Deadline, Patience
+from acker_client.backoff import Backoff, Deadline, Patience
 from acker_testing import SimulatedTime
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.clean_up import CleanUp
+from acker_client.clean_up import CleanUp
 
 
 class Body(Exception):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from acker_client import Settings
+from acker_client.cluster.membership import Cluster
 from acker_client.errors import Unavailable
-from acker_client.members.cluster import Cluster
-from acker_client.members.side_by_side import InTurn
+from acker_client.rpc.side_by_side import InTurn
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply, ListedMember, ViewReply
 from acker_protocol.placement import Member, View, epoch_of, place
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.delivery import Delivery, ReportResult
+from acker_client.rpc.delivery import Delivery, ReportResult
 from acker_protocol import wire
 from acker_protocol.ids import mix64_column
 from acker_protocol.messages import ACK, FAIL, Apply, ApplyReply, Entries, Identity, InitScope, Status

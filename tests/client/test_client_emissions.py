@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Anchor, Settings, Verdict, errors
-from acker_client.core import pins as pins_module
-from acker_client.core import stream as stream_module
-from acker_client.core.replication import Replication
-from acker_client.plain import state as state_module
-from acker_client.plain.sending import Sending
+from acker_client import pins as pins_module
+from acker_client.cluster import stream as stream_module
+from acker_client.reports import state as state_module
+from acker_client.reports.replication import Replication
+from acker_client.reports.sending import Sending
 from acker_protocol import ids
 from acker_testing import LocalServer, SimulatedTime, new_shard
 from tests.client.test_client_members import Cut, Servers

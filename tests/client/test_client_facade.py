@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Settings, Settlement, Verdict, errors
-from acker_client.plain.client import shared_client
+from acker_client.client import shared_client
 from acker_protocol import ids
 from acker_protocol.messages import ApplyReply, Entries, HelloReply, Identity, InitScope, Status
 from acker_protocol.reports import fold

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Settings, Settlement, Verdict, errors
-from acker_client.core import delivery as delivery_module
-from acker_client.core.delivery import Delivery
-from acker_client.core.pins import Pin
-from acker_client.core.votes import BatchVotes
-from acker_client.members.cluster import Cluster
-from acker_client.members.side_by_side import InTurn
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.votes import BatchVotes
+from acker_client.pins import Pin
+from acker_client.rpc import delivery as delivery_module
+from acker_client.rpc.delivery import Delivery
+from acker_client.rpc.side_by_side import InTurn
 from acker_protocol.ids import edge0_column, root_ids
 from acker_protocol.messages import ApplyReply, Identity, InitScope, ListedMember, Outcomes, Status, ViewReply
 from acker_protocol.placement import Member, View, place

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Settings, Verdict
-from acker_client.members.cluster import IDLE_S
-from acker_client.members.side_by_side import SideBySide
+from acker_client.cluster.membership import IDLE_S
+from acker_client.rpc.side_by_side import SideBySide
 from acker_protocol.placement import SPREAD
 from acker_testing import LocalServer, SimulatedTime
 from tests.client.test_client_members import ALL_ACKED, Job, living_on

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Entries, Identity, InitScope, Settings, Settlement, Verdict, errors
-from acker_client.core.pins import Pin, decode, encode
-from acker_client.members.side_by_side import InTurn, SideBySide
+from acker_client.pins import Pin, decode, encode
+from acker_client.rpc.side_by_side import InTurn, SideBySide
 from acker_protocol import ids
 from acker_protocol.messages import Settle, Watch
 from acker_protocol.placement import Member

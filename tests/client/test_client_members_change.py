@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Identity, Verdict, errors
-from acker_client.core.pins import Pin, shares_of
+from acker_client.pins import Pin, shares_of
 from acker_protocol import ids
 from acker_protocol.messages import ListedMember, MemberState, ViewReply
 from acker_protocol.placement import Member, View, place

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from acker_client.core.pinned_batch import PinnedBatch
-from acker_client.core.pins import Pin
-from acker_client.members.opening import Opening
+from acker_client.cluster.opening import Opening
+from acker_client.cluster.pinned_batch import PinnedBatch
+from acker_client.pins import Pin
 from acker_protocol.messages import OpenBatch
 from acker_protocol.placement import Member, View, place
 

@@ -9,7 +9,7 @@ from typing import Any
 FORK = """
 import os, pickle, sys
 from acker_client import AckerClient, Verdict
-from acker_client.plain.client import shared_client
+from acker_client.client import shared_client
 from acker_protocol import ids
 
 address, uses_in_parent = sys.argv[1], sys.argv[2] == "used"

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.pins import Pin
-from acker_client.core.published import Published, decode
+from acker_client.cluster.published import Published, decode
+from acker_client.pins import Pin
 from acker_protocol.ids import root_ids
 from acker_protocol.messages import PINS_MAX_BYTES
 from acker_protocol.placement import Member, View, epoch_of, place

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from acker_client.core.registration import Registration
+from acker_client.cluster.registration import Registration
 from acker_protocol.messages import Outcomes, Status, WatchReply
 
 

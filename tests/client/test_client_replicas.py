@@ -6,9 +6,9 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any
 
-from acker_client.core.backoff import Deadline, Patience
+from acker_client.backoff import Deadline, Patience
+from acker_client.cluster.replicas import ask
 from acker_client.errors import Unavailable
-from acker_client.members.replicas import ask
 from acker_protocol.placement import Member
 
 MEMBER = Member(1, 7, "one:7070")

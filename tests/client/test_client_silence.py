@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Settings, errors
-from acker_client.core.silence import AGAIN_S, Silence
+from acker_client.rpc.silence import AGAIN_S, Silence
 from acker_protocol import ids
 from acker_testing import LocalServer, SimulatedTime
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.pins import Pin
-from acker_client.core.stream import NUMBERS_FIRST, NUMBERS_MAX, EmittedBatch, Stream
+from acker_client.cluster.stream import NUMBERS_FIRST, NUMBERS_MAX, EmittedBatch, Stream
+from acker_client.pins import Pin
 from acker_protocol.ids import MASK, unmix64
 from acker_protocol.messages import Limits
 from acker_protocol.placement import Member, View, place

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from acker_client import AckerClient, Settings, errors
-from acker_client.members.transport import OPTIONS, GrpcTransport, translated
+from acker_client.rpc.transport import OPTIONS, GrpcTransport, translated
 from acker_protocol import ids
 from acker_protocol.messages import Apply, Entries, Hello, Identity
 from acker_protocol.reports import digest, fold

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.votes import BatchVotes, Merged
+from acker_client.cluster.votes import BatchVotes, Merged
 from acker_protocol.ids import BASE_MAX, SLOTS, mix64, slot
 from acker_protocol.messages import Outcomes, Verdict
 from acker_protocol.placement import Member, View, place

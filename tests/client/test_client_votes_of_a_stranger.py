@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from contract_votes import Ballot, Ending
 
-from acker_client.core.votes import BatchVotes, Merged
+from acker_client.cluster.votes import BatchVotes, Merged
 from acker_protocol.ids import SLOTS, mix64, slot
 from acker_protocol.messages import Outcomes, Verdict
 

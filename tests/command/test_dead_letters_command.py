@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from acker_client.source import DeadLetter
-from acker_client.source.stores.dead_letters import DeadLetterFile
-from acker_client.source.stores.put_back import read_letters
+from acker_client.source.dead_letters.letters_file import DeadLetterFile
+from acker_client.source.put_back.store import read_letters
 from acker_command import letters_picture
 from acker_command.dead_letters import dead_letters
 from acker_command.letters import since

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from acker_command.figures import MemberFigures, figures, total
 from acker_protocol.messages import StatsReply
-from acker_service.doors.metrics import Metrics
-from acker_service.shared import SharedShard
+from acker_service.http.metrics import Metrics
+from acker_service.locked_shard import SharedShard
 from acker_testing import SimulatedTime, new_shard
 
 

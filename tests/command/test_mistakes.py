@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from acker_client.members import connection
+from acker_client.rpc import connection
 from acker_command.demo.command import demo
 from acker_command.drain import drain
 from acker_command.options import run

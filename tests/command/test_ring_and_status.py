@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient, Settings
-from acker_client.members.cluster import Cluster
-from acker_client.members.side_by_side import Threads
-from acker_client.members.transport import GrpcTransport
+from acker_client.cluster.membership import Cluster
+from acker_client.rpc.side_by_side import Threads
+from acker_client.rpc.transport import GrpcTransport
 from acker_command.drain import drain
 from acker_command.options import run
 from acker_command.ring import ring

@@ -21,16 +21,16 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client import AckerClient, Settings, Verdict
-from acker_client.core.pins import Pin
-from acker_client.core.votes import slots_of
-from acker_client.core.watched import WatchResult
+from acker_client.cluster.votes import slots_of
+from acker_client.cluster.watched import WatchResult
 from acker_client.errors import AckerError
-from acker_client.members.connection import Connect
+from acker_client.pins import Pin
+from acker_client.rpc.connection import Connect
 from acker_client.source import Chosen, Committed, Emissions, Input, Listener, Options, Original, Plan, Ranges, Retry
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.core.summary import Summary
-from acker_client.source.run.environment import Environment, FramePlan
-from acker_client.source.source import Source
+from acker_client.source.engine.environment import Environment, FramePlan
+from acker_client.source.engine.source import Source
+from acker_client.source.records.in_flight import Failures
+from acker_client.source.records.summary import Summary
 from acker_protocol.ids import Column, edge0_column, mix64_column
 from acker_protocol.messages import Entries, Identity, InitScope
 from acker_protocol.reports import fold

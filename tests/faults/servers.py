@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.transport import GrpcTransport
 from acker_protocol.messages import DrainReply, MemberState, StatsReply, ViewReply
 from acker_testing.child import Child
 

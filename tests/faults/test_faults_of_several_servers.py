@@ -15,8 +15,8 @@ import pytest
 
 from acker_client import AckerClient, Verdict
 from acker_client.errors import Unavailable
-from acker_client.members.connection import Connect
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.connection import Connect
+from acker_client.rpc.transport import GrpcTransport
 from tests.faults.acking import Acking
 from tests.faults.load import WAIT_S, Load
 from tests.faults.proxy import Proxy

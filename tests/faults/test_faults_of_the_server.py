@@ -11,7 +11,7 @@ import pytest
 
 from acker_client import AckerClient, Settings, Verdict
 from acker_client.errors import Unavailable
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.transport import GrpcTransport
 
 TREES = 200
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acker_client import Settlement, Verdict
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.transport import GrpcTransport
 from tests.faults.simulation import Simulation
 
 

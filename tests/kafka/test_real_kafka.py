@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from acker_client.source import Committed, InputChanged, Kafka, KafkaOffsets, KafkaTopic, Ranges, Retry, SourceError
-from acker_client.source.inputs.kafka import KafkaInput
+from acker_client.source.kafka.input import KafkaInput
 from tests.kafka.broker import RealKafka, admin, eventually
 from tests.source.driven import Driven
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from acker_service.core.shard import Shard
-from acker_service.doors.metrics import Metrics
-from acker_service.shared import SharedShard
+from acker_service.http.metrics import Metrics
+from acker_service.locked_shard import SharedShard
 
 README = Path(__file__).parents[2] / "deploy/README.md"
 PLACE = re.compile(r"(<!-- metrics: .*? -->\n).*?(<!-- end of metrics -->)", re.DOTALL)

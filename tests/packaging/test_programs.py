@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import DeadLetter
-from acker_client.source.stores.dead_letters import DeadLetterFile
+from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from tests.packaging import programs
 from tests.service.caller import eventually
 from tests.source.kafka_broker import MockKafka

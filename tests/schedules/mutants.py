@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from acker_client.core import votes
+from acker_client.client import AckerClient
+from acker_client.cluster import votes
 from acker_client.errors import RETRYABLE
-from acker_client.plain.client import AckerClient
-from acker_client.plain.sending import Sending
+from acker_client.reports.sending import Sending
 from acker_protocol.placement import Member
 
 

@@ -34,10 +34,10 @@ from acker_protocol.messages import (
 from acker_protocol.reports import digest
 from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.core.shard import Shard
-from acker_service.doors.servicer import CallRefused, Servicer
+from acker_service.grpc.servicer import CallRefused, Servicer
+from acker_service.locked_shard import SharedShard
+from acker_service.process.workers import Workers
 from acker_service.server import Server
-from acker_service.shared import SharedShard
-from acker_service.system.workers import Workers
 from tests.service.caller import Caller, ack_a_tree, acks, inits, roots_of
 
 # All but Drain: a server that drains takes no new sources.

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from acker_service.process.workers import STALLED_MAX, Workers
 from acker_service.server import Server
-from acker_service.system.workers import STALLED_MAX, Workers
 from tests.service.caller import Caller, ack_a_tree, eventually
 from tests.service.half_sent import HalfSender
 from tests.service.pages import page

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from acker_service.config import Config
-from acker_service.doors import health
-from acker_service.doors.health import NotReady
-from acker_service.doors.http import HttpDoor, text
+from acker_service.http import health
+from acker_service.http.health import NotReady
+from acker_service.http.server import HttpDoor, text
 from acker_service.server import Server
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from acker_client import AckerClient
 from acker_client.errors import AckerError
-from acker_service.doors import http
-from acker_service.doors.http import HttpDoor, text
+from acker_service.http import server as http
+from acker_service.http.server import HttpDoor, text
 from acker_service.server import Server
 from tests.service.caller import Caller, eventually
 from tests.service.pages import page

@@ -11,15 +11,15 @@ import pytest
 from acker_protocol.messages import Status
 from acker_service.core.dedupe import IDENTITY_BYTES
 from acker_service.core.shard import Shard
-from acker_service.system import heap
-from acker_service.system.heap import FREED_MIN_BYTES, Heap
+from acker_service.process import heap
+from acker_service.process.heap import FREED_MIN_BYTES, Heap
 from tests.service.caller import acks, roots_of
 
 PEAK = """
 import json, sys
 from tests.service.caller import acks, inits, roots_of
 from acker_protocol.messages import Watch
-from acker_service.system import heap
+from acker_service.process import heap
 from acker_service.core.shard import Shard
 
 def resident():

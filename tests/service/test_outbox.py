@@ -12,7 +12,7 @@ from acker_protocol.messages import Outcomes, Status, Verdict, WatchReply
 from acker_service.core import outbox
 from acker_service.core.outbox import DROPPED_REASON, REASONS_MAX, Outbox
 from acker_service.core.reasons import REASON_BYTES
-from acker_service.shared import OUTCOMES_MAX
+from acker_service.locked_shard import OUTCOMES_MAX
 
 Row = tuple[int, int, str]
 

@@ -23,8 +23,8 @@ from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
 from acker_protocol.placement import parts_of
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
-from acker_service.doors import registry
 from acker_service.server import StartError
+from acker_service.zookeeper import registry
 from tests.service.caller import SESSION, Caller, eventually
 from tests.service.pages import page
 

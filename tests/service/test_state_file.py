@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from acker_service.doors.state_file import StateDir, StateError
+from acker_service.state.state_file import StateDir, StateError
 
 Arrays = dict[str, np.ndarray]
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_while_it_consumes_its_state_has_lost_it_and_the
     state_dir.mark_serving()
     assert state_dir.read() is not None
     # The ids are replaced after the state was renamed; it is unlinked last.
-    monkeypatch.setattr("acker_service.doors.state_file._replace" if step == "replace" else "pathlib.Path.unlink", kill)
+    monkeypatch.setattr("acker_service.state.state_file._replace" if step == "replace" else "pathlib.Path.unlink", kill)
     with pytest.raises(Killed):
         state_dir.consume()
     state_dir.close()

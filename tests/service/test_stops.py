@@ -17,8 +17,8 @@ import pytest
 
 from acker_protocol.messages import OpenBatch
 from acker_service import server as server_module
-from acker_service.doors.state_file import StateDir
 from acker_service.server import Server
+from acker_service.state.state_file import StateDir
 from tests.service.caller import Caller, eventually, inits, roots_of
 from tests.service.load import Load
 from tests.service.pages import page

@@ -24,9 +24,9 @@ from acker_client.source import (
     Ranges,
     Source,
 )
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.inputs.lines import ReadRows
-from acker_client.source.run.environment import FramePlan
+from acker_client.source.decoding.lines import ReadRows
+from acker_client.source.engine.environment import FramePlan
+from acker_client.source.records.in_flight import Failures
 from acker_protocol.messages import Verdict
 from tests.simulation.oracle import Oracle
 from tests.simulation.pipeline import CLASSES, UNREADABLE, VALUE

@@ -14,17 +14,17 @@ from unittest import mock
 
 import numpy as np
 
-from acker_client.core import votes
-from acker_client.core.pinned_batch import PinnedBatch
-from acker_client.core.registration import Registration
-from acker_client.core.silence import Silence
-from acker_client.core.votes import Votes, bits_of, slots_of
-from acker_client.members.cluster import Cluster
-from acker_client.members.source_session import WENT_WITHOUT, SourceSession
-from acker_client.plain.sending import Sending
-from acker_client.source.run.run import Run
-from acker_client.spark.core import derive
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.cluster import votes
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.pinned_batch import PinnedBatch
+from acker_client.cluster.registration import Registration
+from acker_client.cluster.source_session import WENT_WITHOUT, SourceSession
+from acker_client.cluster.votes import Votes, bits_of, slots_of
+from acker_client.reports.sending import Sending
+from acker_client.rpc.silence import Silence
+from acker_client.source.engine.run import Run
+from acker_client.spark.anchoring import derive
+from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
 from acker_protocol import reports
 from acker_protocol.ids import numbers_of

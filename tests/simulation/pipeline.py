@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.branch import BranchStep
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.group import GroupFunction, GroupTask
 from acker_client.spark.operators.merging import AccountStep, Merging
 from acker_client.spark.operators.sink import SinkStep
-from acker_client.spark.task.chain import Step, TakeRows
+from acker_client.spark.worker.chain import Step, TakeRows
 
 VALUE, ROW = "value", "row"
 NOTHING, FAILS, BREAKS, UNREADABLE = range(4)

@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client import AckerClient, Settings
-from acker_client.core.delivery import ReportResult
 from acker_client.errors import AckerError
-from acker_client.source.run.environment import FramePlan
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.tally import Report
+from acker_client.rpc.delivery import ReportResult
+from acker_client.source.engine.environment import FramePlan
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.operators.read import Reading
-from acker_client.spark.task.chain import Arriving, Chain, Entry
+from acker_client.spark.worker.chain import Arriving, Chain, Entry
 from tests.simulation.case import Case
 from tests.simulation.oracle import Oracle
 from tests.simulation.pipeline import (

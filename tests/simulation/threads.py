@@ -19,7 +19,7 @@ from typing import Any
 from tests.simulation.scheduler import Process, Scheduler, Signal
 
 # Modules with these names at their top get ours while a simulation runs.
-PREFIXES = ("acker_client.", "acker_service.shared", "acker_service.system.logs")
+PREFIXES = ("acker_client.", "acker_service.locked_shard", "acker_service.process.logs")
 
 
 class GreenLock:

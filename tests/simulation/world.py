@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-import acker_client.members.connection
+import acker_client.rpc.connection
 from acker_client import AckerClient, Settings
-from acker_client.core.pins import Pin
+from acker_client.cluster.source_session import SourceSession
 from acker_client.errors import AckerError, UnknownSource
-from acker_client.members.source_session import SourceSession
+from acker_client.pins import Pin
 from acker_client.source import Batch, Retry
-from acker_client.source.run.environment import Environment, FramePlan
+from acker_client.source.engine.environment import Environment, FramePlan
 from acker_protocol.messages import HelloReply, OpenBatch, Watch, WatchReply
 from acker_protocol.reports import BYTES_AN_ENTRY
 from tests.simulation import pipeline
@@ -590,7 +590,7 @@ def _quiet(transcript: Transcript) -> Iterator[None]:
 @contextmanager
 def _small_messages(case: Case) -> Iterator[None]:
     """Let messages be as small as the case says: a real server takes no less than some kilobytes."""
-    connection: Any = acker_client.members.connection
+    connection: Any = acker_client.rpc.connection
     before = connection._ENVELOPE_BYTES
     if case.message_entries:
         connection._ENVELOPE_BYTES = BYTES_AN_ENTRY * case.message_entries

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from acker_client.source import Batch, Committed, DeadLetter, Emissions, Listener, Retry
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.run.run import Run
+from acker_client.source.engine.run import Run
+from acker_client.source.records.in_flight import Failures
 from acker_protocol.messages import Verdict
 from tests.source.executors import NO_SPARK, Cluster, frame_of
 from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from acker_client.source.core.input import Committed, Input, Original
-from acker_client.source.core.parts import Lookup, Parts
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.stores.checkpoint import CheckpointFile
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.records.input import Committed, Input, Original
+from acker_client.source.records.parts import Lookup, Parts
+from acker_client.source.records.ranges import Ranges
 
 Numbers = Sequence[int] | np.ndarray
 

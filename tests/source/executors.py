@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from acker_client import AckerClient, Settings
-from acker_client.core.watched import WatchResult
+from acker_client.cluster.watched import WatchResult
 from acker_client.source import Batch, Emissions, Files, Listener
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.run.environment import Environment, FramePlan
+from acker_client.source.engine.environment import Environment, FramePlan
+from acker_client.source.records.in_flight import Failures
 from acker_protocol.ids import edge0_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 from acker_protocol.reports import fold, fold_updates

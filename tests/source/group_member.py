@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from acker_client.source.core.input import Committed
-from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import Fenced
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.records.input import Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 
 BATCH = 25
 # Every seventh record is done one batch later, so that there are holes.

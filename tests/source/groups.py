@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from acker_client.source import Committed, Ranges
-from acker_client.source.core.assignment import Handover
 from acker_client.source.errors import Fenced
+from acker_client.source.records.assignment import Handover
 
 
 @dataclass

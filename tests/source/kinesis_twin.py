@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from acker_client.source.doors.kinesis import (
+from acker_client.source.kinesis.connection import (
     RECORD,
     Begin,
     Expired,

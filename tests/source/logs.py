@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from acker_client.source import Chosen, Committed, DeadLetter, Input, Options, Original, Plan, Ranges, Source
-from acker_client.source.inputs.lines import ReadRows
+from acker_client.source.decoding.lines import ReadRows
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from acker_client.source.core.znodes import Create, Delete, Disconnected, Operation, Put, Require, Znode
+from acker_client.source.zookeeper.znodes import Create, Delete, Disconnected, Operation, Put, Require, Znode
 
 
 class MemoryZooKeeper:

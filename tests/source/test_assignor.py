@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source.core.assignor import ASSIGNORS, in_order, range_shares, split, sticky_shares
+from acker_client.source.zookeeper.assignor import ASSIGNORS, in_order, range_shares, split, sticky_shares
 
 CONSUMERS = st.lists(st.sampled_from([f"g_host-{i}" for i in (1, 2, 10, 11, 3)]), min_size=1, unique=True)
 TOPICS = ("a", "b", "")

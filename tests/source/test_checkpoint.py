@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from acker_client.source.core.input import Committed
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.stores import Committer
+from acker_client.source.checkpoints import checkpoint_file as checkpoint_module
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile, digest_of
 from acker_client.source.errors import CheckpointError
-from acker_client.source.stores import checkpoint as checkpoint_module
-from acker_client.source.stores.checkpoint import CheckpointFile, digest_of
+from acker_client.source.records.input import Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import Committer
 from tests.source.disks import forbidden, full, room_for
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.source import Ranges
-from acker_client.source.core.commit_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
 
 RUNS = st.tuples(
     st.integers(0, 10**12), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), max_size=40)

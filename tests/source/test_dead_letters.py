@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.source import Retry
-from acker_client.source.core.dead_letter import VALUE_BYTES_MAX, DeadLetter
+from acker_client.source.dead_letters import letters_file as dead_letters
+from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from acker_client.source.errors import SourceError
-from acker_client.source.stores import dead_letters
-from acker_client.source.stores.dead_letters import DeadLetterFile
+from acker_client.source.records.dead_letter import VALUE_BYTES_MAX, DeadLetter
 from tests.source.disks import forbidden, full, room_for
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acker_client.source.core.input import Committed
-from acker_client.source.core.ranges import Ranges
+from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.inputs.files import FileInput, find_line_files
-from acker_client.source.inputs.lines import TextParser
+from acker_client.source.files.input import FileInput, find_line_files
+from acker_client.source.records.input import Committed
+from acker_client.source.records.ranges import Ranges
 from tests.source.disks import without_rights
 from tests.source.driven import Driven
 

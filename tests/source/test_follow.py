@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import Batch, Files
-from acker_client.source.core.input import Committed
+from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged
-from acker_client.source.inputs.files import FileInput
-from acker_client.source.inputs.lines import TextParser
+from acker_client.source.files.input import FileInput
+from acker_client.source.records.input import Committed
 from tests.source.driven import Driven
 from tests.source.executors import NO_SPARK, Cluster, save_all
 

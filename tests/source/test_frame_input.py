@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError
-from acker_client.source.inputs.frame import FrameInput, FrameSlice
+from acker_client.source.frame.input import FrameInput, FrameSlice
 from tests.source.driven import Driven
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Committed, Emissions, Listener, Retry
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.run.run import Run
+from acker_client.source.engine.run import Run
+from acker_client.source.records.in_flight import Failures
 from tests.source.executors import NO_SPARK, Cluster, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log, LogSource, MemoryLetters

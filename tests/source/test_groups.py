@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Files, Retry, SourceError
-from acker_client.source.core.assignment import Assignment
-from acker_client.source.core.input import PausableInput, SharedInput
-from acker_client.source.core.stores import SharedCheckpointStore
+from acker_client.source.engine.run import Run
 from acker_client.source.errors import Fenced
-from acker_client.source.run.run import Run
+from acker_client.source.records.assignment import Assignment
+from acker_client.source.records.input import PausableInput, SharedInput
+from acker_client.source.records.stores import SharedCheckpointStore
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log, LogInput, LogSource, MemoryCheckpoint, MemoryLetters

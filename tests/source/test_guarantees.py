@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Committed, Files, Retry, SourceError
-from acker_client.source.run.run import Run
+from acker_client.source.engine.run import Run
 from tests.source.executors import NO_SPARK, Cluster, breaking, failing, frame_of, save_all
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.logs import Log, LogSource, MemoryCheckpoint

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acker_client.source.decoding import gz
+from acker_client.source.decoding.lines import TextParser
 from acker_client.source.errors import CheckpointError, InputChanged, SourceError
-from acker_client.source.inputs import gz
-from acker_client.source.inputs.files import FileInput
-from acker_client.source.inputs.lines import TextParser
+from acker_client.source.files.input import FileInput
 from tests.source.driven import Driven, read_elsewhere
 
 PIECES = [b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n", b"no newline", b"long " * 50 + b"\n", b"\xef\xbb\xbf"]

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pytest
 
 from acker_client import AckerClient
-from acker_client.core.handed_on import HEADER, HandedOn, headers_of, taken_up
-from acker_client.core.pins import ANY_NUMBER, NowhereToSend, Pin
+from acker_client.cluster.handed_on import HEADER, HandedOn, headers_of, taken_up
+from acker_client.pins import ANY_NUMBER, NowhereToSend, Pin
 from acker_client.source import Batch, Files, Kafka, Retry, SourceError, hand_on
-from acker_client.source.constructors.hand_on import TopicMessages
-from acker_client.source.core.input import Chosen
-from acker_client.source.core.kafka_names import KafkaConnection
-from acker_client.source.doors.kafka import writer_of
-from acker_client.source.inputs.kafka import KafkaInput
-from acker_client.source.run.options import Options
-from acker_client.source.run.run import Run
-from acker_client.source.run.upstream import UNSENT_MAX, UpstreamTrees
-from acker_client.spark.core.anchors import Anchors, Rows
-from acker_client.spark.core.tally import Tally
+from acker_client.source.engine.options import Options
+from acker_client.source.engine.run import Run
+from acker_client.source.engine.upstream import UNSENT_MAX, UpstreamTrees
+from acker_client.source.kafka.connection import writer_of
+from acker_client.source.kafka.hand_on import TopicMessages
+from acker_client.source.kafka.input import KafkaInput
+from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.records.input import Chosen
+from acker_client.spark.anchoring.anchors import Anchors, Rows
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.hand_on import HandOnStep, Message
 from acker_protocol.ids import Column, edge0_column, root_ids
 from acker_protocol.messages import Identity, InitScope, Settlement, Verdict

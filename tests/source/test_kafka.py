@@ -31,14 +31,14 @@ from acker_client.source import (
     Retry,
     SourceError,
 )
-from acker_client.source.core.commit_metadata import CommitMetadata
-from acker_client.source.core.input import PausableInput, SharedInput
-from acker_client.source.core.kafka_names import At, KafkaConnection, Topics
-from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.doors.kafka import Broker, CommittedOffset, Fetched, Reader, error_of, library, reader_of
-from acker_client.source.inputs.kafka import KafkaInput, shared_out
-from acker_client.source.inputs.kafka_slices import COLUMNS, SCHEMA
-from acker_client.source.run.environment import arrow_schema
+from acker_client.source.engine.environment import arrow_schema
+from acker_client.source.kafka.connection import Broker, CommittedOffset, Fetched, Reader, error_of, library, reader_of
+from acker_client.source.kafka.input import KafkaInput, shared_out
+from acker_client.source.kafka.names import At, KafkaConnection, Topics
+from acker_client.source.kafka.offset_metadata import CommitMetadata
+from acker_client.source.kafka.slices import COLUMNS, SCHEMA
+from acker_client.source.records.input import PausableInput, SharedInput
+from acker_client.source.records.stores import SharedCheckpointStore
 from tests.source.driven import Driven, read_elsewhere
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 from tests.source.kafka_broker import MockKafka
@@ -533,7 +533,7 @@ def test_a_broker_that_is_not_there_and_a_topic_that_is_not_there_are_a_sentence
 def test_brokers_that_go_away_are_nothing_just_now_until_they_are_back(
     opened: list[KafkaInput], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acker_client.source.inputs.kafka.PLAN_S", 0.3)
+    monkeypatch.setattr("acker_client.source.kafka.input.PLAN_S", 0.3)
     caplog.set_level(logging.INFO)
     with MockKafka() as kafka:
         topic = kafka.new_topic(5)

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, Kinesis, SourceError
-from acker_client.source.core.input import Committed, SharedInput
-from acker_client.source.doors.kinesis import LATEST, Begin, Expired, ListedShard, Throttled, Unanswered
-from acker_client.source.inputs.kinesis import KinesisInput, StreamReading, first_begin
-from acker_client.source.inputs.kinesis_lineage import Lineage
+from acker_client.source.kinesis.connection import LATEST, Begin, Expired, ListedShard, Throttled, Unanswered
+from acker_client.source.kinesis.input import KinesisInput, StreamReading, first_begin
+from acker_client.source.kinesis.lineage import Lineage
+from acker_client.source.records.input import Committed, SharedInput
 from acker_testing import SimulatedTime
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.kinesis_twin import ITERATOR_S, TwinKinesis

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Retry, SourceError
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.run.run import Run
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.engine.run import Run
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint
 from tests.source.kinesis_twin import TwinKinesis

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import CheckpointError, SourceError
-from acker_client.source.doors.kinesis import (
+from acker_client.source.kinesis.connection import (
     LATEST,
     TRIM_HORIZON,
     Begin,
@@ -18,7 +18,7 @@ from acker_client.source.doors.kinesis import (
     Throttled,
     Unanswered,
 )
-from acker_client.source.inputs.kinesis import KinesisInput, StreamReading
+from acker_client.source.kinesis.input import KinesisInput, StreamReading
 from tests.source.driven import Driven
 from tests.source.kinesis_server import ENVIRONMENT, REGION, KinesisServer
 

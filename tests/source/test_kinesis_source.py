@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client.core.watched import WatchResult
+from acker_client.cluster.watched import WatchResult
 from acker_client.source import Batch, Kinesis, Retry, SourceError
-from acker_client.source.core.input import Committed
-from acker_client.source.core.parts import Parts
-from acker_client.source.doors.kinesis import LATEST, TRIM_HORIZON, Begin, KinesisDoor, Unanswered
-from acker_client.source.inputs.kinesis import StreamReading
+from acker_client.source.kinesis.connection import LATEST, TRIM_HORIZON, Begin, KinesisDoor, Unanswered
+from acker_client.source.kinesis.input import StreamReading
+from acker_client.source.records.input import Committed
+from acker_client.source.records.parts import Parts
 from acker_protocol.messages import Outcomes, Verdict
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, Row, failing, frame_of, save_all
 from tests.source.kinesis_twin import TwinKinesis

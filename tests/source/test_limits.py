@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Retry
-from acker_client.source.run import checkpointing
+from acker_client.source.engine import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, failing, frame_of, save_all
 from tests.source.logs import Log, LogSource, MemoryCheckpoint, MemoryLetters
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from acker_client.source.core.input import Chosen
+from acker_client.source.decoding.content import LinePart
+from acker_client.source.decoding.json_lines import JsonParser
+from acker_client.source.decoding.lines import BOM, LineSlice, TextParser, find_lines
 from acker_client.source.errors import InputChanged
-from acker_client.source.inputs.content import LinePart
-from acker_client.source.inputs.files import FileInput
-from acker_client.source.inputs.json_lines import JsonParser
-from acker_client.source.inputs.lines import BOM, LineSlice, TextParser, find_lines
+from acker_client.source.files.input import FileInput
+from acker_client.source.records.input import Chosen
 from tests.source.driven import Driven, read_elsewhere
 
 PIECES = [b"\n", b"\r\n", b"\r", b"a", b"{}", b"\xc3\xa9", b"\xc3", b"\xa9", b"\xff", BOM, b"\0", b"long " * 9, b""]
@@ -129,7 +129,7 @@ def test_a_line_longer_than_a_block_is_one_record(tmp_path: Path) -> None:
 
 
 def test_a_line_too_long_for_memory_fails_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("acker_client.source.inputs.lines.LINE_BYTES_MAX", 50)
+    monkeypatch.setattr("acker_client.source.decoding.lines.LINE_BYTES_MAX", 50)
     path = tmp_path / "long.txt"
     path.write_bytes(b"a" * 100 + b"\nshort\n")
     for parser in (TextParser(), JsonParser(pa.schema([("value", pa.string())]))):

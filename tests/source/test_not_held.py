@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from acker_client.source import Batch, Emissions, Kafka, Ranges
-from acker_client.source.inputs import kafka_slices
-from acker_client.source.run.environment import Environment
+from acker_client.source.engine.environment import Environment
+from acker_client.source.kafka import slices as kafka_slices
 from tests.client.test_client_members import Servers
 from tests.source.executors import NO_SPARK, Cluster, Frame, Polling, Row, frame_of
 from tests.source.groups import Group, Membership, SharedCheckpoint

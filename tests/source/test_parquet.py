@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import CheckpointError, InputChanged, Parquet, Retry, SourceError
-from acker_client.source.inputs.parquet import ParquetInput, find_parquet_files, schema_of
-from acker_client.source.run.environment import arrow_schema, spark_schema
+from acker_client.source.engine.environment import arrow_schema, spark_schema
+from acker_client.source.parquet.input import ParquetInput, find_parquet_files, schema_of
 from tests.source.disks import without_rights
 from tests.source.driven import Driven, read_elsewhere, rows_of
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all

@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from acker_client.source.core.input import Chosen
-from acker_client.source.core.parts import Parts
-from acker_client.source.core.ranges import Ranges
+from acker_client.source.records.input import Chosen
+from acker_client.source.records.parts import Parts
+from acker_client.source.records.ranges import Ranges
 
 
 @dataclass(frozen=True)

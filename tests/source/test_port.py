@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import Batch, Emissions, Retry, SourceError
-from acker_client.source.run import checkpointing
+from acker_client.source.engine import checkpointing
 from tests.source.executors import NO_SPARK, Cluster, Log, breaking, failing, frame_of, save_all
 from tests.source.logs import Log as InMemory
 from tests.source.logs import LogSource, MemoryCheckpoint, MemoryLetters

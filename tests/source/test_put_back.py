@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client.source import DeadLetter, Parquet, PutBack, Retry, SourceError
+from acker_client.source.dead_letters.letters_file import DeadLetterFile
+from acker_client.source.decoding.values import jsonable, of_json
 from acker_client.source.disk import sync_directory
-from acker_client.source.inputs.put_back import LetterParser, PutBackInput
-from acker_client.source.inputs.values import jsonable, of_json
-from acker_client.source.stores import put_back as store
-from acker_client.source.stores.dead_letters import DeadLetterFile
-from acker_client.source.stores.put_back import Moved, put_back, read_letters
+from acker_client.source.put_back import store
+from acker_client.source.put_back.input import LetterParser, PutBackInput
+from acker_client.source.put_back.store import Moved, put_back, read_letters
 from tests.source.disks import without_rights
 from tests.source.driven import Driven
 from tests.source.executors import NO_SPARK, Cluster, failing, save_all

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from acker_client.source.core.ranges import Ranges
+from acker_client.source.records.ranges import Ranges
 
 sets = st.lists(st.sets(st.integers(0, 40)), max_size=6)
 

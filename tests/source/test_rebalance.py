@@ -9,15 +9,15 @@ from random import Random
 
 import pytest
 
-from acker_client.source.core.assignment import Assignment, Handover
-from acker_client.source.core.assignor import in_order
-from acker_client.source.core.input import Committed
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.stores import SharedCheckpointStore
-from acker_client.source.core.znodes import Create, GroupPaths
 from acker_client.source.errors import Fenced, SourceError
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.records.assignment import Assignment, Handover
+from acker_client.source.records.input import Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import SharedCheckpointStore
+from acker_client.source.zookeeper.assignor import in_order
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
+from acker_client.source.zookeeper.znodes import Create, GroupPaths
 from tests.source.memory_zookeeper import MemoryZooKeeper
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from acker_client.source.core.retry import GROUP_MIN, GROUPS_MAX, PIECES, Retry, Schedule
+from acker_client.source.records.retry import GROUP_MIN, GROUPS_MAX, PIECES, Retry, Schedule
 
 
 def columns(records: set[int] | list[int]) -> np.ndarray:

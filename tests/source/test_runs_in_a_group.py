@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from acker_client.source import Batch, Emissions, Listener, Ranges, Retry, ZooKeeperGroup, ZooKeeperOffsets
-from acker_client.source.run.run import Run
+from acker_client.source.engine.run import Run
 from tests.source.executors import NO_SPARK, Cluster, frame_of
 from tests.source.logs import Log, LogSource, MemoryLetters
 from tests.source.memory_zookeeper import MemorySession, MemoryZooKeeper

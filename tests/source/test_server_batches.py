@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
 from acker_client.source import SourceError
-from acker_client.source.run.server_batches import ServerBatches
+from acker_client.source.engine.server_batches import ServerBatches
 from acker_protocol.ids import root_id
 from acker_protocol.messages import Settlement, Verdict
 from acker_testing import new_shard

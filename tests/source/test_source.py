@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from acker_client import AckerClient
-from acker_client.core.pins import Pin
-from acker_client.core.watched import WatchResult
+from acker_client.cluster.watched import WatchResult
+from acker_client.pins import Pin
 from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
-from acker_client.source.run.environment import Blame
+from acker_client.source.engine.environment import Blame
 from tests.source.disks import full
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acker_client import AckerClient, Settings
-from acker_client.core.watched import WatchResult
+from acker_client.cluster.watched import WatchResult
 from acker_client.source import Batch, Emissions, Retry, SourceError
-from acker_client.source.run.watcher import Watcher
+from acker_client.source.engine.watcher import Watcher
 from acker_testing import LocalServer
 from tests.source.executors import NO_SPARK, Cluster, Frame, Log, Row, frame_of
 

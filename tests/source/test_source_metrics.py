@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from acker_client.source import Batch, Retry
-from acker_client.source.core.summary import Counts
-from acker_client.source.doors.prometheus import COUNTERS
+from acker_client.source.engine.prometheus import COUNTERS
+from acker_client.source.records.summary import Counts
 from tests.deploy.prometheus import tool
 from tests.source.executors import NO_SPARK, Cluster, failing
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from acker_client.source.core import tracker as tracker_module
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.tracker import Tracker
+from acker_client.source.records import tracker as tracker_module
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.tracker import Tracker
 from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Verdict
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from acker_client import errors
-from acker_client.core.watched import WatchResult
-from acker_client.source.run import watcher
-from acker_client.source.run.watcher import ERRORS_A_LINE, Watcher
+from acker_client.cluster.watched import WatchResult
+from acker_client.source.engine import watcher
+from acker_client.source.engine.watcher import ERRORS_A_LINE, Watcher
 
 
 class Refusing:

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source.core.znodes import GroupPaths, consumer_id, name_of, registration, topics_of
+from acker_client.source.zookeeper.znodes import GroupPaths, consumer_id, name_of, registration, topics_of
 
 PATHS = GroupPaths("orders")
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

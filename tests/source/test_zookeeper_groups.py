@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client.source.core.assignment import Handover
-from acker_client.source.core.input import Committed
-from acker_client.source.core.ranges import Ranges
 from acker_client.source.errors import CheckpointError, SourceError
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.records.assignment import Handover
+from acker_client.source.records.input import Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 
 PARTITIONS = tuple(f"orders/{i}" for i in range(12))
 SESSION_S = 1.5
@@ -85,7 +85,7 @@ def test_a_source_without_the_groups_digest_is_refused(nodes: Any, zookeeper: st
 
 
 def test_two_members_of_one_name_are_refused(nodes: Any, zookeeper: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("acker_client.source.groups.group.MARGIN_S", 0.0)
+    monkeypatch.setattr("acker_client.source.zookeeper.group.MARGIN_S", 0.0)
     one, two = (ZooKeeperGroup(zookeeper, "g", member="m", session_s=0.5) for _ in range(2))
     one.open("orders", lambda: PARTITIONS)
     with pytest.raises(SourceError, match="another source is there as 'g_m': give each its own member, or none"):

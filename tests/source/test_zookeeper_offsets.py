@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.source.core.input import Answered, Committed
-from acker_client.source.core.offsets import Offset
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.stores import CheckpointStore
-from acker_client.source.core.znodes import Create, Put, Znode
 from acker_client.source.errors import CheckpointError, Fenced
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.records.input import Answered, Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import CheckpointStore
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
+from acker_client.source.zookeeper.offsets import Offset
+from acker_client.source.zookeeper.znodes import Create, Put, Znode
 from tests.source.executors import NO_SPARK, Cluster, save_all
 from tests.source.memory_zookeeper import MemorySession, MemoryZooKeeper
 
@@ -154,7 +154,7 @@ def test_a_source_without_a_group_finds_what_it_saved(alone: Callable[..., ZooKe
 def test_a_second_run_is_refused_while_the_first_one_holds_the_checkpoint(
     alone: Callable[..., ZooKeeperOffsets], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("acker_client.source.stores.zookeeper_offsets.MARGIN_S", 0.0)
+    monkeypatch.setattr("acker_client.source.zookeeper.offset_store.MARGIN_S", 0.0)
     monkeypatch.setattr(MemorySession, "session_s", 0.01)
     store = alone()
     with pytest.raises(CheckpointError, match=r"is in use by another running source .*host.*pid.*: stop that one"):

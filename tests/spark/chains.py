@@ -11,15 +11,15 @@ import pyarrow as pa
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from acker_client import Settings
-from acker_client.core.scope import BatchScope
-from acker_client.spark.core.anchors import Rows, unpack
-from acker_client.spark.core.tally import Report
+from acker_client.cluster.scope import BatchScope
+from acker_client.spark.anchoring.anchors import Rows, unpack
+from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.operators.read import Reading, Records
 from acker_client.spark.operators.row import RowStep
 from acker_client.spark.operators.sink import SinkStep
-from acker_client.spark.task.chain import Arriving, Chain, Entry, Step
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.worker.chain import Arriving, Chain, Entry, Step
+from acker_client.spark.worker.rows import struct_type
 from acker_protocol.messages import FAIL
 
 SETTINGS = Settings(servers=("127.0.0.1:1",))

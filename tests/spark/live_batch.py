@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from acker_client import AckerClient, Settings, Settlement, Verdict
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
 from acker_client.errors import AckerError
 from acker_client.spark.operators.read import Records, frame_of
 from acker_protocol import ids

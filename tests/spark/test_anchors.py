@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.spark.core.anchors import (
+from acker_client.spark.anchoring.anchors import (
     Anchors,
     Rows,
     of_columns,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from acker_client.spark.core.tally import MultipliedEdges, Report
+from acker_client.spark.anchoring.tally import MultipliedEdges, Report
 from acker_client.spark.operators.read import Reading, Records
-from acker_client.spark.task.chain import Arriving, Chain
+from acker_client.spark.worker.chain import Arriving, Chain
 from acker_protocol.ids import edge0, root_id
 from acker_protocol.messages import InitScope
 from acker_protocol.reports import digest

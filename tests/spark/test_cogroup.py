@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
 from acker_client.spark import OperatorError, branch, cogroup, group, operator, sink, where
-from acker_client.spark.core.anchors import Anchors
-from acker_client.spark.core.tally import MultipliedEdges, Report
-from acker_client.spark.guard.plan import Refused
+from acker_client.spark.anchoring.anchors import Anchors
+from acker_client.spark.anchoring.tally import MultipliedEdges, Report
 from acker_client.spark.operators.cogroup import CogroupTask, Side
 from acker_client.spark.operators.merging import AccountStep
 from acker_client.spark.operators.read import Reading
+from acker_client.spark.plan_check.plan import Refused
 from acker_protocol.ids import root_id
 from tests.spark import faults
 from tests.spark.chains import SCOPE, Texts, arriving, failed, ledger, rows_of, run

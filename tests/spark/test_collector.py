@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from acker_client.spark import Collector, CollectorError, collector_settings
-from acker_client.spark.core.tally import Report
+from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.driver.session import SessionError
 from acker_protocol.ids import MASK, edge0, identity_of, identity_term
 from acker_protocol.messages import ACK, FAIL, RESET

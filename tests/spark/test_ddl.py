@@ -11,9 +11,9 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StringType
 
 from acker_client.spark import group, operator
-from acker_client.spark.task import ddl
-from acker_client.spark.task.rows import struct_type
-from acker_client.spark.task.schema import arrow_schema_of
+from acker_client.spark.worker import ddl
+from acker_client.spark.worker.rows import struct_type
+from acker_client.spark.worker.schema import arrow_schema_of
 
 READ = [
     "",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from acker_client.spark.core.evidence import NEVER_MS, Action, Target, judge
+from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target, judge
 
 CASES = [
     tuple(cell.strip() for cell in line.strip().strip("|").split("|"))

@@ -26,8 +26,8 @@ from pyspark.sql.udtf import SkipRestOfInputTableException
 from acker_client import Verdict
 from acker_client.spark import branch, explode, group, operator, sink, where
 from acker_client.spark import functions as AF
+from acker_client.spark.commit_evidence.batch import Once
 from acker_client.spark.driver.lineage import new_tag
-from acker_client.spark.evidence.batch import Once
 
 TEXTS = [f"a{number} b{number}" for number in range(40)]
 

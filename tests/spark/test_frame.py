@@ -17,7 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from acker_client.core.pins import decode
+from acker_client.pins import decode
 from acker_client.source import Batch, CheckpointError, Frame, InputChanged, Retry
 from acker_client.spark import functions as AF
 from acker_client.spark import operator, sink

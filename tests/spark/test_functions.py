@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from acker_client import Settings, Settlement
-from acker_client.core.pins import Pin
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
+from acker_client.pins import Pin
 from acker_client.spark import Collector, group
 from acker_client.spark import functions as AF
 from acker_client.spark.driver.session import hand_down

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from acker_client.core.gist import REASON_LENGTH_MAX, gist
+from acker_client.error_text import REASON_LENGTH_MAX, gist
 
 pytestmark = pytest.mark.sampled(3)
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Files, Kafka, Retry, hand_on
 from acker_client.spark import Refused, functions, group, operator, sink
-from acker_client.spark.evidence.batch import NotHeld
+from acker_client.spark.commit_evidence.batch import NotHeld
 from tests.source.executors import Log
 from tests.source.kafka_broker import MockKafka
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.spark.core import kernels
+from acker_client.spark.anchoring import kernels
 from acker_protocol import ids, reports
 from acker_protocol.ids import Column
 

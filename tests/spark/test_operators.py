@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 
 from acker_client.spark import OperatorError, arrow_operator, operator, pandas_operator, sink
 from acker_client.spark.operators.batch import BatchStep
-from acker_client.spark.task.returns import over_pandas
-from acker_client.spark.task.rows import Mismatch
+from acker_client.spark.worker.returns import over_pandas
+from acker_client.spark.worker.rows import Mismatch
 from acker_protocol.ids import root_id
 from tests.spark.chains import SCOPE, WORD, failed, ledger, over_arrow, reading, run
 from tests.spark.chains import sink as sink_step

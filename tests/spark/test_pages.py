@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.core.scope import BatchScope
-from acker_client.spark.core.pages import PAGE_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
-from acker_client.spark.core.tally import Report
+from acker_client.cluster.scope import BatchScope
+from acker_client.spark.anchoring.pages import PAGE_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
+from acker_client.spark.anchoring.tally import Report
 from acker_client.spark.operators.read_frame import FrameReading
 from acker_protocol.ids import mix64_column
 

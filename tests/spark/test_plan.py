@@ -13,8 +13,8 @@ from pyspark.sql.window import WindowSpec
 
 from acker_client.spark import compat
 from acker_client.spark.driver import lineage
-from acker_client.spark.guard import plan
-from acker_client.spark.guard.plan import MovingBoundaries, Refused
+from acker_client.spark.plan_check import plan
+from acker_client.spark.plan_check.plan import MovingBoundaries, Refused
 from tests.spark.tracked import FakeBatch, packed, tracked
 
 pytestmark = pytest.mark.matrix

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from acker_client import Verdict
 from acker_client.spark import branch, explode, join, operator, sink, where
-from acker_client.spark.guard import plan
-from acker_client.spark.guard.plan import Refused
+from acker_client.spark.plan_check import plan
+from acker_client.spark.plan_check.plan import Refused
 from tests.spark.test_plan import Step, sql
 from tests.spark.tracked import FakeBatch, tracked
 

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from acker_client.spark.operators.row import RowStep
-from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter, arrow_schema
+from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter, arrow_schema
 from acker_protocol.ids import root_id
 from tests.spark.chains import SCOPE, WORD, failed, ledger, reading, run, sink, words
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.spark.core import tally as room
-from acker_client.spark.core.anchors import Anchors
-from acker_client.spark.core.tally import MultipliedEdges, Tally
+from acker_client.spark.anchoring import tally as room
+from acker_client.spark.anchoring.anchors import Anchors
+from acker_client.spark.anchoring.tally import MultipliedEdges, Tally
 from acker_protocol import ids, reports
 from acker_protocol.messages import ACK, FAIL
 

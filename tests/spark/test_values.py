@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acker_client.spark.core.values import digest_rows
+from acker_client.spark.anchoring.values import digest_rows
 
 TYPES: dict[str, tuple[Any, list[Any]]] = {
     "bool": (pa.bool_(), [True, False, None]),

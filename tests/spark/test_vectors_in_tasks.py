@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from acker_client.spark.core import kernels
-from acker_client.spark.core.anchors import Anchors
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring import kernels
+from acker_client.spark.anchoring.anchors import Anchors
+from acker_client.spark.anchoring.tally import Tally
 from acker_protocol import ids
 from tests.vectors import apply_of, protocol, report
 

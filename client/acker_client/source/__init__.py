@@ -17,23 +17,9 @@ try:
 except ImportError as error:
     raise missing("acker_client.source", "spark", error) from error
 
-from acker_client.source.constructors.files import Files
-from acker_client.source.constructors.frame import Frame, Tracked, tracked
-from acker_client.source.constructors.hand_on import hand_on
-from acker_client.source.constructors.kafka import Kafka
-from acker_client.source.constructors.kinesis import Kinesis
-from acker_client.source.constructors.parquet import Parquet
-from acker_client.source.constructors.put_back import PutBack
-from acker_client.source.core.assignment import Assignment, Handover
-from acker_client.source.core.dead_letter import DeadLetter
-from acker_client.source.core.guarantee import Guarantee
-from acker_client.source.core.in_flight import Failures
-from acker_client.source.core.input import Chosen, Committed, Input, Original, Plan, SharedInput
-from acker_client.source.core.listener import Emissions, Listener
-from acker_client.source.core.ranges import Ranges
-from acker_client.source.core.retry import Retry
-from acker_client.source.core.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
-from acker_client.source.core.summary import Summary
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.options import CommonOptions, Options
+from acker_client.source.engine.source import Source
 from acker_client.source.errors import (
     Broken,
     CheckpointError,
@@ -43,13 +29,27 @@ from acker_client.source.errors import (
     SourceError,
     TooManyDeadLetters,
 )
-from acker_client.source.groups.group import ZooKeeperGroup
-from acker_client.source.run.batch import Batch
-from acker_client.source.run.options import CommonOptions, Options
-from acker_client.source.source import Source
-from acker_client.source.stores.kafka_letters import KafkaTopic
-from acker_client.source.stores.kafka_offsets import KafkaOffsets
-from acker_client.source.stores.zookeeper_offsets import ZooKeeperOffsets
+from acker_client.source.files.files import Files
+from acker_client.source.frame.frame import Frame, Tracked, tracked
+from acker_client.source.kafka.hand_on import hand_on
+from acker_client.source.kafka.kafka import Kafka
+from acker_client.source.kafka.letters_topic import KafkaTopic
+from acker_client.source.kafka.offset_store import KafkaOffsets
+from acker_client.source.kinesis.kinesis import Kinesis
+from acker_client.source.parquet.parquet import Parquet
+from acker_client.source.put_back.put_back import PutBack
+from acker_client.source.records.assignment import Assignment, Handover
+from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.guarantee import Guarantee
+from acker_client.source.records.in_flight import Failures
+from acker_client.source.records.input import Chosen, Committed, Input, Original, Plan, SharedInput
+from acker_client.source.records.listener import Emissions, Listener
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.retry import Retry
+from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
+from acker_client.source.records.summary import Summary
+from acker_client.source.zookeeper.group import ZooKeeperGroup
+from acker_client.source.zookeeper.offset_store import ZooKeeperOffsets
 
 __all__ = [
     "Assignment",

@@ -18,7 +18,6 @@ except ImportError as error:
 from acker_client.spark import compat  # noqa: F401  # isort: skip
 from acker_client.spark import functions
 from acker_client.spark.driver.check import check
-from acker_client.spark.guard.refusals import MovingBoundaries, Refused
 from acker_client.spark.operators.branch import branch
 from acker_client.spark.operators.cogroup import cogroup
 from acker_client.spark.operators.collector import Collector, CollectorError, collector_settings
@@ -29,7 +28,8 @@ from acker_client.spark.operators.operator import Operator, arrow_operator, oper
 from acker_client.spark.operators.sink import Sink, sink
 from acker_client.spark.operators.where import where
 from acker_client.spark.outputs import delta_options, write_parquet
-from acker_client.spark.task.returns import OperatorError
+from acker_client.spark.plan_check.refusals import MovingBoundaries, Refused
+from acker_client.spark.worker.returns import OperatorError
 
 __all__ = [
     "operator",

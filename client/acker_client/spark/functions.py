@@ -21,14 +21,14 @@ import pyarrow as pa
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from acker_client.core.gist import REASON_LENGTH_MAX
+from acker_client.error_text import REASON_LENGTH_MAX
 from acker_client.settings import Settings
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import EDGE, ROOT, Anchors, of_columns
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.anchoring.anchors import EDGE, ROOT, Anchors, of_columns
+from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.driver.lineage import ACK, new_tag
 from acker_client.spark.driver.session import SessionError, pins_here, settings_of
-from acker_client.spark.task.chain import Sender
+from acker_client.spark.worker.chain import Sender
 
 THIN = (ROOT, EDGE)
 

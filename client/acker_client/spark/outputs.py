@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+from acker_client.spark.commit_evidence.following import see_unplaced
+from acker_client.spark.commit_evidence.witness import frame_step
 from acker_client.spark.driver.query import run_uninterrupted
-from acker_client.spark.evidence.following import see_unplaced
-from acker_client.spark.evidence.witness import frame_step
 
 _PART = re.compile(r"[A-Za-z0-9_.]*")
 # Spark reads nothing that begins with an underscore.

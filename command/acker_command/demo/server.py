@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from acker_client.errors import AckerError
-from acker_client.members.transport import GrpcTransport
+from acker_client.rpc.transport import GrpcTransport
 from acker_command.demo.errors import DemoError
 from acker_command.demo.faults import Strike
 from acker_testing import ZooKeeperProcess

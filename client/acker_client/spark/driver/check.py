@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from acker_client.core.gist import gist
+from acker_client.error_text import gist
 from acker_client.settings import Settings
 from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
@@ -120,7 +120,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 def reach(settings: Settings) -> str:
     """Greet the server from this process; returns its version. Raises what the client raises."""
-    from acker_client.plain.client import shared_client
+    from acker_client.client import shared_client
 
     return shared_client(settings).hello().server_version
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from acker_client.spark.core.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.anchoring.anchors import ANCHORS, EDGE, ROOT, THIN, TRACKING
+from acker_client.spark.worker.rows import struct_type
 
 
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:

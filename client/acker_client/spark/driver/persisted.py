@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import Positions
-from acker_client.spark.core.pages import PAGE_SHIFT, Pages
+from acker_client.spark.anchoring.anchors import Positions
+from acker_client.spark.anchoring.pages import PAGE_SHIFT, Pages
 from acker_client.spark.driver.query import run_uninterrupted
 from acker_client.spark.driver.row_digest import row_digest
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.worker.rows import struct_type
 
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"

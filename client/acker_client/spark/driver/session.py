@@ -23,11 +23,11 @@ from typing import TypeVar
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
-from acker_client.core.pins import Pins, decode, encode
 from acker_client.errors import AckerError
+from acker_client.pins import Pins, decode, encode
 from acker_client.settings import SERVERS_VARIABLE, TOKEN_VARIABLE, Settings, addresses
 from acker_client.spark import compat
-from acker_client.spark.task.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
+from acker_client.spark.worker.notes import EXECUTION, NOTES, OUTER, handed_down, note_store_of
 from acker_protocol import placement
 
 N = TypeVar("N", int, float)

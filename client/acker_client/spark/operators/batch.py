@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from pyspark.sql.types import StructType
 
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
-from acker_client.spark.task.chain import TakeRows
-from acker_client.spark.task.returns import BatchFunction, OperatorError, checked_batch
-from acker_client.spark.task.rows import arrow_schema
+from acker_client.spark.worker.chain import TakeRows
+from acker_client.spark.worker.returns import BatchFunction, OperatorError, checked_batch
+from acker_client.spark.worker.rows import arrow_schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from pyspark.sql import DataFrame
 
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.tally import Tally, digest_parents
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.tally import Tally, digest_parents
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import check_name, refuse_untracked
-from acker_client.spark.task.chain import TakeRows
+from acker_client.spark.plan_check import fusing, plan
+from acker_client.spark.worker.chain import TakeRows
 
 
 def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:

@@ -16,10 +16,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.spark.core.anchors import TRACKING, Anchors, Positions, Rows, reserved, unpack
-from acker_client.spark.core.order import in_order
+from acker_client.spark.anchoring.anchors import TRACKING, Anchors, Positions, Rows, reserved, unpack
+from acker_client.spark.anchoring.order import in_order
 from acker_client.spark.driver.columns import into_python
-from acker_client.spark.guard import plan
 from acker_client.spark.operators.declared import (
     OnError,
     check_declared,
@@ -38,9 +37,10 @@ from acker_client.spark.operators.merging import (
     key_of,
     with_accounts_taken,
 )
-from acker_client.spark.task import chain
-from acker_client.spark.task.returns import OperatorError, checked_columns, kind_of, one_batch
-from acker_client.spark.task.rows import arrow_schema
+from acker_client.spark.plan_check import plan
+from acker_client.spark.worker import chain
+from acker_client.spark.worker.returns import OperatorError, checked_columns, kind_of, one_batch
+from acker_client.spark.worker.rows import arrow_schema
 
 # ``(left, right)`` or ``(key, left, right)``.
 CogroupFunction = Callable[..., Any]

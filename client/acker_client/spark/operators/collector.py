@@ -15,13 +15,13 @@ from typing import Any, Self
 import numpy as np
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from acker_client.core.gist import REASON_LENGTH_MAX
+from acker_client.error_text import REASON_LENGTH_MAX
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.anchoring.anchors import ANCHOR_BYTES, ANCHORS, EDGE, ROOT, TRACKING, Anchors
+from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.driver.session import settings_here, settings_of
-from acker_client.spark.task.chain import Sender
-from acker_client.spark.task.content import hash_content
+from acker_client.spark.worker.chain import Sender
+from acker_client.spark.worker.content import hash_content
 from acker_protocol.ids import MASK, child_edge, hash64, mix64
 from acker_protocol.messages import RESET, Entries, Identity
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import traceback
 
-from acker_client.core.gist import REASON_LENGTH_MAX
-from acker_client.spark.core.anchors import Anchors
-from acker_client.spark.core.tally import TRACEBACK_LENGTH_MAX, Tally
+from acker_client.error_text import REASON_LENGTH_MAX
+from acker_client.spark.anchoring.anchors import Anchors
+from acker_client.spark.anchoring.tally import TRACEBACK_LENGTH_MAX, Tally
 from acker_client.spark.operators.declared import OnError
 
 

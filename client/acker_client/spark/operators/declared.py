@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import TRACKING, reserved
-from acker_client.spark.guard import refusals
-from acker_client.spark.task.returns import kind_of
-from acker_client.spark.task.rows import checked_schema, struct_type
+from acker_client.spark.anchoring.anchors import TRACKING, reserved
+from acker_client.spark.plan_check import refusals
+from acker_client.spark.worker.returns import kind_of
+from acker_client.spark.worker.rows import checked_schema, struct_type
 
 OnError = Literal["fail", "raise"]
 # What ``df.transform`` takes.

@@ -13,16 +13,16 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
-from acker_client.spark.core.anchors import Positions, Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring.anchors import Positions, Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver.columns import nullable, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.declared import Transform, check_into, check_name, refuse_untracked
-from acker_client.spark.task import chain
-from acker_client.spark.task.chain import TakeRows
-from acker_client.spark.task.returns import kind_of
+from acker_client.spark.plan_check import fusing, plan
+from acker_client.spark.worker import chain
+from acker_client.spark.worker.chain import TakeRows
+from acker_client.spark.worker.returns import kind_of
 
 
 def explode(

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from acker_client.core.handed_on import Header, headers_of
-from acker_client.core.pins import Pins
-from acker_client.spark.core.anchors import Anchors, Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.cluster.handed_on import Header, headers_of
+from acker_client.pins import Pins
+from acker_client.spark.anchoring.anchors import Anchors, Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.guard import plan
 from acker_client.spark.operators.sink import Sink
-from acker_client.spark.task.chain import Step, TakeRows
+from acker_client.spark.plan_check import plan
+from acker_client.spark.worker.chain import Step, TakeRows
 
 Message = tuple[bytes | None, bytes | None, list[Header]]
 

@@ -13,15 +13,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from acker_client.spark.core.anchors import TRACKING, reserved
+from acker_client.spark.anchoring.anchors import TRACKING, reserved
 from acker_client.spark.driver import lineage
 from acker_client.spark.driver.columns import quoted, user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import plan
 from acker_client.spark.operators.declared import Transform, check_name, column_names, refuse_connect, refuse_untracked
 from acker_client.spark.operators.explode import ExplodePlan, exploded
-from acker_client.spark.task.returns import kind_of
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.plan_check import plan
+from acker_client.spark.worker.returns import kind_of
+from acker_client.spark.worker.rows import struct_type
 
 MATCHES = "_acker_matches"
 

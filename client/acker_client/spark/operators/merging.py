@@ -19,18 +19,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from acker_client.spark import compat
-from acker_client.spark.core.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column
-from acker_client.spark.core.derive import batch_of
-from acker_client.spark.core.tally import Tally, digest_parents
-from acker_client.spark.core.values import digest_rows
+from acker_client.spark.anchoring.anchors import PACKED, TRACKING, Anchors, Positions, Rows, packed_column
+from acker_client.spark.anchoring.derive import batch_of
+from acker_client.spark.anchoring.tally import Tally, digest_parents
+from acker_client.spark.anchoring.values import digest_rows
 from acker_client.spark.driver.columns import nullable, quoted, tracking_fields
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
-from acker_client.spark.task.chain import TakeRows
-from acker_client.spark.task.returns import OperatorError, checked_parents
-from acker_client.spark.task.rows import arrow_schema
+from acker_client.spark.plan_check import fusing, plan
+from acker_client.spark.worker.chain import TakeRows
+from acker_client.spark.worker.returns import OperatorError, checked_parents
+from acker_client.spark.worker.rows import arrow_schema
 
 # A column of our own between two nodes of the step; it never reaches the user.
 ACCOUNT = "_acker_account"

@@ -15,10 +15,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.spark.core.derive import batch_of
+from acker_client.spark.anchoring.derive import batch_of
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import fusing, plan
 from acker_client.spark.operators.batch import BatchStep
 from acker_client.spark.operators.declared import (
     DECORATORS,
@@ -31,9 +30,10 @@ from acker_client.spark.operators.declared import (
     refuse_no_frame,
 )
 from acker_client.spark.operators.row import RowFunction, RowStep
-from acker_client.spark.task import chain
-from acker_client.spark.task.returns import BatchFunction, checked_batch, one_batch, over_pandas
-from acker_client.spark.task.rows import RowReader, RowWriter, arrow_schema
+from acker_client.spark.plan_check import fusing, plan
+from acker_client.spark.worker import chain
+from acker_client.spark.worker.returns import BatchFunction, checked_batch, one_batch, over_pandas
+from acker_client.spark.worker.rows import RowReader, RowWriter, arrow_schema
 
 __all__ = ["Operator", "arrow_operator", "operator", "pandas_operator"]
 
@@ -70,9 +70,9 @@ class Operator:
         """What the operator makes of ``given``, without Spark or a server: a Row gives a list of Rows, a
         ``pandas.DataFrame`` a frame, a RecordBatch or Table a Table; the declared columns, and the kept ones behind.
 
-        Raises what the function raises, :class:`~acker_client.spark.task.rows.Mismatch` or :class:`OperatorError` where
-        what it gives does not fit the schema, and ValueError where ``given`` lacks a column to keep. DDL beyond the
-        usual types needs a session.
+        Raises what the function raises, :class:`~acker_client.spark.worker.rows.Mismatch` or :class:`OperatorError`
+        where what it gives does not fit the schema, and ValueError where ``given`` lacks a column to keep. DDL beyond
+        the usual types needs a session.
         """
         schema = self._declared.fields(self.name)
         if self._kind == "row":

@@ -16,16 +16,16 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from acker_client.core.gist import REASON_LENGTH_MAX
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
+from acker_client.error_text import REASON_LENGTH_MAX
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.anchoring.anchors import EDGE, ROOT, TRACKING, Anchors, Rows, reserved
+from acker_client.spark.anchoring.tally import Report, Tally
+from acker_client.spark.commit_evidence.batch import BatchEvidence, Once
 from acker_client.spark.driver.session import hand_down
-from acker_client.spark.evidence.batch import BatchEvidence, Once
-from acker_client.spark.guard.fusing import AppliedChain, plan_chain, remember
-from acker_client.spark.task.chain import Chain
-from acker_client.spark.task.rows import struct_type
+from acker_client.spark.plan_check.fusing import AppliedChain, plan_chain, remember
+from acker_client.spark.worker.chain import Chain
+from acker_client.spark.worker.rows import struct_type
 from acker_protocol.ids import Column, edge0_column, identity_term, root_ids
 from acker_protocol.messages import InitScope
 

@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.types import LongType, StructField, StructType
 
-from acker_client.core.scope import BatchScope
+from acker_client.cluster.scope import BatchScope
 from acker_client.settings import Settings
-from acker_client.spark.core.anchors import TRACKING, Anchors, Positions, Rows, reserved
-from acker_client.spark.core.derive import batch_of
-from acker_client.spark.core.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
-from acker_client.spark.core.tally import Report, Tally
+from acker_client.spark.anchoring.anchors import TRACKING, Anchors, Positions, Rows, reserved
+from acker_client.spark.anchoring.derive import batch_of
+from acker_client.spark.anchoring.pages import PARTITION_SHIFT, OtherRows, PageCheck, Pages, Runs, place_of
+from acker_client.spark.anchoring.tally import Report, Tally
+from acker_client.spark.commit_evidence.batch import BatchEvidence, Once
 from acker_client.spark.driver.persisted import DIGEST, PLACE, Persisted
-from acker_client.spark.evidence.batch import BatchEvidence, Once
 from acker_client.spark.operators.read import READ, TrackedFrame, planned
-from acker_client.spark.task.chain import Chain
+from acker_client.spark.worker.chain import Chain
 from acker_protocol.ids import Column, edge0_column, identity_term, mix64_column, root_ids
 from acker_protocol.messages import InitScope
 

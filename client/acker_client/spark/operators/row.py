@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from pyspark.sql.types import StructType
 
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.operators.culprits import Culprits
 from acker_client.spark.operators.declared import OnError
-from acker_client.spark.task import chain
-from acker_client.spark.task.chain import TakeRows
-from acker_client.spark.task.rows import Mismatch, RowReader, RowWriter
+from acker_client.spark.worker import chain
+from acker_client.spark.worker.chain import TakeRows
+from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter
 
 RowFunction = Callable[[Any], Any]
 

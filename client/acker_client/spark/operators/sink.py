@@ -15,18 +15,18 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 import numpy as np
 from pyspark.sql import DataFrame
 
-from acker_client.core.clean_up import CleanUp
-from acker_client.core.pins import Pins
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.tally import Tally
+from acker_client.clean_up import CleanUp
+from acker_client.pins import Pins
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.tally import Tally
+from acker_client.spark.commit_evidence.batch import NotHeld, job_tag_of
+from acker_client.spark.commit_evidence.following import follow
+from acker_client.spark.commit_evidence.others import followed_too
+from acker_client.spark.commit_evidence.statements import watched
+from acker_client.spark.commit_evidence.witness import Trail
 from acker_client.spark.driver.columns import user_schema
-from acker_client.spark.evidence.batch import NotHeld, job_tag_of
-from acker_client.spark.evidence.following import follow
-from acker_client.spark.evidence.others import followed_too
-from acker_client.spark.evidence.statements import watched
-from acker_client.spark.evidence.witness import Trail
-from acker_client.spark.guard import fusing, plan
-from acker_client.spark.task.chain import Step, TakeRows
+from acker_client.spark.plan_check import fusing, plan
+from acker_client.spark.worker.chain import Step, TakeRows
 
 Args = ParamSpec("Args")
 Owner = TypeVar("Owner")

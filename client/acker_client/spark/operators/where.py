@@ -13,14 +13,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, NullType
 
-from acker_client.spark.core.anchors import Rows
-from acker_client.spark.core.derive import derive
-from acker_client.spark.core.tally import Tally
+from acker_client.spark.anchoring.anchors import Rows
+from acker_client.spark.anchoring.derive import derive
+from acker_client.spark.anchoring.tally import Tally
 from acker_client.spark.driver.columns import user_schema
 from acker_client.spark.driver.reruns import spark_checks_reruns
-from acker_client.spark.guard import fusing
 from acker_client.spark.operators.declared import Transform, check_name, refuse_untracked
-from acker_client.spark.task.chain import TakeRows
+from acker_client.spark.plan_check import fusing
+from acker_client.spark.worker.chain import TakeRows
 
 # A column of our own between two nodes of the step; it never reaches the user.
 FLAG = "_acker_keep"

@@ -1,1 +1,0 @@
-"""The server's doors, one for each foreign library or protocol: gRPC, HTTP, Prometheus, files. None knows another."""

@@ -1,0 +1,212 @@
+"""Servicer: the acker's calls over gRPC.
+
+Decides how a call that cannot be served is answered: malformed -> INVALID_ARGUMENT, another protocol version ->
+FAILED_PRECONDITION, a bug of ours -> INTERNAL, logged. Everything else is one decoding, one call of the shard, one
+encoding. Requests arrive as bytes and are parsed here, so that a malformed one gets an answer of ours.
+
+To gRPC every call here takes a stream of requests, of which the first one counts; on the wire that is the same. It
+hands such a call over before its request has arrived, so that one which never does can be cancelled (see ``workers``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from time import monotonic, perf_counter
+from typing import Any
+
+import grpc
+
+from acker_protocol import wire
+from acker_protocol.messages import PROTOCOL_VERSION, DrainReply, HelloReply, StatsReply, Status, ViewReply
+from acker_protocol.version import VERSION
+from acker_service.locked_shard import OnEnd, SharedShard
+from acker_service.process.logs import Log, RateLimit
+from acker_service.process.workers import Workers
+
+SERVICE = "acker.v1.Acker"
+
+log = Log("acker.servicer")
+
+# (method, name of gRPC's status, name of the answer: the acker's status, or gRPC's where there is no message; seconds)
+Observe = Callable[[str, str, str, float], None]
+Answer = tuple[Status, bytes]
+_Call = Callable[[bytes, OnEnd], Answer]
+
+
+class CallRefused(Exception):
+    """A call that is answered with a status instead of a message; the text is for whoever made the call."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Servicer:
+    """Serves a shard. Each call of the .proto is a method: bytes in, bytes out, or CallRefused, or Malformed."""
+
+    def __init__(
+        self,
+        shared: SharedShard,
+        *,
+        hello: HelloReply,
+        view: Callable[[], ViewReply],
+        epoch: Callable[[], int],
+        drain: Callable[[], DrainReply],
+        values: Callable[[], dict[str, float]],
+        observe: Observe,
+        reporters: Workers,
+        others: Workers,
+    ) -> None:
+        """``hello``: the answer to Hello, but for what changes of it. ``view`` and ``drain`` answer these calls;
+        ``epoch``, that of the view, goes with every reply. ``reporters`` answer Apply, ``others`` all other calls."""
+        self._shared = shared
+        self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
+        self._values = values
+        self._observe = observe
+        self._under_way: set[object] = set()
+        self._reporters, self._others = reporters, others
+        self._greetings = RateLimit(monotonic)
+        # While a server starts, the one Hello that it answers, by its client_version: the server's own.
+        self.answers_only: str | None = None
+
+    @property
+    def calls_under_way(self) -> int:
+        return len(self._under_way)
+
+    def hello(self, content: bytes, on_end: OnEnd) -> Answer:
+        hello = wire.decode_hello(content)
+        if hello.protocol_version != PROTOCOL_VERSION:
+            older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
+            raise CallRefused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the client speaks protocol version {hello.protocol_version} and the server (acker {VERSION}) "
+                f"version {PROTOCOL_VERSION}: upgrade the {older}",
+            )
+        reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
+        return self._answer(Status.APPLIED, wire.encode_hello_reply(reply))
+
+    def apply(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.apply(wire.decode_apply(content))
+        return self._answer(reply.status, wire.encode_apply_reply(reply))
+
+    def open_batch(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.open_batch(wire.decode_open_batch(content))
+        return self._answer(reply.status, wire.encode_open_batch_reply(reply))
+
+    def settle(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.settle(wire.decode_settle(content))
+        return self._answer(reply.status, wire.encode_settle_reply(reply))
+
+    def watch(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.watch(wire.decode_watch(content), on_end)
+        return self._answer(reply.status, wire.encode_watch_reply(reply))
+
+    def stats(self, content: bytes, on_end: OnEnd) -> Answer:
+        wire.decode_stats_request(content)
+        reply = StatsReply(self._hello.incarnation, VERSION, self._values())
+        return self._answer(Status.APPLIED, wire.encode_stats_reply(reply))
+
+    def view(self, content: bytes, on_end: OnEnd) -> Answer:
+        wire.decode_view_request(content)
+        # Not stamped: the epoch has to be that of these members.
+        return Status.APPLIED, wire.encode_view_reply(self._view()).SerializeToString()
+
+    def drain(self, content: bytes, on_end: OnEnd) -> Answer:
+        wire.decode_drain_request(content)
+        reply = self._drain()
+        return self._answer(reply.status, wire.encode_drain_reply(reply))
+
+    def pins(self, content: bytes, on_end: OnEnd) -> Answer:
+        reply = self._shared.pins(wire.decode_pins(content))
+        return self._answer(reply.status, wire.encode_pins_reply(reply))
+
+    def _answer(self, status: Status, encoded: Any) -> Answer:
+        """An answer, with the epoch that all of them have."""
+        return status, wire.stamped(encoded, self._epoch()).SerializeToString()
+
+    @property
+    def calls(self) -> dict[str, _Call]:
+        """The calls by their names in the .proto."""
+        return {
+            "Hello": self.hello,
+            "Apply": self.apply,
+            "OpenBatch": self.open_batch,
+            "Settle": self.settle,
+            "Watch": self.watch,
+            "Stats": self.stats,
+            "View": self.view,
+            "Drain": self.drain,
+            "Pins": self.pins,
+        }
+
+    def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
+        """What a gRPC server takes."""
+        # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
+        workers = {name: self._reporters if name == "Apply" else self._others for name in self.calls}
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(received(workers[name], self._answering(name, call)))
+            for name, call in self.calls.items()
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+    def _answering(self, name: str, call: _Call) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
+            self._under_way.add(context)
+            started = perf_counter()
+            refused: CallRefused | None = None
+            reply = b""
+            try:
+                self._admit(name, content)
+                status, reply = call(content, context.add_callback)
+                code, answered = grpc.StatusCode.OK, status.name
+            except Exception as error:  # noqa: BLE001  # a bug answers its call as well, and is logged
+                refused = _refusal(name, error)
+                code = refused.code
+                answered = code.name
+            self._observe(name, code.name, answered, perf_counter() - started)
+            self._under_way.discard(context)
+            if refused is not None:
+                if name == "Hello":
+                    self._log_greeting(context.peer(), refused)
+                context.abort(refused.code, str(refused))
+            return reply
+
+        return answer
+
+    def _admit(self, name: str, content: bytes) -> None:
+        if self.answers_only is None:
+            return
+        if name != "Hello" or wire.decode_hello(content).client_version != self.answers_only:
+            raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the server is starting")
+
+    def _log_greeting(self, peer: str, refused: CallRefused) -> None:
+        left_out = self._greetings.admit((peer.rpartition(":")[0], refused.code))
+        if left_out is not None:
+            log.warning("hello_refused", peer=peer, status=refused.code.name, detail=str(refused), left_out=left_out)
+
+
+def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]:
+    """``answer(request, context, ...)`` as a handler of a stream of requests, in a thread of ``workers``."""
+
+    def handle(requests: Iterator[bytes], context: grpc.ServicerContext, *others: object) -> Any:
+        try:
+            request = workers.receive(context.cancel, lambda: next(requests))
+        except StopIteration:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request; it takes one message")
+        return answer(request, context, *others)
+
+    handle.experimental_thread_pool = workers  # type: ignore[attr-defined]
+    return handle
+
+
+def _refusal(name: str, error: Exception) -> CallRefused:
+    """How a failed call is answered. What nobody foresaw is a bug: it is logged; the caller learns its kind."""
+    if isinstance(error, CallRefused):
+        return error
+    if isinstance(error, wire.Malformed):
+        return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
+    log.exception("call_failed", call=name)  # noqa: LOG004  # its caller is handling the error
+    return CallRefused(
+        grpc.StatusCode.INTERNAL, f"{name}: a bug of the server ({type(error).__name__}); its log has the rest"
+    )

@@ -1,0 +1,277 @@
+"""Metrics: what the server counts, as Prometheus wants it. The only door to prometheus-client.
+
+Decides names, units and labels. No label ever holds an id of a root, a record or a session; names of sources are the
+only ones that come from outside, and they are bounded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from acker_protocol.messages import MemberState, Status, ViewReply
+from acker_protocol.placement import parts_of
+from acker_protocol.version import VERSION
+from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.locked_shard import SharedShard
+from acker_service.process.workers import Workers
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# How many names of sources are distinguished: the first that are there; the rest are one, called OTHER.
+SOURCES_MAX = 64
+OTHER = "other"
+BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+
+# field of ShardStats -> (name, help)
+GAUGES = {
+    "pending": ("acker_pending_roots", "Roots that were initialised and have no outcome yet."),
+    "reserved": ("acker_reserved_roots", "Roots of open batches that were not initialised yet."),
+    "max_pending": ("acker_pending_roots_limit", "Most roots pending, reserved or unconfirmed at once."),
+    "unconfirmed": ("acker_unconfirmed_outcomes", "Outcomes that their source has not confirmed."),
+    "orphans": ("acker_orphan_entries", "Entries of the ledger without an init: early acks, late acks, early fails."),
+    "sources": ("acker_sources", "Sources whose lease runs."),
+    "open_batches": ("acker_open_batches", "Batches that wait to be settled."),
+    "identities": ("acker_identities", "Identities of reports that are remembered."),
+    "identity_bytes": ("acker_identity_bytes", "Approximate memory of identities and of plain clients' sequences."),
+    "sequence_sessions": ("acker_sequence_sessions", "Plain clients whose sequences are remembered."),
+    "ledger_bytes": ("acker_ledger_bytes", "Memory of the ledger's tables."),
+}
+COUNTERS = {
+    "inits": ("acker_inits", "Roots initialised."),
+    "inits_known": ("acker_inits_known", "Inits that changed nothing, as their root had been initialised before."),
+    "inits_conflicting": ("acker_inits_conflicting", "Inits that found their root pending in another batch."),
+    "updates": ("acker_updates", "Entries of reports applied, inits included."),
+    "orphans_expired": ("acker_orphans_expired", "Entries without an init that aged out."),
+    "orphans_dropped": ("acker_orphans_dropped", "Acks and fails of unknown roots for which there was no room."),
+    "identities_dropped": ("acker_identities_dropped", "Identities forgotten early, for want of room."),
+    "leases_expired": ("acker_leases_expired", "Sources that did not renew their lease."),
+    "roots_dropped": ("acker_roots_dropped", "Roots of sources that closed or whose lease ran out."),
+}
+# (name, help, label, {field of ShardStats: value of the label})
+LABELLED = (
+    (
+        "acker_outcomes",
+        "Outcomes by verdict.",
+        "verdict",
+        {"acked": "acked", "failed": "failed", "timed_out": "timed_out", "lost": "lost"},
+    ),
+    (
+        "acker_sections",
+        "Sections of reports by the server's answer.",
+        "status",
+        {
+            "sections_applied": "applied",
+            "sections_duplicate": "duplicate",
+            "sections_conflict": "conflict",
+            "sections_stale": "stale",
+        },
+    ),
+)
+METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Drain", "Pins")
+DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
+# What a call may be answered that was not done: our own status, or gRPC's where there is no message.
+REFUSALS = (
+    *(status.name for status in Status if status.name not in DONE),
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+    "INTERNAL",
+)
+
+
+class Metrics:
+    """The metrics of one server, on a registry of its own."""
+
+    def __init__(
+        self,
+        shared: SharedShard,
+        overdue: Callable[[], int] = lambda: 0,
+        view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
+        is_connected: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``overdue``: how many calls were cancelled as their requests did not arrive. ``view``: as it was seen last;
+        ``is_connected``: to ZooKeeper."""
+        # Of the whole process: a series *_created for each series there is says only when that began.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self._registry.register(_ShardCollector(shared, overdue))
+        self._registry.register(_ViewCollector(view, is_connected))
+        ProcessCollector(registry=self._registry)
+        self._calls = Histogram(
+            "acker_call_duration_seconds",
+            "Time to answer a call once a thread has it, by method and gRPC status; of a Watch, the waiting included.",
+            ["method", "code"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self._refused = Counter(
+            "acker_refused_calls",
+            "Calls that were refused as a whole and left no trace, by method and answer.",
+            ["method", "status"],
+            registry=self._registry,
+        )
+        self._waits = Histogram(
+            "acker_call_queue_seconds",
+            "How long calls waited for a thread: reports in the pool apply, health checks in health, others in call.",
+            ["pool"],
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+        self._queued = Gauge(
+            "acker_queued_calls", "Calls that wait for a thread now, by pool.", ["pool"], registry=self._registry
+        )
+        # From the start, so that the first refusal is a rise from 0 and no series out of nothing, which no rate() sees.
+        for method in METHODS:
+            for status in REFUSALS:
+                self._refused.labels(method, status.lower())
+
+    def observe(self, method: str, code: str, answered: str, duration_s: float) -> None:
+        """Count one call. ``code``: gRPC's status; ``answered``: our own, or gRPC's where no message was answered."""
+        self._calls.labels(method, code).observe(duration_s)
+        if answered not in DONE:
+            self._refused.labels(method, answered.lower()).inc()
+
+    def watch_pool(self, pool: Workers) -> None:
+        """Measure how calls wait for the threads of a pool."""
+        self._queued.labels(pool.name).set_function(lambda: pool.queued)
+        pool.observe = self._waits.labels(pool.name).observe
+
+    def collect(self) -> list[Metric]:
+        """All of it, in order."""
+        return list(self._registry.collect())
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def values(self) -> dict[str, float]:
+        """All of it by name and labels, as the text format writes them; without histograms' buckets."""
+        return {
+            _sample_name(sample.name, sample.labels): float(sample.value)
+            for metric in self.collect()
+            for sample in metric.samples
+            if "le" not in sample.labels
+        }
+
+
+class _ShardCollector(Collector):
+    def __init__(self, shared: SharedShard, overdue: Callable[[], int]) -> None:
+        self._shared, self._overdue = shared, overdue
+        self._started = time.time()
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("acker_build", "The version of the server.", {"version": VERSION})
+        yield GaugeMetricFamily(
+            "acker_start_timestamp_seconds", "When this process began to serve, in Unix time.", self._started
+        )
+        yield GaugeMetricFamily("acker_waiting_watches", "Watches that wait for outcomes.", self._shared.watches)
+        yield GaugeMetricFamily(
+            "acker_waiting_settlements", "Settlements that wait to be applied.", self._shared.settlements
+        )
+        yield CounterMetricFamily(
+            "acker_calls_overdue", "Calls cancelled as their requests did not arrive in time.", self._overdue()
+        )
+        yield CounterMetricFamily(
+            "acker_pauses", "How often this process stood still for a second or more.", self._shared.pauses
+        )
+        taken, waited_s = self._shared.lock_waits
+        yield SummaryMetricFamily(
+            "acker_lock_wait_seconds",
+            "Waiting for the lock of the shard, which one call at a time has.",
+            taken,
+            waited_s,
+        )
+        figures = self._shared.figures
+        yield GaugeMetricFamily(
+            "acker_oldest_pending_age_seconds",
+            "For how long a batch or an open stream has had roots pending, the longest of them.",
+            figures.oldest_pending_age_s,
+        )
+        yield from _of_sources(figures.sources)
+        yield from _of_shard(figures.stats)
+
+
+class _ViewCollector(Collector):
+    def __init__(self, view: Callable[[], ViewReply], is_connected: Callable[[], bool]) -> None:
+        self._view, self._is_connected = view, is_connected
+
+    def collect(self) -> Iterator[Metric]:
+        view = self._view()
+        ensemble, epoch = parts_of(view.epoch)
+        yield GaugeMetricFamily(
+            "acker_view_epoch", "Epoch of the view of all servers that this one has; 0 without ZooKeeper.", epoch
+        )
+        yield GaugeMetricFamily(
+            "acker_view_ensemble",
+            "Incarnation of the ensemble that this epoch is of: another one after ZooKeeper has lost its data.",
+            ensemble,
+        )
+        found = GaugeMetricFamily(
+            "acker_view_members",
+            "Servers in that view by what they do; itself alone without ZooKeeper.",
+            labels=["state"],
+        )
+        for state in MemberState:
+            found.add_metric([state.name.lower()], sum(each.state == state for each in view.members))
+        yield found
+        yield GaugeMetricFamily(
+            "acker_zookeeper_connected",
+            "1 while this server has a connection to ZooKeeper, else 0.",
+            self._is_connected(),
+        )
+
+
+def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
+    pending: dict[str, int] = {}
+    ages: dict[str, float] = {}
+    for source in sources:
+        name = source.name if source.name in ages or len(ages) < SOURCES_MAX else OTHER
+        pending[name] = pending.get(name, 0) + source.pending
+        # Of sources of one name the one that listens counts: the other is a driver that was started anew.
+        fresher_s = max if name == OTHER else min
+        ages[name] = fresher_s(ages.get(name, source.watch_age_s), source.watch_age_s)
+    roots = GaugeMetricFamily(
+        "acker_source_pending_roots",
+        f"Roots pending by name of their source; names beyond {SOURCES_MAX} are counted as {OTHER}.",
+        labels=["source"],
+    )
+    silence = GaugeMetricFamily(
+        "acker_source_watch_age_seconds",
+        "Since a source of this name last watched, 30 s at most while it waits for outcomes; "
+        f"of those counted as {OTHER} the longest.",
+        labels=["source"],
+    )
+    for name, count in pending.items():
+        roots.add_metric([name], count)
+        silence.add_metric([name], ages[name])
+    yield roots
+    yield silence
+
+
+def _of_shard(stats: ShardStats) -> Iterable[Metric]:
+    for field, (name, help) in GAUGES.items():
+        yield GaugeMetricFamily(name, help, getattr(stats, field))
+    for field, (name, help) in COUNTERS.items():
+        yield CounterMetricFamily(name, help, getattr(stats, field))
+    for name, help, label, fields in LABELLED:
+        family = CounterMetricFamily(name, help, labels=[label])
+        for field, value in fields.items():
+            family.add_metric([value], getattr(stats, field))
+        yield family
+
+
+def _sample_name(name: str, labels: dict[str, str]) -> str:
+    inside = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return f"{name}{{{inside}}}" if inside else name

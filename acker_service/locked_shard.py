@@ -1,0 +1,327 @@
+"""Shared shard: one shard for many threads.
+
+Decides who may touch the shard (one thread at a time, under one lock), which settlements share a sweep, how long a
+watch waits, and what is logged of it all. Knows neither gRPC nor protobuf; what a message means is the shard's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from acker_protocol.messages import (
+    Apply,
+    ApplyReply,
+    DrainReply,
+    OpenBatch,
+    OpenBatchReply,
+    Pins,
+    PinsReply,
+    Settle,
+    SettleReply,
+    Status,
+    Watch,
+    WatchReply,
+)
+from acker_service.core.parts import StatePart
+from acker_service.core.running_time import RunningTime
+from acker_service.core.shard import Shard
+from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
+from acker_service.core.stats import ShardStats, SourceStats
+from acker_service.process.logs import Log, RateLimit
+
+# A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
+WAIT_MAX_S = 30.0
+# 13 bytes each; an answer is bounded in bytes besides, see ``outbox``.
+OUTCOMES_MAX = 250_000
+# An answer with so many does not linger for more.
+OUTCOMES_ENOUGH = 32_768
+
+log = Log("acker.shard")
+
+OnEnd = Callable[[Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A shard's figures, all of one moment. ``sources``: in the order in which they were opened."""
+
+    stats: ShardStats
+    oldest_pending_age_s: float
+    sources: list[SourceStats]
+
+
+class SharedShard:
+    """The calls of :class:`~acker_service.core.shard.Shard` for any number of threads; watches wait here."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        *,
+        clock: Callable[[], float],
+        max_watches: int,
+        linger_s: float,
+        since: float | None = None,
+    ) -> None:
+        """``clock``: seconds; the shard is given them without the pauses of this process, see ``running_time``.
+
+        ``since``: what the clock showed when the shard was restored, if it was; what has passed since is a pause.
+        """
+        self.shard = shard
+        self._clock, self._running = clock, RunningTime(clock() if since is None else since)
+        self._max_watches = max_watches
+        self._linger_s = linger_s
+        self._lock = _MeasuredLock(clock)
+        self._waiting: list[_Waiting] = []
+        self._settling: deque[tuple[Settle, Future[SettleReply]]] = deque()
+        self._is_closing = threading.Event()
+        self._refusals = RateLimit(clock)
+
+    def apply(self, message: Apply) -> ApplyReply:
+        with self._lock:
+            reply = self.shard.apply(message, self._now())
+            self._wake()
+        return reply
+
+    def open_batch(self, request: OpenBatch) -> OpenBatchReply:
+        with self._lock:
+            reply = self.shard.open_batch(request, self._now())
+        if reply.status != Status.APPLIED:
+            self._log_refusal("batch_refused", request.session, reply, batch=request.number)
+        return reply
+
+    def settle(self, request: Settle) -> SettleReply:
+        """Settle; whatever else waits to be settled when this call gets the lock is settled in the same sweep."""
+        mine: Future[SettleReply] = Future()
+        self._settling.append((request, mine))
+        with self._lock:
+            if not mine.done():
+                self._settle_together()
+        reply = mine.result()
+        if reply.status != Status.APPLIED:
+            self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
+        return reply
+
+    def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
+        """Answer a watch: at once when there is enough to report, else when there is something and it has waited a
+        little for more.
+
+        ``on_end`` takes what to call when the caller has gone away, so that nobody waits for nothing.
+        """
+        max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
+        request = dataclasses.replace(request, max_outcomes=max_outcomes)
+        with self._lock:
+            if request.close:
+                self._dismiss(request.session)
+            reply = self.shard.watch(request, self._now())
+            waiting = self._begin_waiting(request, reply)
+            changes = self.shard.take_changes()
+        _log_changes(changes)
+        if reply.status != Status.APPLIED:
+            asked = request.source[:NAME_CHARACTERS]
+            self._log_refusal("watch_refused", request.session, reply, asked=asked)
+        if waiting is None:
+            return reply
+        try:
+            on_end(waiting.dismiss)
+            # A lease is renewed by the call and by its answer: no call may outlast it.
+            waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
+            if waiting.woken.is_set() and not waiting.is_dismissed:
+                self._is_closing.wait(self._linger_s)
+        finally:
+            with self._lock:
+                self._waiting.remove(waiting)
+        with self._lock:
+            return reply if waiting.is_dismissed else self.shard.watch(request, self._now())
+
+    def pins(self, request: Pins) -> PinsReply:
+        with self._lock:
+            return self.shard.pins(request)
+
+    def drain(self) -> DrainReply:
+        with self._lock:
+            return self.shard.drain()
+
+    @property
+    def is_draining(self) -> bool:
+        return self.shard.is_draining
+
+    @property
+    def left(self) -> str:
+        """What keeps a server that drains from ending; nothing ("") where nothing does."""
+        with self._lock:
+            return self.shard.left
+
+    def tick(self) -> None:
+        with self._lock:
+            self.shard.tick(self._now())
+            self._wake()
+            changes = self.shard.take_changes()
+        _log_changes(changes)
+
+    @property
+    def pauses(self) -> int:
+        """How often this process has stood still."""
+        return self._running.pauses
+
+    @property
+    def paused_s(self) -> float:
+        """For how long in all."""
+        return self._running.paused
+
+    def answers(self, within_s: float) -> bool:
+        """Can a call get at the shard within this time?"""
+        return self._lock.is_free_within(within_s)
+
+    @property
+    def stats(self) -> ShardStats:
+        with self._lock:
+            return self.shard.stats
+
+    @property
+    def figures(self) -> Figures:
+        """Cheap: nothing is swept."""
+        with self._lock:
+            shard, now = self.shard, self._now()
+            return Figures(shard.stats, shard.oldest_pending_age_s(now), shard.source_stats(now))
+
+    @property
+    def lock_waits(self) -> tuple[int, float]:
+        """How often the shard's lock was taken, and how many seconds were waited for it in all."""
+        return self._lock.taken, self._lock.waited_s
+
+    @property
+    def watches(self) -> int:
+        """How many watches wait now."""
+        return len(self._waiting)
+
+    @property
+    def settlements(self) -> int:
+        """How many settlements wait for their sweep now."""
+        return len(self._settling)
+
+    def dump(self) -> Generator[StatePart, None, None]:
+        """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part or
+        ``close``."""
+        with self._lock:
+            yield from self.shard.dump(self._now())
+
+    def stop_waiting(self) -> None:
+        """Answer every watch now, and from now on every watch at once."""
+        with self._lock:
+            self._is_closing.set()
+            for waiting in self._waiting:
+                waiting.woken.set()
+
+    def _now(self) -> float:
+        """Under the lock: running time must not go back."""
+        return self._running.at(self._clock())
+
+    def _settle_together(self) -> None:
+        together = [self._settling.popleft() for _ in range(len(self._settling))]
+        try:
+            replies = self.shard.settle([request for request, _ in together], self._now())
+        except Exception as error:  # noqa: BLE001  # goes to every caller that waits
+            for _, future in together:
+                future.set_exception(error)
+            return
+        for (_, future), reply in zip(together, replies, strict=True):
+            future.set_result(reply)
+        self._wake()
+
+    def _log_refusal(
+        self, event: str, session: int, reply: OpenBatchReply | SettleReply | WatchReply, **what: object
+    ) -> None:
+        left_out = self._refusals.admit((event, session, reply.status))
+        if left_out is None:
+            return
+        with self._lock:
+            source = self.shard.name_of(session)
+        why = {"status": reply.status.name, "detail": reply.detail, "left_out": left_out}
+        log.warning(event, source=source, session=session, **what, **why)
+
+    def _begin_waiting(self, request: Watch, reply: WatchReply) -> _Waiting | None:
+        if not self._should_wait(request, reply):
+            return None
+        waiting = _Waiting(request.session, request.confirmed)
+        if len(reply.outcomes):
+            waiting.woken.set()
+        self._waiting.append(waiting)
+        return waiting
+
+    def _should_wait(self, request: Watch, reply: WatchReply) -> bool:
+        if request.close or not request.wait_ms or reply.is_new or reply.status != Status.APPLIED:
+            return False
+        if len(reply.outcomes) >= min(OUTCOMES_ENOUGH, request.max_outcomes):
+            return False
+        return not self._is_closing.is_set() and len(self._waiting) < self._max_watches
+
+    def _wake(self) -> None:
+        for waiting in self._waiting:
+            if not waiting.woken.is_set() and self.shard.has_outcomes(waiting.session, waiting.confirmed):
+                waiting.woken.set()
+
+    def _dismiss(self, session: int) -> None:
+        """Send the waiting watches of a session home before it is closed: asking again would open it again."""
+        for waiting in self._waiting:
+            if waiting.session == session:
+                waiting.dismiss()
+
+
+def _log_changes(changes: Sequence[SourceChange]) -> None:
+    for each in changes:
+        event, who = f"source_{each.change}", {"source": each.name, "session": each.session}
+        had = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
+        if each.change == Change.OPENED:
+            log.info(event, **who)
+        elif each.change == Change.CLOSED:
+            log.info(event, **who, **had)
+        else:
+            log.warning(event, **who, **had)
+
+
+class _MeasuredLock:
+    """A lock that knows how long it was waited for. ``taken``: how often it was had; ``waited_s``: in all."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self.taken, self.waited_s = 0, 0.0
+
+    def __enter__(self) -> None:
+        waited_s = 0.0
+        # A lock that is free costs no look at the clock.
+        if not self._lock.acquire(blocking=False):
+            started = self._clock()
+            self._lock.acquire()
+            waited_s = self._clock() - started
+        self.taken += 1
+        self.waited_s += waited_s
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def is_free_within(self, within_s: float) -> bool:
+        if not self._lock.acquire(timeout=within_s):
+            return False
+        self._lock.release()
+        return True
+
+
+class _Waiting:
+    __slots__ = ("confirmed", "is_dismissed", "session", "woken")
+
+    def __init__(self, session: int, confirmed: int) -> None:
+        self.session = session
+        self.confirmed = confirmed
+        self.woken = threading.Event()
+        self.is_dismissed = False
+
+    def dismiss(self) -> None:
+        """Stop waiting and answer what was known at the start; the shard is not asked again."""
+        self.is_dismissed = True
+        self.woken.set()

@@ -1,0 +1,37 @@
+"""Clean up: steps that all run when the work they belong to ends, whatever ends it.
+
+Decides that a step that raises keeps no other from running, and which exception is raised then: the first. Knows
+nothing of what the steps do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+
+from acker_client.error_text import gist
+
+log = logging.getLogger("acker_client")
+
+
+class CleanUp(ExitStack):
+    """An ``ExitStack`` that keeps the first exception: a later one is logged instead of taking its place."""
+
+    def add(self, step: Callable[[], object]) -> None:
+        """Run ``step`` at the end, before those that were added earlier."""
+        self.push(partial(_run, step))
+
+
+def _run(
+    step: Callable[[], object], _: type[BaseException] | None, first: BaseException | None, at: TracebackType | None
+) -> None:
+    try:
+        step()
+    except Exception as error:
+        # GeneratorExit only says that a loop was left.
+        if first is None or isinstance(first, GeneratorExit):
+            raise
+        log.warning("the clean-up after %r failed too: %s", gist(first), gist(error))

@@ -1,0 +1,531 @@
+"""AckerClient: the one object through which a program emits, acks, fails and waits.
+
+Decides what a process has of its own (session, buffer, source, channels) and the order in which buffered reports
+leave. All calls are synchronous; threads are the caller's. Constructing a client is free: what belongs to a process is
+made in it, when first needed, so a client may be made before a fork and used after it, on both sides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random as random_module
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import numpy.typing as npt
+
+from acker_client.backoff import Clock, Patience, Random, Sleep
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.registration import check_number, check_source, limits_of
+from acker_client.cluster.replicas import ask
+from acker_client.cluster.source_session import SourceSession
+from acker_client.cluster.watched import WatchResult
+from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
+from acker_client.pins import Pin
+from acker_client.reports.replication import Replication
+from acker_client.reports.sending import Sending
+from acker_client.reports.state import LEARN_S, ClientState
+from acker_client.rpc.connection import Connect
+from acker_client.rpc.delivery import ReportResult
+from acker_client.rpc.retrying import deliver
+from acker_client.rpc.side_by_side import InTurn, SideBySide, Threads
+from acker_client.settings import Settings, addresses
+from acker_protocol.ids import BASE_MAX, check_column, edge0
+from acker_protocol.messages import (
+    Entries,
+    HelloReply,
+    Identity,
+    InitScope,
+    OpenBatch,
+    Settlement,
+    StatsReply,
+    Transport,
+)
+from acker_protocol.placement import Member
+
+log = logging.getLogger("acker_client")
+
+# What the wire can say: counts of 32 bits.
+COUNT_MAX = (1 << 32) - 1
+
+
+class Anchor(NamedTuple):
+    """What ties a record to its tree: the root id, and the edge of the record."""
+
+    root_id: int
+    edge: int
+
+
+class AckerClient:
+    """A client of the acker.
+
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``replicas``: on how
+    many servers each root lives (None: two where there are two); ``spread``: on how many a batch lives at most.
+    ``connect`` makes the transport to an address (``acker_testing`` has one without sockets); ``clock``, ``sleep``,
+    ``random`` and ``side_by_side`` are for tests (where time is simulated, calls to several servers are made in turn).
+    Thread-safe; only ``watch`` is for one thread at a time.
+
+    >>> with AckerClient("localhost:7070") as client:
+    ...     client.open_source("orders")
+    ...     root, edge = client.emit()
+    ...     child = client.new_edge()
+    ...     client.ack(root, edge, emitted=[child])
+    ...     client.ack(root, child)
+    """
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] | Settings | None = None,
+        *,
+        token: str | None = None,
+        replicas: int | None = None,
+        spread: int | None = None,
+        connect: Connect | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = time.sleep,
+        random: Random | None = None,
+        side_by_side: SideBySide | None = None,
+    ) -> None:
+        given = {"token": token, "replicas": replicas, "spread": spread}
+        given = {name: value for name, value in given.items() if value is not None}
+        self.settings = _settings(servers, given, is_local=connect is not None)
+        self._side_by_side = side_by_side or (Threads() if clock is time.monotonic else InTurn())
+        self._connect = connect
+        self._clock = clock
+        self._sleep = sleep
+        # Forked processes share the state of the module's generator; the system's they do not.
+        self._random = random or random_module.SystemRandom().random
+        self._states: dict[int, ClientState] = {}
+
+    # -- the plain API: buffered, folded per root, sent by flush
+
+    def emit(self) -> Anchor:
+        """Start the tree of a new record of this client's source; returns its root id and its edge.
+
+        Now and then this opens the next batch that emissions draw their numbers from. It waits then while the servers
+        are full, and raises what ``open_batch`` raises. For roots of a batch of your own call ``init``.
+        """
+        state = self._with_room()
+        source = state.source()
+        while True:
+            with state.lock:
+                drawn = source.draw()
+                if drawn is not None:
+                    root, batch = drawn
+                    edge = edge0(root)
+                    state.accumulator.init(root, edge, batch)
+                    return Anchor(root, edge)
+            source.begin_batch(None)
+
+    def new_edge(self) -> int:
+        """An edge for a record that is derived from another one: a random number of 64 bits, not 0."""
+        return secrets.randbits(64) or 1
+
+    def init(self, root: int, edges: int | Iterable[int], *, batch: int) -> None:
+        """The tree of ``root``, one of a batch of ``open_batch``, starts with these edges, or with their XOR.
+
+        This and the calls below are buffered. One that finds the buffer full flushes it first, and raises what
+        ``flush`` raises; a call that raises has not counted.
+        """
+        state = self._with_room()
+        state.source().check_root(batch, root)
+        with state.lock:
+            state.accumulator.init(root, edges, batch)
+
+    def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
+        """The record of ``edge`` is done, and ``emitted`` are the edges of its children."""
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.ack(root, edge, emitted)
+
+    def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None:
+        """The tree of ``root`` fails. ``edge``: the edge of the record that failed, where there is one."""
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.fail(root, reason, edge)
+
+    def reset_timeout(self, root: int) -> None:
+        """The timeout of ``root`` starts anew."""
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.reset_timeout(root)
+
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int) -> None:
+        """``init`` in columns (uint64 or int64, [n]); rows of the same root are its edges and XOR together."""
+        state = self._with_room()
+        state.source().check_open(batch)
+        with state.lock:
+            state.accumulator.init_columns(roots, vals, batch)
+
+    def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
+        """``ack`` in columns (uint64 or int64, [n]): ``vals`` are edges, or edge XOR the children's edges."""
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.ack_columns(roots, vals)
+
+    def fail_columns(
+        self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
+    ) -> None:
+        """``fail`` in columns; one reason for all, or one a row. ``vals``: the edges of the records that failed."""
+        state = self._with_room()
+        with state.lock:
+            state.accumulator.fail_columns(roots, reasons, vals)
+
+    def flush(self) -> None:
+        """Send what is buffered, and wait until it is answered.
+
+        Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
+        raises one of ``errors.RETRYABLE`` and keeps what is unanswered: the next flush sends it again, under the same
+        identity. With ``on_unreachable="continue"``, flush drops and counts the unanswered updates instead. Exceptions
+        are updates of a source that this client has joined, and fails without an edge. Raises :class:`Rejected` or
+        :class:`UnknownBatch` when the server refuses a report for good: that report is dropped, and its roots time out.
+        Updates of roots that this client cannot place stay in the buffer: everything else is sent before
+        :class:`UnknownSource` is raised for them.
+        """
+        state = self._state()
+        patience = state.cluster.patience()
+        # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
+        with state.sending:
+            if state.source_or_none is not None:
+                state.source_or_none.follow_view()
+            while True:
+                while state.unanswered:
+                    self._send_oldest(state, patience.deadline.left_s)
+                why = state.seal()
+                if state.unanswered:
+                    continue
+                if why is None:
+                    return
+                if isinstance(why, Unavailable) and patience.wait(LEARN_S):
+                    continue
+                # A joined source runs in another process, and cannot learn that updates of it were dropped.
+                if not isinstance(why, Unavailable) or self.settings.on_unreachable == "fail" or state.joined:
+                    raise why
+                why = state.seal(may_drop=True)
+                if why is not None:
+                    raise why
+
+    # -- whole reports
+
+    def report(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> ReportResult:
+        """Send one whole report and wait until every section of it has its answer; what a Spark task calls.
+
+        ``entries`` are in wire order (``reports.fold`` makes them). CONFLICT is no error here: another attempt at the
+        same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent (the same report may be sent
+        again); :class:`Rejected` and :class:`UnknownBatch` at once.
+        """
+        return self.report_pinned(identity, entries, inits, self.settings.pins)
+
+    def report_pinned(
+        self,
+        identity: Identity,
+        entries: Entries,
+        inits: InitScope | None,
+        pins: Sequence[Pin],
+        *,
+        may_leave: bool = False,
+    ) -> ReportResult:
+        """``report`` for roots that live where ``pins`` say; no pins: where this client knows by itself.
+
+        ``may_leave``: a server may be left out that does not answer while replicas of it do. Whoever allows it sees to
+        it that the source leaves it out as well (``ReportResult.without``, ``leave_out``): another attempt at the same
+        work may have reached that server, with other content.
+        """
+        state = self._state()
+        check_column("entries.root_ids", entries.root_ids)
+        check_column("entries.ack_vals", entries.ack_vals)
+        for pin in pins:
+            state.cluster.hear_of(pin.placement)
+        pins = pins or state.pins() or (state.pin_of_the_only_server(state.cluster.patience()),)
+        replication = Replication(identity, entries, inits, pins)
+        source = state.source_or_none
+        # Another client's source is not ours to renew.
+        own = source if source is not None and (inits is None or inits.session == source.session) else None
+
+        def call(member: Member, patience: Patience) -> None:
+            def renew(patience: Patience) -> None:
+                if own is not None:
+                    own.renew(member, patience)
+
+            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew)
+
+        try:
+            ask(state.cluster, replication, call, may_leave=may_leave)
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail":
+                raise
+            state.go_on_without(error)
+            # They may have another attempt at the same work: what they say of its roots is not to count.
+            for member in replication.left:
+                replication.leave(member, str(error))
+        return state.counted(replication.result)
+
+    # -- sources
+
+    def open_source(
+        self,
+        name: str,
+        *,
+        session: int | None = None,
+        lease_s: float = 30.0,
+        message_timeout_s: float | None = 30.0,
+        progress_timeout_s: float | None = None,
+    ) -> int:
+        """Open this client's source and return its session, a random number unless one is given.
+
+        The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
+        where that is shorter. What is emitted is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was
+        heard of it for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their
+        own. A client either emits or opens batches, since both number the source's batches.
+        """
+        state = self._state()
+        if state.source_or_none is not None:
+            raise ValueError(
+                f"source {state.source_or_none.name!r} is open on this client, and one client has one source: make"
+                " another AckerClient, or close_source() first"
+            )
+        check_source(name, session, lease_s)
+        timeouts = limits_of(message_timeout_s, progress_timeout_s)
+        drawn = session if session is not None else secrets.randbits(63) + 1
+        # Where the root ids of emissions begin.
+        base = 1 + secrets.randbelow(BASE_MAX - 1)
+        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base, self._clock)
+        source.open(state.cluster.patience())
+        state.source_or_none = source
+        return drawn
+
+    def join(self, session: int) -> None:
+        """Make this client know the source of another process, by the ``session`` that its ``open_source`` returned, so
+        that it can ack and fail what is emitted there. Needed where there are several servers.
+
+        Raises :class:`UnknownSource` where no server knows the session.
+        """
+        self._state().join(session)
+
+    def close_source(self) -> None:
+        """End the session: the servers drop the source's roots. Tried for a second; else the lease ends it."""
+        self._state().close_source()
+
+    def open_batch(
+        self,
+        number: int,
+        first: int,
+        up_to: int,
+        *,
+        held: bool = True,
+        message_timeout_s: float | None = None,
+        progress_timeout_s: float | None = None,
+        budget_s: float | None = None,
+    ) -> Pin:
+        """Place a batch on servers, and reserve room for ``up_to`` roots; number i has root id ``mix64(first + i)``.
+
+        Returns where they live; whoever reports of them needs it (``Settings.pins``). ``held``: no root of it is
+        reported ACKED before the batch is settled. Waits while a server is overloaded, within ``budget_s`` (None: that
+        of the settings): this is the backpressure. Raises ``Overloaded`` after it. The timeouts are as those of
+        ``open_source``, and off unless given; a held root that is done has none.
+        """
+        state = self._state()
+        check_number("number", number, least=1)
+        check_number("first", first, least=1)
+        check_number("up_to", up_to)
+        timeouts = limits_of(message_timeout_s, progress_timeout_s)
+        source = state.source()
+        return source.open_batch(OpenBatch(source.session, number, first, up_to, held, timeouts), budget_s)
+
+    def settle(self, number: int, settlement: Settlement) -> None:
+        """End a batch; each root of it has its outcome once ``watch`` has named it among those ``settled``.
+
+        Raises ``UnknownBatch`` for one that is not open on this client. Where a server has lost it meanwhile, its roots
+        there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again.
+        """
+        state = self._state()
+        check_number("number", number, least=1)
+        state.source().settle(number, Settlement(settlement), None)
+
+    def leave_out(self, number: int, servers: Iterable[int]) -> None:
+        """Servers, by their ids, that somebody has reported without: what they say of the batch counts no more."""
+        self._state().source().leave_out(number, frozenset(servers))
+
+    def forget_batch(self, number: int) -> None:
+        """Hear nothing more of a batch, whatever becomes of it at the servers."""
+        self._state().source().forget(number)
+
+    def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
+        """What has become of this source's roots, waiting up to ``wait_s`` for the first of it. Confirms what the call
+        before has brought.
+
+        Also renews the leases, so call it again and again. A silent server is no error here: the call keeps trying for
+        its time and comes back with nothing; ``silent_for_s`` has for how long.
+        """
+        check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
+        return self._state().source().watch(wait_s, max_outcomes)
+
+    @property
+    def silent_for_s(self) -> float:
+        """Seconds since a server last answered for this source. The source decides when that is too long."""
+        return self._clock() - self._state().source().heard_at
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds without a watch after which a server drops the source, as it was opened."""
+        return self._state().source().lease_s
+
+    # -- the server
+
+    def hello(self) -> HelloReply:
+        """Do the handshake within the budget; returns the version and limits of a server."""
+        cluster = self._state().cluster
+        patience = cluster.patience()
+        return cluster.calls_to_any(patience).greeted(patience).hello
+
+    def stats(self) -> StatsReply:
+        """The figures of a server, as its /metrics names them."""
+        cluster = self._state().cluster
+        patience = cluster.patience()
+        return cluster.calls_to_any(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
+
+    def members(self) -> tuple[Member, ...]:
+        """The servers that there are now."""
+        cluster = self._state().cluster
+        return cluster.view(cluster.patience()).members
+
+    @property
+    def totals(self) -> ReportResult:
+        """What became of everything that this process has reported so far, in sections."""
+        return self._state().totals
+
+    def close(self) -> None:
+        """Close this process's channels. What was not flushed is dropped, with a warning."""
+        state = self._states.setdefault(os.getpid(), self._new_state())
+        if state.is_closed:
+            return
+        state.is_closed = True
+        dropped = state.buffered() + len(state.unanswered)
+        if dropped:
+            log.warning("closed with %d updates or reports not flushed: their roots will time out", dropped)
+        state.cluster.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called in this process."""
+        state = self._states.get(os.getpid())
+        return state is not None and state.is_closed
+
+    def __repr__(self) -> str:
+        """Where its server is, whether it is connected in this process, and its source. Never the token."""
+        state = self._states.get(os.getpid())
+        source = None if state is None else state.source_or_none
+        words = ["AckerClient", ", ".join(self.settings.servers), self._standing(state)]
+        return f"<{' '.join(words)}{f', source {source.name!r}' if source else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            self.close()
+
+    def __reduce__(self) -> tuple[type[AckerClient], tuple[Settings]]:
+        """Only the settings travel: whoever unpickles has its own session, buffer and channels."""
+        if self._connect is not None:
+            raise TypeError(
+                "a client with its own `connect` reaches its server in this process only: it is not pickled"
+            )
+        return AckerClient, (self.settings,)
+
+    # -- inside
+
+    def _standing(self, state: ClientState | None) -> str:
+        if state is None:
+            return "not connected yet"
+        if state.is_closed:
+            return "closed"
+        since = state.cluster.silent_since
+        if since is not None:
+            return f"silent for {self._clock() - since:.0f} s"
+        return "connected" if state.cluster.is_greeted else "not connected yet"
+
+    def _state(self) -> ClientState:
+        state = self._states.get(os.getpid())
+        if state is None:
+            # Atomic, as two threads may come here at once; no lock, as a fork may leave one locked for ever.
+            state = self._states.setdefault(os.getpid(), self._new_state())
+        if state.is_closed:
+            raise Closed("this client was closed: make another AckerClient")
+        return state
+
+    def _new_state(self) -> ClientState:
+        connect = self._connect or _grpc(self.settings)
+        return ClientState(Cluster(self.settings, connect, self._clock, self._sleep, self._random, self._side_by_side))
+
+    def _with_room(self) -> ClientState:
+        state = self._state()
+        if state.buffered() >= self.settings.buffer_entries:
+            self.flush()
+        return state
+
+    def _send_oldest(self, state: ClientState, budget_s: float) -> None:
+        replication = state.unanswered[0]
+        sending = Sending(state, replication)
+        try:
+            sending.send(budget_s)
+        except RETRYABLE as error:
+            if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
+                raise
+            state.go_on_without(error)
+            sending.give_up(str(error))
+        except AckerError:
+            state.drop_oldest()
+            raise
+        state.drop_oldest()
+        if state.counted(replication.result).stale:
+            raise _stale(replication.identity)
+
+
+_CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
+
+
+def shared_client(settings: Settings) -> AckerClient:
+    """The one client of this process for these settings, made after fork; what Spark tasks use."""
+    key = (os.getpid(), settings)
+    client = _CLIENTS.get(key)
+    if client is None or client.is_closed:
+        # What a parent process left here is kept and never touched: its channels are not ours to close.
+        client = _CLIENTS[key] = AckerClient(settings)
+    return client
+
+
+def _settings(servers: str | Sequence[str] | Settings | None, given: dict[str, Any], *, is_local: bool) -> Settings:
+    if isinstance(servers, Settings):
+        if given:
+            raise ValueError(f"{', '.join(given)}: give it in the Settings")
+        return servers
+    if servers is None:
+        return Settings(("in-memory",), **given) if is_local else replace(Settings.from_environment(), **given)
+    return Settings(addresses(servers), **given)
+
+
+def _grpc(settings: Settings) -> Connect:
+    def connect(address: str) -> Transport:
+        # Here, and not above: grpc is loaded by the process that makes a channel, after its fork.
+        from acker_client.rpc.transport import GrpcTransport
+
+        return GrpcTransport(address, settings.token)
+
+    return connect
+
+
+def _stale(identity: Identity) -> Rejected:
+    return Rejected(
+        f"report {identity.low} of this client came too late: the server has forgotten which of its sections were "
+        "counted, and counted none now. Its roots will time out. This happens when two processes share one "
+        "session, or when a report is sent again after many later ones: make a new AckerClient"
+    )

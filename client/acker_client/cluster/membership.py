@@ -1,0 +1,503 @@
+"""Cluster: which servers there are, as far as this process knows, and how each is called.
+
+Decides the view that new batches are placed on, and which member is gone for good. Where the servers have a registry
+(ZooKeeper), they hand the view out: who is in it, is draining, or is away for a planned restart. Without one the list
+of addresses is the cluster: who answers is in, and who has been silent for ``gone_after_s`` while others answered is
+gone. Never places anything, and never says what a lost member means for a root.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from acker_client.backoff import Clock, Deadline, Patience, Random, Sleep
+from acker_client.errors import AckerError, Closed, Rejected, Unavailable
+from acker_client.rpc.caller import Caller, Retrying, unanswered
+from acker_client.rpc.connection import FIRST_GREETING_S, Connect, Connection, Greeted
+from acker_client.rpc.side_by_side import SideBySide, wait_for
+from acker_client.settings import Settings
+from acker_protocol.messages import HelloReply, ListedMember, MemberState, ViewReply
+from acker_protocol.placement import Member, Placement, View, parts_of
+
+log = logging.getLogger("acker_client")
+
+# How often servers that are silent, or were never heard, are asked anew.
+AGAIN_S = 1.0
+# How often the view is asked for while somebody is silent: so much later than the registry a job learns who is gone.
+VIEW_S = 0.5
+# How often those of a list who answer are asked what they are.
+GREET_S = 2.0
+# A channel that was not used for so long is closed; longer than any call takes.
+IDLE_S = 600.0
+# A member that was not waited for to the end is given only so long next time, for a while.
+BRIEF_WAIT_S = 0.5
+SLOW_S = 60.0
+
+
+class Cluster:
+    """Thread-safe; belongs to one process. No lock is held over a call."""
+
+    def __init__(
+        self, settings: Settings, connect: Connect, clock: Clock, sleep: Sleep, random: Random, side_by_side: SideBySide
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.sleep = sleep
+        self.side_by_side = side_by_side
+        self._connect = connect
+        self._random = random
+        self._callers: dict[str, Caller] = {}
+        self._used_at: dict[str, float] = {}
+        self._swept_at = clock()
+        self._is_closed = False
+        self._looked_at = self._greeted_at = float("-inf")
+        # What a registry said last; None: there is none, or nothing was heard.
+        self._listed: ViewReply | None = None
+        # Since when that has been of its ensemble, and the newest ensemble that each (id, generation) was a member in.
+        self._ensemble_since = float("-inf")
+        self._ensembles: dict[tuple[int, int], int] = {}
+        self._epoch_heard = 0
+        # Without a registry: the epoch counts changes.
+        self._view: View | None = None
+        # (address, incarnation) of those that have said that they take nothing new.
+        self._draining: set[tuple[str, int]] = set()
+        self._slow: dict[Member, float] = {}
+        # What was last said of members when it first spoke against them; and whether to ask for the view for that.
+        self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
+        self._is_in_doubt = False
+        # Members on which something was placed, on this view or on older ones, and when that was first heard.
+        self._placed: dict[Member, float] = {}
+        self._placed_on = 0
+
+    # -- calls
+
+    def caller(self, address: str) -> Caller:
+        """How the server at ``address`` is called, at once: whoever keeps the answer may find its channel closed."""
+        self._used_at[address] = now = self.clock()
+        if now - self._swept_at > IDLE_S / 10:
+            self._close_idle()
+        caller = self._callers.get(address)
+        if caller is None:
+            if self._is_closed:
+                raise Closed("this client was closed: make another AckerClient")
+            connection = Connection(address, self.settings, self._connect)
+            caller = self._callers.setdefault(address, Caller(self.settings, connection, self.clock, self._heard))
+        return caller
+
+    def caller_of(self, member: Member) -> Caller:
+        """How ``member`` is called, at once."""
+        return self.caller(self.address_of(member))
+
+    def calls_to(self, member: Member) -> Retrying:
+        """Calls to ``member`` that follow it where it goes."""
+        return Retrying(lambda: self.caller_of(member))
+
+    def address_of(self, member: Member) -> str:
+        """Where ``member`` is now."""
+        listed = self._listing_of(member)
+        return member.address if listed is None else listed.member.address
+
+    def patience(self, budget_s: float | None = None) -> Patience:
+        """A new budget: that of the settings, unless one is given."""
+        deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
+        return Patience(deadline, self.sleep, self._random)
+
+    def close(self) -> None:
+        """Close every channel."""
+        self._is_closed = True
+        for caller in list(self._callers.values()):
+            caller.connection.close()
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one server only, which is never given up."""
+        return len(self.settings.servers) == 1 and not self._epoch_heard
+
+    @property
+    def is_greeted(self) -> bool:
+        """Whether some server has answered the handshake, and has answered ever since."""
+        return any(caller.connection.is_greeted for caller in list(self._callers.values()))
+
+    @property
+    def silent_since(self) -> float | None:
+        """Since when no server has answered; None: one has, or nobody was asked."""
+        callers = list(self._callers.values())
+        since = [caller.silent_since for caller in callers]
+        known = [each for each in since if each is not None]
+        return min(known) if known and len(known) == len(since) else None
+
+    # -- the view
+
+    def calls_to_any(self, patience: Patience) -> Retrying:
+        """Calls to some server that answers."""
+        view = self.view(patience)
+        return self.calls_to(min(view.members, key=lambda member: self._silent_s(member.address)))
+
+    def view(self, patience: Patience) -> View:
+        """The members that new batches are to be placed on. Waits until there is one."""
+        while True:
+            view = self._look(patience)
+            if view.members:
+                return view
+            if not patience.wait():
+                raise Unavailable(
+                    f"every server of {', '.join(self.settings.servers)} is draining or away: start another one"
+                )
+
+    def refresh(self) -> None:
+        """Look whether something has changed, if there is reason to; raises nothing and waits for little."""
+        if self.is_alone:
+            return
+        try:
+            self._look(self.patience(AGAIN_S))
+        except AckerError as error:
+            log.debug("the view could not be refreshed: %s", error)
+
+    @property
+    def known_members(self) -> tuple[Member, ...]:
+        """The members that something new would be placed on, as far as is known: nobody is asked."""
+        return self._known_view().members
+
+    def is_away(self, member: Member) -> bool:
+        """Whether ``member`` has stopped with its state, and is announced to be back."""
+        listed = self._listing_of(member)
+        return listed is not None and listed.state == MemberState.AWAY
+
+    def drains(self, member: Member) -> None:
+        """``member`` has said that it takes nothing new."""
+        hello = self._hello_of(member.address)
+        if hello is not None:
+            self._draining.add((member.address, hello.incarnation))
+        self._looked_at = float("-inf")
+
+    def hear_of(self, placement: Placement) -> None:
+        """Something lives on the members of ``placement``: an older view than its own says nothing against them."""
+        self._placed_on = max(self._placed_on, placement.epoch)
+        now = self.clock()
+        for member in placement.members:
+            self._placed.setdefault(member, now)
+            self._note_ensemble(member, placement.epoch)
+
+    def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
+        """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
+
+        ``is_silence_enough``: whether one is gone that does not answer here and has no registry to say more of it; it
+        may answer others."""
+        hello = self._hello_of(self.address_of(member))
+        if hello is not None and not _is_of(hello, member):
+            if self._is_news_of(member, hello):
+                return "its server came back without its state"
+            self.caller_of(member).connection.greet_anew()
+            return ""
+        if self._listed is not None:
+            if self._listing_of(member) is not None:
+                return ""
+            is_known = member in self._placed or self._is_news_of(member, self._listed)
+            is_newest = self._listed.epoch >= max(self._epoch_heard, self._placed_on)
+            if is_newest and is_known and self._had_time_to_register(member, self._listed.epoch):
+                return "its server is gone"
+            self._is_in_doubt = True
+            return ""
+        if self._epoch_heard:
+            # There is a registry, and what it says was not heard yet.
+            self._is_in_doubt = True
+            return ""
+        silent_s = self._shown_silent_s(member.address, self._placed.get(member, float("-inf")))
+        if is_silence_enough and silent_s >= self.settings.gone_after_s and self._hears_others_than(member):
+            return f"its server has not answered for {silent_s:.0f} s"
+        return ""
+
+    def is_replaced(self, member: Member, patience: Patience) -> bool:
+        """Whether the server at the address of ``member`` is another one, or has lost its state."""
+        calls = self.calls_to(member)
+        if _is_of(calls.greeted(patience).hello, member):
+            return False
+        # The greeting may be older than what this process knows of the member.
+        self.caller_of(member).connection.greet_anew()
+        return not _is_of(calls.greeted(patience).hello, member)
+
+    def greet_again(self, member: Member) -> None:
+        """Greet the server at the address of ``member`` once more, as it may show that ``member`` is gone."""
+        with suppress(AckerError):
+            greeted = self.caller_of(member).greet(Deadline(FIRST_GREETING_S, self.clock))
+            if not _is_of(greeted.hello, member):
+                self._doubted[member, HelloReply] = None
+
+    def _had_time_to_register(self, member: Member, epoch: int) -> bool:
+        """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has
+        lost its data, and the servers that run register again."""
+        was_in = self._ensembles.get((member.id, member.generation), 0)
+        return was_in == parts_of(epoch)[0] or self.clock() - self._ensemble_since >= self.settings.gone_after_s
+
+    def _note_ensemble(self, member: Member, epoch: int) -> None:
+        key, ensemble = (member.id, member.generation), parts_of(epoch)[0]
+        self._ensembles[key] = max(ensemble, self._ensembles.get(key, 0))
+
+    def _hears_others_than(self, member: Member) -> bool:
+        """Whether another server answers here: where none does, it may well be this process that is cut off."""
+        return any(
+            caller.connection.is_greeted and caller.silent_since is None
+            for address, caller in list(self._callers.items())
+            if address != member.address
+        )
+
+    def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
+        """Whether something that speaks against ``member`` was said after this process had heard of it: what was said
+        before may be older, as a batch may live on a server that has come, or come back, since."""
+        if self._doubted.setdefault((member, type(said)), said) is said:
+            return False
+        # From now on all is news; a view of many members is not kept for it.
+        self._doubted[member, type(said)] = None
+        return True
+
+    def answering_instead_of(self, member: Member) -> set[Member]:
+        """Members of the view, as far as it is known, that have answered since ``member`` fell silent; none where it is
+        not silent: a server that is full answers."""
+        caller = self._callers.get(member.address)
+        if caller is None or caller.silent_since is None:
+            return set()
+        try:
+            members = self._known_view().members
+        except Rejected:
+            # Whoever looks at the view next hears of it.
+            return set()
+        others = {other: self._callers.get(other.address) for other in members}
+        return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
+
+    # -- replicas that keep others waiting
+
+    def replica_wait_s(self, member: Member) -> float:
+        """How long ``member`` is waited for when another replica has answered."""
+        is_slow = self._slow.get(member, float("-inf")) > self.clock()
+        return min(BRIEF_WAIT_S, self.settings.replica_wait_s) if is_slow else self.settings.replica_wait_s
+
+    def note_slow(self, member: Member, *, is_slow: bool) -> None:
+        """``member`` was waited for in vain, or has answered."""
+        if is_slow:
+            self._slow[member] = self.clock() + SLOW_S
+        else:
+            self._slow.pop(member, None)
+
+    # -- inside
+
+    def _close_idle(self) -> None:
+        """Close the channels that nobody has used for long: of a thousand servers a batch lives on eight."""
+        self._swept_at = self.clock()
+        idle_since = self._swept_at - IDLE_S
+        for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
+            if address in self.settings.servers:
+                continue
+            caller = self._callers.pop(address, None)
+            self._used_at.pop(address, None)
+            if caller is not None:
+                caller.connection.close()
+
+    def _heard(self, reply: Any) -> None:
+        self._epoch_heard = max(self._epoch_heard, reply.epoch)
+
+    def _listing_of(self, member: Member) -> ListedMember | None:
+        """What a registry says of ``member``, which may have another address by now."""
+        listed = () if self._listed is None else self._listed.members
+        same = (each for each in listed if (each.member.id, each.member.generation) == (member.id, member.generation))
+        return next(same, None)
+
+    def _hello_of(self, address: str) -> HelloReply | None:
+        caller = self._callers.get(address)
+        return None if caller is None else caller.connection.hello
+
+    def _silent_s(self, address: str) -> float:
+        caller = self._callers.get(address)
+        return 0.0 if caller is None else caller.silent_s
+
+    def _shown_silent_s(self, address: str, begun_at: float = float("-inf")) -> float:
+        caller = self._callers.get(address)
+        return 0.0 if caller is None else caller.shown_silent_s(begun_at)
+
+    def _look(self, patience: Patience) -> View:
+        if self._listed is None and self._epoch_heard == 0:
+            self._greet_seeds(patience)
+        if self._epoch_heard:
+            self._ask_registry(patience)
+        return self._known_view()
+
+    def _known_view(self) -> View:
+        return self._answering_view() if self._listed is None else self._listed_view(self._listed)
+
+    # with a registry
+
+    def _ask_registry(self, patience: Patience) -> None:
+        """Ask for the view, if what is known of it is not the newest, or somebody is silent."""
+        known = self._listed
+        is_newest = known is not None and known.epoch >= self._epoch_heard
+        is_due = self.clock() - self._looked_at >= VIEW_S
+        if is_newest and not (is_due and self._has_reason(known)):
+            return
+        self._looked_at = self.clock()
+        while True:
+            try:
+                reply = self._asked()
+            except Unavailable as error:
+                if known is not None:
+                    return
+                if not patience.wait():
+                    raise unanswered(", ".join(self.settings.servers), patience, error) from error
+            else:
+                if known is None or reply.epoch >= known.epoch:
+                    self._note_changes(known, reply)
+                    self._listed = reply
+                    self._is_in_doubt = False
+                return
+
+    def _has_reason(self, known: ViewReply | None) -> bool:
+        """Whether to ask though nobody has spoken of a newer view: someone is silent, on the way out or back, or
+        unknown."""
+        if known is None or self._draining or self._is_in_doubt:
+            return True
+        return any(
+            listed.state != MemberState.ACTIVE or self._silent_s(listed.member.address) for listed in known.members
+        )
+
+    def _asked(self) -> ViewReply:
+        """The view of the first server that answers with the newest that was heard of, those first that are not known
+        to be silent; else the newest of what they answer. An executor may know more of them by where a batch lives than
+        by its settings."""
+        known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
+        addresses = sorted(dict.fromkeys((*known, *self._callers, *self.settings.servers)), key=self._silent_s)
+        failures: list[str] = []
+        newest: ViewReply | None = None
+        for address in addresses:
+            try:
+                reply = self.caller(address).once(
+                    lambda transport, timeout_s: transport.view(timeout_s), Deadline(AGAIN_S, self.clock), AGAIN_S
+                )
+            except Unavailable as error:
+                failures.append(str(error))
+                continue
+            if not reply.epoch:
+                failures.append(f"{address}: this server knows of no others")
+            elif newest is None or reply.epoch > newest.epoch:
+                newest = reply
+            if newest is not None and newest.epoch >= self._epoch_heard:
+                break
+        if newest is not None:
+            return newest
+        raise Unavailable("; ".join(failures))
+
+    def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
+        # Where another server has not seen yet that one drains, what the one says itself counts.
+        active = {each.member.address for each in reply.members if each.state == MemberState.ACTIVE}
+        self._draining = {each for each in self._draining if each[0] in active}
+        ensemble, epoch = parts_of(reply.epoch)
+        if known is None or parts_of(known.epoch)[0] != ensemble:
+            self._ensemble_since = self.clock()
+        for each in reply.members:
+            self._note_ensemble(each.member, reply.epoch)
+        if known is not None and known.members != reply.members:
+            log.info("view %d: %s", epoch, ", ".join(map(_described, reply.members)))
+
+    def _listed_view(self, listed: ViewReply) -> View:
+        members = [each.member for each in listed.members if each.state == MemberState.ACTIVE]
+        return View(listed.epoch, tuple(member for member in members if not self._is_draining(member)))
+
+    # without one
+
+    def _greet_seeds(self, patience: Patience) -> None:
+        """Greet the servers that are not greeted: at first until one has answered, later beside other work."""
+        seeds = self.settings.servers
+        if len(seeds) == 1:
+            self._greet_one(self.caller(seeds[0]), patience)
+            return
+        callers = [self.caller(seed) for seed in seeds]
+        absent = [caller for caller in callers if not caller.connection.is_greeted]
+        if self._view is not None:
+            self._greet_beside(callers, absent)
+            return
+        self._looked_at = self._greeted_at = self.clock()
+        calls = [self._started(caller) for caller in absent]
+        while self._view is None:
+            self._await(calls)
+            failures = [error for call in calls if (error := _error_of(call)) is not None]
+            for error in failures:
+                if not isinstance(error, Unavailable):
+                    raise error
+            if any(caller.connection.is_greeted for caller in map(self.caller, seeds)):
+                return
+            said = Unavailable("; ".join(map(str, failures)))
+            if not patience.wait():
+                raise unanswered(", ".join(seeds), patience, said)
+            calls = [self._started(caller) for caller in absent]
+
+    def _greet_beside(self, callers: Sequence[Caller], absent: Sequence[Caller]) -> None:
+        """Begin to greet those who are due: who is absent, and seldomer all, as only they can say that they drain."""
+        now = self.clock()
+        if now - self._greeted_at >= GREET_S:
+            self._looked_at = self._greeted_at = now
+            due = callers
+        elif now - self._looked_at >= AGAIN_S:
+            self._looked_at = now
+            due = absent
+        else:
+            due = []
+        for caller in due:
+            self._started(caller)
+
+    def _greet_one(self, caller: Caller, patience: Patience) -> None:
+        if self._view is None or self._draining:
+            if self._draining:
+                self._draining.clear()
+                caller.connection.greet_anew()
+            Retrying(lambda: caller).greeted(patience)
+
+    def _started(self, caller: Caller) -> Future[Greeted]:
+        return self.side_by_side.start(lambda: caller.greet(Deadline(FIRST_GREETING_S, self.clock)))
+
+    def _await(self, calls: Sequence[Future[Greeted]]) -> None:
+        """Wait for all of ``calls``: each is over within the time of a greeting."""
+        wait_for(self.side_by_side, calls, Deadline(2 * FIRST_GREETING_S, self.clock))
+
+    def _answering_view(self) -> View:
+        """Those of the list who answer, and have not said that they take nothing new."""
+        members: dict[int, Member] = {}
+        seen: set[int] = set()
+        for seed in self.settings.servers:
+            hello = self._hello_of(seed)
+            if hello is None or hello.incarnation in seen or self._is_out(seed):
+                continue
+            seen.add(hello.incarnation)
+            member = Member(hello.id, hello.generation, seed)
+            other = members.setdefault(hello.id, member)
+            if other is not member:
+                raise Rejected(
+                    f"the servers at {other.address} and {seed} both have the id {hello.id}: start each with an --id of"
+                    " its own, 0, 1, 2 ..."
+                )
+        open_to_new = tuple(member for member in members.values() if not self._is_draining(member))
+        if self._view is None or self._view.members != tuple(sorted(open_to_new, key=lambda each: each.id)):
+            self._view = View(0 if self._view is None else self._view.epoch + 1, open_to_new)
+        return self._view
+
+    def _is_out(self, seed: str) -> bool:
+        return len(self.settings.servers) > 1 and self._shown_silent_s(seed) >= self.settings.gone_after_s
+
+    def _is_draining(self, member: Member) -> bool:
+        hello = self._hello_of(member.address)
+        if hello is None:
+            return False
+        return hello.is_draining or (member.address, hello.incarnation) in self._draining
+
+
+def _is_of(hello: HelloReply, member: Member) -> bool:
+    return (hello.id, hello.generation) == (member.id, member.generation)
+
+
+def _described(listed: ListedMember) -> str:
+    state = "" if listed.state == MemberState.ACTIVE else f" ({listed.state.name.lower()})"
+    return f"{listed.member.id} at {listed.member.address}{state}"
+
+
+def _error_of(call: Future[Any]) -> BaseException | None:
+    return call.exception() if call.done() else Unavailable("no answer yet")

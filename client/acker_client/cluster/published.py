@@ -1,0 +1,110 @@
+"""Published: what a source tells other processes of where its emissions live. Pure.
+
+Decides how that is written (acker.proto, chapter 8, has the format) and which roots it says are over.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from acker_client.pins import Mask, Pin
+from acker_protocol.ids import Column, numbers_of
+from acker_protocol.placement import Member, Placement, epoch_of, parts_of, place_seats
+
+# A member's index where there is none: an empty seat.
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The open batches of a source's emissions, at one moment.
+
+    ``version``: larger in each later one. Numbers of emissions lie in [``first``, ``stop``); those in none of ``pins``,
+    which ascend by their numbers, are of batches that are over. ``out``: by batch, the ids of the servers that the
+    source has left out of it. ``ended``: numbers, as (first, stop), of batches of ``open_batch`` that are over; only
+    the process of the source knows them.
+    """
+
+    session: int
+    version: int
+    first: int
+    stop: int
+    pins: tuple[Pin, ...] = ()
+    out: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    ended: tuple[tuple[int, int], ...] = ()
+
+    def has(self, root_ids: Column) -> Mask:
+        """Which of ``root_ids: uint64[n]`` the source may have emitted by then."""
+        return issued(root_ids, ((self.first, self.stop), *self.ended))
+
+    def is_out(self, batch: int, server: int) -> bool:
+        """Whether the source counts what ``server`` says of ``batch`` no more: it is out, or the batch is over."""
+        if all(pin.batch != batch for pin in self.pins):
+            return True
+        return server in self.out.get(batch, ())
+
+    def encode(self) -> bytes:
+        """The bytes that servers keep."""
+        members: dict[Member, int] = {}
+        placements: dict[tuple[Any, ...], int] = {}
+        batches = []
+        for pin in self.pins:
+            placement = pin.placement
+            indices = [members.setdefault(member, len(members)) for member in placement.members]
+            seats = tuple(indices[seat] if seat >= 0 else _NOBODY for seat in placement.seats)
+            key = (*parts_of(placement.epoch), placement.replicas.shape[1], seats)
+            out = self.out.get(pin.batch, ())
+            batches.append(
+                [
+                    *(pin.batch, pin.first, pin.up_to, placements.setdefault(key, len(placements))),
+                    [indices[at] for at, member in enumerate(placement.members) if member.id in out],
+                ]
+            )
+        content = {
+            "version": self.version,
+            "first": self.first,
+            "stop": self.stop,
+            "members": [[member.id, member.generation, member.address] for member in members],
+            "placements": list(placements),
+            "batches": batches,
+        }
+        return zlib.compress(json.dumps(content, separators=(",", ":")).encode())
+
+
+def issued(root_ids: Column, ranges: Sequence[tuple[int, int]]) -> Mask:
+    """Which of ``root_ids: uint64[n]`` have a number in one of ``ranges``, each of them (first, stop)."""
+    found: Mask = np.zeros(len(root_ids), np.bool_)
+    for first, stop in ranges:
+        found |= numbers_of(first, root_ids) < np.uint64(stop - first)
+    return found
+
+
+def decode(session: int, published: bytes) -> Published:
+    """What :meth:`Published.encode` gave. Raises ValueError for anything else."""
+    try:
+        content = json.loads(zlib.decompress(published))
+        members = [Member(*each) for each in content["members"]]
+        placements = [_placement(members, *each) for each in content["placements"]]
+        batches = content["batches"]
+        return Published(
+            session,
+            content["version"],
+            content["first"],
+            content["stop"],
+            tuple(Pin(session, number, first, up_to, placements[at]) for number, first, up_to, at, _ in batches),
+            {number: frozenset(members[each].id for each in out) for number, _, _, _, out in batches if out},
+        )
+    except (KeyError, TypeError, IndexError, ValueError, zlib.error) as error:
+        raise ValueError(
+            f"pins of session {session}: {error!r}; install the same version of acker everywhere"
+        ) from None
+
+
+def _placement(members: Sequence[Member], ensemble: int, epoch: int, replicas: int, seats: Sequence[int]) -> Placement:
+    return place_seats(epoch_of(ensemble, epoch), [members[seat] if seat >= 0 else None for seat in seats], replicas)

@@ -1,0 +1,284 @@
+"""Accumulator: the calls of a plain client that were not sent yet, folded per root. Pure.
+
+Decides how calls add up (ack vals XOR; a fail stays a fail; of several inits of a root the first counts, as in the
+ledger) and what goes into which report (inits of each batch apart from updates). Knows neither identities nor servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.error_text import REASON_LENGTH_MAX
+from acker_protocol.ids import MASK, Column, mix64_column
+from acker_protocol.messages import ACK, FAIL, RESET, Entries, Kinds
+from acker_protocol.reports import fold, fold_updates
+
+_SIGNED_MIN = -(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The content of one report: inits of ``batch``, or updates when it is None."""
+
+    entries: Entries
+    batch: int | None = None
+
+
+class Accumulator:
+    """Not thread-safe: the caller holds a lock around every method. A call that raises changed nothing."""
+
+    __slots__ = ("_column_entries", "_inits", "_kinds", "_reasons", "_updates", "_vals")
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def __len__(self) -> int:
+        """Buffered roots; what came in columns counts once a column."""
+        return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
+
+    def init(self, root: int, edges: int | Iterable[int], batch: int) -> None:
+        """The tree of ``root`` starts with these edges (or with their XOR)."""
+        # An int first: to ask whether something is Iterable costs more than the rest of the call.
+        if isinstance(edges, int) or not isinstance(edges, Iterable):
+            val = id64("edge", edges)
+        else:
+            val = xor(0, edges, "edges")
+        self._inits_of(batch).rows.setdefault(root_id(root), val)
+
+    def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
+        """The record of ``edge`` is done, and ``emitted`` are its children: one number, in one call."""
+        self._add(root_id(root), xor(id64("edge", edge), emitted), ACK)
+
+    def fail(self, root: int, reason: str = "", edge: int = 0) -> None:
+        """The tree of ``root`` fails; the first reason counts. ``edge``: consumed by it, 0 for none."""
+        root, val = root_id(root), id64("edge", edge)
+        self._reasons.setdefault(root, _short(reason))
+        self._add(root, val, FAIL | ACK if val else FAIL)
+
+    def reset_timeout(self, root: int) -> None:
+        """The timeout of ``root`` starts anew."""
+        self._add(root_id(root), 0, RESET)
+
+    def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
+        """Inits in columns; rows of the same root are its edges and XOR together."""
+        entries = fold(*_columns(roots, vals))
+        self._inits_of(batch).columns(entries)
+
+    def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
+        """Acks in columns: ``vals`` are edges, or edge XOR the children's edges."""
+        self._columns_of_updates(fold(*_columns(roots, vals)))
+
+    def fail_columns(
+        self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
+    ) -> None:
+        """Fails in columns; one reason for all, or one a row. ``vals``: the edges consumed, if any."""
+        root_column = root_ids(roots)
+        _, val_column = _columns(root_column, np.zeros(len(root_column), np.uint64) if vals is None else vals)
+        if not isinstance(reasons, Iterable):
+            raise ValueError(f"reasons={reasons!r}: give one string, or one a row")
+        each = [reasons] * len(root_column) if isinstance(reasons, str) else list(reasons)
+        if len(each) != len(root_column):
+            raise ValueError(f"reasons: {len(each)} for {len(root_column)} roots; give one string, or one a row")
+        kinds = np.where(val_column != 0, FAIL | ACK, FAIL).astype(np.uint8)
+        first: dict[int, str] = {}
+        for root, reason in zip(root_column.tolist(), each, strict=True):
+            first.setdefault(root, _short(reason))
+        self._columns_of_updates(fold_updates(root_column, val_column, kinds, first))
+
+    def take(self) -> list[Draft]:
+        """Everything that is buffered, as reports: inits first, batch by batch. Leaves the accumulator empty."""
+        drafts = [Draft(inits.folded(), batch) for batch, inits in self._inits.items()]
+        drafts.append(Draft(self._folded_updates()))
+        self._clear()
+        return [draft for draft in drafts if len(draft.entries)]
+
+    def put_back(self, entries: Entries) -> None:
+        """Buffer updates that ``take`` gave, in front of those that came since: the first reason of a root counts."""
+        if len(entries):
+            self._updates.insert(0, entries)
+            self._column_entries += len(entries)
+
+    def drop_inits(self) -> None:
+        """Forget the inits that are buffered."""
+        self._inits.clear()
+
+    def _clear(self) -> None:
+        self._vals: dict[int, int] = {}
+        self._kinds: dict[int, int] = {}
+        self._reasons: dict[int, str] = {}
+        self._updates: list[Entries] = []
+        self._inits: dict[int, _Inits] = {}
+        self._column_entries = 0
+
+    def _add(self, root: int, val: int, kind: int) -> None:
+        self._vals[root] = self._vals.get(root, 0) ^ val
+        self._kinds[root] = self._kinds.get(root, 0) | kind
+
+    def _inits_of(self, batch: int) -> _Inits:
+        found = self._inits.get(batch)
+        if found is None:
+            found = self._inits[batch] = _Inits()
+        return found
+
+    def _columns_of_updates(self, entries: Entries) -> None:
+        self._rows_to_columns()
+        self._updates.append(entries)
+        self._column_entries += len(entries)
+
+    def _rows_to_columns(self) -> None:
+        # Rows are put behind the columns before them, so that of several reasons the first stays the first.
+        if not self._vals:
+            return
+        kinds = np.fromiter(self._kinds.values(), np.uint8, len(self._kinds))
+        self._updates.append(fold_updates(*_of_rows(self._vals), kinds, self._reasons))
+        self._column_entries += len(self._vals)
+        self._vals, self._kinds, self._reasons = {}, {}, {}
+
+    def _folded_updates(self) -> Entries:
+        self._rows_to_columns()
+        chunks = self._updates
+        if len(chunks) == 1:
+            return chunks[0]
+        roots, vals = _joined(chunks)
+        if not any(len(chunk.kinds) for chunk in chunks):
+            return fold(roots, vals)
+        kinds = np.concatenate([_kinds(chunk) for chunk in chunks])
+        return fold_updates(roots, vals, kinds, _first_reasons(chunks))
+
+
+class _Inits:
+    """Inits of one batch, in the order in which they came."""
+
+    __slots__ = ("chunks", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[int, int] = {}
+        self.chunks: list[Entries] = []
+
+    def __len__(self) -> int:
+        return len(self.rows) + sum(len(chunk) for chunk in self.chunks)
+
+    def columns(self, entries: Entries) -> None:
+        self._rows_to_columns()
+        self.chunks.append(entries)
+
+    def folded(self) -> Entries:
+        self._rows_to_columns()
+        if len(self.chunks) == 1:
+            return self.chunks[0]
+        roots, vals = _joined(self.chunks)
+        # np.unique gives the first of equals, and what is left is in the order of mix64, as it travels.
+        _, first = np.unique(mix64_column(roots), return_index=True)
+        return Entries(roots[first], vals[first])
+
+    def _rows_to_columns(self) -> None:
+        if self.rows:
+            self.chunks.append(fold(*_of_rows(self.rows)))
+            self.rows = {}
+
+
+def id64(name: str, value: int) -> int:
+    """``value`` as an unsigned 64-bit number; a negative one is read as the signed bigint that Spark has for it."""
+    if type(value) is not int:
+        value = _integer(name, value)
+    if not _SIGNED_MIN <= value <= MASK:
+        raise ValueError(f"{name}={value}: ids have 64 bits")
+    return value & MASK
+
+
+def root_id(value: int) -> int:
+    """A root id as an unsigned 64-bit number; 0 is none."""
+    root = id64("root", value)
+    if not root:
+        raise ValueError("root=0: 0 is no root id; ids.root_id(base, number) makes one")
+    return root
+
+
+def xor(val: int, edges: Iterable[int], name: str = "emitted") -> int:
+    """``val`` XOR all of ``edges``, which the caller calls ``name``."""
+    # isinstance(edges, Iterable) would be a third of what a plain ack costs.
+    try:
+        each = iter(edges)
+    except TypeError:
+        raise ValueError(f"{name}={edges!r}: give edges, as in {name}=[edge]") from None
+    for edge in each:
+        val ^= id64("edge", edge)
+    return val
+
+
+def root_ids(values: npt.ArrayLike) -> Column:
+    """A column of root ids: uint64[n], none of them 0."""
+    column = column64("roots", values)
+    if not column.all():
+        raise ValueError("roots: 0 is no root id; ids.root_ids(base, numbers) makes them")
+    return column
+
+
+def column64(name: str, values: npt.ArrayLike) -> Column:
+    """``values`` as uint64[n]; int64, as Spark has it, is read bit for bit."""
+    array = values if isinstance(values, np.ndarray) else _array(name, values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.itemsize != 8:
+        shape = f" of shape {array.shape}" if array.ndim != 1 else ""
+        raise ValueError(
+            f"{name}: give one column of 64-bit integers (np.uint64 or np.int64), not {array.dtype}{shape}"
+        )
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view(np.uint64)
+
+
+def _array(name: str, values: Any) -> npt.NDArray[Any]:
+    """A list, or what else is no array, as an array: of integers exactly as they are, floats refused."""
+    if isinstance(values, Sequence):
+        return np.array([id64(name, value) for value in values], np.uint64)
+    return np.asarray(values)
+
+
+def _integer(name: str, value: object) -> int:
+    """An integer of numpy's, say, as an int."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise ValueError(f"{name}={value!r}: ids are integers of 64 bits")
+
+
+def _short(reason: str) -> str:
+    if not isinstance(reason, str):
+        raise ValueError(f"reason={reason!r}: give a string, as str(error) is")
+    return reason[:REASON_LENGTH_MAX]
+
+
+def _columns(roots: npt.ArrayLike, vals: npt.ArrayLike) -> tuple[Column, Column]:
+    root_column, val_column = root_ids(roots), column64("vals", vals)
+    if len(root_column) != len(val_column):
+        raise ValueError(f"vals: {len(val_column)} for {len(root_column)} roots; give one a row")
+    return root_column, val_column
+
+
+def _of_rows(rows: dict[int, int]) -> tuple[Column, Column]:
+    return np.fromiter(rows.keys(), np.uint64, len(rows)), np.fromiter(rows.values(), np.uint64, len(rows))
+
+
+def _joined(chunks: list[Entries]) -> tuple[Column, Column]:
+    none = np.empty(0, np.uint64)
+    roots = np.concatenate([none, *(chunk.root_ids for chunk in chunks)])
+    return roots, np.concatenate([none, *(chunk.ack_vals for chunk in chunks)])
+
+
+def _kinds(entries: Entries) -> Kinds:
+    return entries.kinds if len(entries.kinds) else np.full(len(entries), ACK, np.uint8)
+
+
+def _first_reasons(chunks: list[Entries]) -> dict[int, str]:
+    reasons: dict[int, str] = {}
+    for chunk in chunks:
+        failed = chunk.root_ids[(_kinds(chunk) & FAIL) != 0]
+        for root, reason_id in zip(failed.tolist(), chunk.reason_ids.tolist(), strict=True):
+            reasons.setdefault(root, chunk.reasons[reason_id])
+    return reasons

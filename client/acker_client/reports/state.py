@@ -1,0 +1,275 @@
+"""State: what a client has in one process: its sending session, its buffer, its source and its servers.
+
+Decides which identity a report gets, and where its roots live, as their sources have said. Never sends reports.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Collection
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.backoff import Patience
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.published import Published, decode
+from acker_client.cluster.source_session import SourceSession
+from acker_client.errors import RETRYABLE, AckerError, Unavailable, UnknownSource
+from acker_client.pins import ANY_NUMBER, Mask, Pin, Pins, only, parted
+from acker_client.reports.accumulator import Accumulator, Draft
+from acker_client.reports.replication import Replication, has_bare_fail
+from acker_client.rpc.delivery import Delivery, ReportResult
+from acker_client.rpc.side_by_side import do_all
+from acker_protocol.ids import Column
+from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope, Status
+from acker_protocol.placement import Member, View, place
+
+# How long it is looked who there is, before a report that goes to the only server anyway.
+GREETING_S = 1.0
+# How often, at most, sources of other processes are asked for what has changed.
+LEARN_S = 0.5
+
+NO_ENTRIES = Entries(NO_IDS, NO_IDS)
+
+log = logging.getLogger("acker_client")
+
+
+class ClientState:
+    """What a client has in one process: its sending session, its buffer, its source and its servers."""
+
+    __slots__ = (
+        "accumulator",
+        "cluster",
+        "drafts",
+        "is_closed",
+        "joined",
+        "learnt_at",
+        "lock",
+        "sending",
+        "sequence",
+        "session",
+        "source_or_none",
+        "totals",
+        "unanswered",
+    )
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.lock = threading.Lock()
+        self.sending = threading.Lock()
+        self.session = secrets.randbits(64)
+        self.sequence = 0
+        self.accumulator = Accumulator()
+        # What is to become a report, once it is known where its roots live.
+        self.drafts: deque[Draft] = deque()
+        self.unanswered: deque[Replication] = deque()
+        self.source_or_none: SourceSession | None = None
+        # What the sources of other processes have published, by their sessions, and when they were asked last. A source
+        # of this client that was closed is here too: all of it is over.
+        self.joined: dict[int, Published] = {}
+        self.learnt_at = float("-inf")
+        self.totals = ReportResult()
+        self.is_closed = False
+
+    def source(self) -> SourceSession:
+        if self.source_or_none is None:
+            raise UnknownSource("no source is open on this client in this process: call open_source(name) first")
+        return self.source_or_none
+
+    def buffered(self) -> int:
+        with self.lock:
+            return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
+
+    def pins(self) -> Pins:
+        """Where the roots live that this client may speak of."""
+        own = () if self.source_or_none is None else self.source_or_none.pins
+        return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
+
+    def seal(self, *, may_drop: bool = False) -> AckerError | None:
+        """Turn what is buffered into reports with identities. Updates of roots that cannot be placed stay in the
+        buffer, so that they hold nothing else up. Returns why they cannot be placed, or None where there are none.
+
+        ``may_drop``: they are dropped and counted as unreported, if no server answers and no ACK can come of it.
+        """
+        why: AckerError | None = None
+        with self.lock:
+            self.drafts += self.accumulator.take()
+        while self.drafts:
+            draft = self.drafts[0]
+            pins, entries, unplaced, reason = self._routed(draft)
+            inits = None if draft.batch is None or not pins else InitScope(pins[0].session, draft.batch)
+            if len(entries):
+                identity = Identity(self.session, self.sequence, sequenced=True)
+                self.sequence += 1
+                self.unanswered.append(Replication(identity, entries, inits, pins))
+            if may_drop and isinstance(reason, Unavailable) and not has_bare_fail(unplaced):
+                self.go_on_without(reason)
+                self.counted(Delivery(Identity(self.session, self.sequence), unplaced).result)
+                unplaced, reason = NO_ENTRIES, None
+            with self.lock:
+                self.drafts.popleft()
+                self.accumulator.put_back(unplaced)
+            why = why or reason
+        return why
+
+    def drop_oldest(self) -> None:
+        """The oldest report is done with."""
+        replication, source = self.unanswered.popleft(), self.source_or_none
+        if replication.inits is not None and source is not None and replication.inits.session == source.session:
+            source.reported(replication.inits.batch, replication.roots)
+
+    def close_source(self) -> None:
+        """End this client's source. Its roots are over, and what is buffered of them is not sent."""
+        with self.lock:
+            source, self.source_or_none = self.source_or_none, None
+            self.accumulator.drop_inits()
+        if source is not None:
+            self.joined[source.session] = source.close()
+
+    # -- the sources of other processes
+
+    def join(self, session: int) -> None:
+        """Learn where the roots of another process's source live. Raises ``UnknownSource`` where no server knows it,
+        and ``Unavailable`` where none that has answered within the budget does."""
+        if self.source_or_none is not None and session == self.source_or_none.session:
+            # It knows its own source better than the servers do, and decides itself which of them is out.
+            return None
+        patience = self.cluster.patience()
+        while True:
+            published, has_heard_all = self._asked_for(session)
+            if published is not None:
+                return self._learnt(published)
+            if has_heard_all:
+                raise UnknownSource(
+                    f"no server knows where the roots of session {session} live: it has to be open, with the session"
+                    " that its open_source() returned"
+                )
+            if not patience.wait():
+                raise Unavailable(f"no server that answers knows where the roots of session {session} live")
+
+    def _learnt(self, published: Published) -> None:
+        """Keep what a source has published, unless something newer of it is known."""
+        with self.lock:
+            known = self.joined.get(published.session)
+            if known is None or published.version > known.version:
+                self.joined[published.session] = published
+
+    def is_out(self, pin: Pin, server: int) -> bool:
+        """Whether its source counts nothing more that ``server`` says of the batch of ``pin``."""
+        if self.source_or_none is not None and pin.session == self.source_or_none.session:
+            batch = self.source_or_none.batch(pin.batch)
+            return batch is None or batch.has_left_out(server)
+        return pin.session in self.joined and self.joined[pin.session].is_out(pin.batch, server)
+
+    def learn(self, sessions: Collection[int]) -> bool:
+        """Learn what sources that this client has joined say now; not again before a moment has passed. Whether every
+        server was heard."""
+        if self.cluster.clock() - self.learnt_at < LEARN_S:
+            return False
+        # A copy: another thread may join a source meanwhile.
+        asked = [self._asked_for(session) for session in tuple(sessions)]
+        for published, _ in asked:
+            if published is not None:
+                self._learnt(published)
+        self.learnt_at = self.cluster.clock()
+        return all(has_heard_all for _, has_heard_all in asked)
+
+    def _asked_for(self, session: int) -> tuple[Published | None, bool]:
+        """The newest that a server has from a source, and whether every server has answered: all are asked at once."""
+        cluster, found = self.cluster, list[Published]()
+
+        def ask(member: Member) -> None:
+            deadline = cluster.patience(GREETING_S).deadline
+            reply = cluster.caller_of(member).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
+            if reply.status == Status.APPLIED and reply.pins:
+                found.append(decode(session, reply.pins))
+
+        members = dict.fromkeys(cluster.view(cluster.patience()).members)
+        if session in self.joined:
+            members |= dict.fromkeys(member for pin in self.joined[session].pins for member in pin.placement.members)
+        deadline = cluster.patience(GREETING_S).deadline
+        calls = do_all(cluster.side_by_side, [partial(ask, member) for member in members], deadline)
+        failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
+        for error in failures:
+            if error is not None and not isinstance(error, RETRYABLE):
+                raise error
+        newest = max(found, key=lambda each: each.version, default=None)
+        for pin in () if newest is None else newest.pins:
+            cluster.hear_of(pin.placement)
+        return newest, not any(failures)
+
+    # -- inside
+
+    def _routed(self, draft: Draft) -> tuple[Pins, Entries, Entries, AckerError | None]:
+        """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
+        and why they cannot (None where there are none). Entries of roots that are over are in neither.
+
+        A root cannot be placed where there are several servers and nobody is known to have emitted it.
+        """
+        if draft.batch is not None:
+            batch = None if self.source_or_none is None else self.source_or_none.batch(draft.batch)
+            if batch is None:
+                return (), NO_ENTRIES, NO_ENTRIES, None
+            return (batch.pin,), draft.entries, NO_ENTRIES, None
+        roots = draft.entries.root_ids
+        pins, indices, is_unknown = self._sorted(roots)
+        has_heard_all = True
+        if is_unknown.any() and self.joined:
+            # A batch may have been opened since this client asked; the server that knows of it may not answer now.
+            has_heard_all = self.learn(self.joined)
+            pins, indices, is_unknown = self._sorted(roots)
+        named = tuple(pins[index] for index in np.unique(indices[indices >= 0]).tolist())
+        if not is_unknown.any():
+            return named, only(draft.entries, indices >= 0), NO_ENTRIES, None
+        root = roots[is_unknown][0]
+        try:
+            if not has_heard_all:
+                raise Unavailable(f"no server that answers knows where root {root} lives")
+            everywhere = self.pin_of_the_only_server(self.cluster.patience(GREETING_S), f"root {root} lives")
+        except (UnknownSource, Unavailable) as error:
+            return named, only(draft.entries, indices >= 0), only(draft.entries, is_unknown), error
+        return (*named, everywhere), only(draft.entries, (indices >= 0) | is_unknown), NO_ENTRIES, None
+
+    def _sorted(self, roots: Column) -> tuple[Pins, npt.NDArray[np.int64], Mask]:
+        """The pins that there are; by root the index of its pin, or -1; and which roots nobody has emitted."""
+        source, joined = self.source_or_none, tuple(self.joined.values())
+        # One snapshot of the joined sources for both questions: a join in between would make fresh roots look over.
+        own = () if source is None else source.pins
+        pins = (*own, *(pin for published in joined for pin in published.pins))
+        indices = parted(pins, roots)
+        is_unknown = indices < 0
+        if source is not None:
+            is_unknown &= ~source.has_issued(roots)
+        for published in joined:
+            is_unknown &= ~published.has(roots)
+        return pins, indices, is_unknown
+
+    def counted(self, result: ReportResult) -> ReportResult:
+        """Add to the totals."""
+        with self.lock:
+            self.totals += result
+        return result
+
+    def go_on_without(self, error: AckerError) -> None:
+        """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
+        if not self.totals.unreported:
+            log.error('going on without reporting (on_unreachable="continue"): %s', error)
+
+    def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
+        """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.
+
+        The only server that answers, or that is active, is not the only one: it would take a fail of a root that lives
+        on another, and the root might be ACKED. So it has to answer first, as it says whether a registry lists others.
+        """
+        members = self.cluster.view(patience).members
+        if not self.cluster.is_alone:
+            raise UnknownSource(
+                f"there may be several servers, and this client does not know on which of them {what}:"
+                " call join(session) for the source that emitted, with the session that its open_source() returned"
+            )
+        return Pin(0, 0, 1, ANY_NUMBER, place(View(0, members), 0, 0, 1))

@@ -1,0 +1,141 @@
+"""Caller: a call to one server is tried until the server answers, whatever it says, or the budget is spent.
+
+Decides how long one try may take, that a server which gave no answer is greeted anew, that it is looked for anew before
+each try, and what is said of a silence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from acker_client.backoff import Clock, Deadline, Patience
+from acker_client.errors import Rejected, Unavailable
+from acker_client.rpc.connection import Connection, Greeted
+from acker_client.rpc.silence import Silence
+from acker_client.settings import Settings
+from acker_protocol.messages import Transport
+
+log = logging.getLogger("acker_client")
+
+Reply = TypeVar("Reply")
+Call = Callable[[Transport, float], Reply]
+
+
+class Caller:
+    """Thread-safe; belongs to one process. ``heard`` is called with each reply."""
+
+    def __init__(
+        self, settings: Settings, connection: Connection, clock: Clock, heard: Callable[[Any], None] = lambda _: None
+    ) -> None:
+        self.connection = connection
+        self._settings = settings
+        self._clock = clock
+        self._heard = heard
+        self._silence = Silence(connection.address)
+
+    @property
+    def silent_since(self) -> float | None:
+        """When the first try began that has had no answer, nor any after it; None: the last one was answered."""
+        return self._silence.since
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nobody has answered, as far as was tried; 0: the last try was answered."""
+        return self._silence.lasts_s(self._clock())
+
+    @property
+    def heard_at(self) -> float:
+        """When it last answered; minus infinity: never."""
+        return self._silence.heard_at
+
+    def shown_silent_s(self, begun_at: float) -> float:
+        """Of that time, how much tries have shown that were made from ``begun_at`` on: nobody knows of the rest."""
+        return self._silence.shown_s(self._clock(), begun_at)
+
+    def greeted_once(self, deadline: Deadline) -> Greeted:
+        """One try of the handshake; Unavailable when no answer came."""
+        return self._greeted_by(self.connection.greeted, deadline)
+
+    def greet(self, deadline: Deadline) -> Greeted:
+        """One try of the handshake, also where there was one before: what a server is may change."""
+        return self._greeted_by(self.connection.greet, deadline)
+
+    def _greeted_by(self, greet: Callable[[Deadline], Greeted], deadline: Deadline) -> Greeted:
+        asked_at = self._clock()
+        try:
+            greeted = greet(deadline)
+        except Unavailable as error:
+            self._unanswered(asked_at, error)
+            raise
+        self._answered(greeted.hello)
+        return greeted
+
+    def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
+        """One try, of ``timeout_s`` (None: that of the settings); Unavailable when no answer came."""
+        asked_at = self._clock()
+        try:
+            greeted = self.connection.greeted(deadline)
+            longest_s = self._settings.call_timeout_s if timeout_s is None else timeout_s
+            reply = self._called(call, greeted, min(longest_s, deadline.left_s))
+        except Unavailable as error:
+            self._unanswered(asked_at, error)
+            raise
+        except Rejected:
+            self._answered(None)
+            raise
+        self._answered(reply)
+        return reply
+
+    def _called(self, call: Call[Reply], greeted: Greeted, timeout_s: float) -> Reply:
+        try:
+            return call(greeted.transport, timeout_s)
+        except Unavailable:
+            self.connection.lost(greeted)
+            raise
+
+    def _unanswered(self, asked_at: float, error: Unavailable) -> None:
+        line = self._silence.unanswered(asked_at, self._clock(), error)
+        if line:
+            log.warning(line)
+
+    def _answered(self, reply: object) -> None:
+        if reply is not None:
+            self._heard(reply)
+        line = self._silence.answered(self._clock())
+        if line:
+            log.warning(line)
+
+
+class Retrying:
+    """Calls that are tried again; ``find`` says before each try where the server is, which may have moved meanwhile."""
+
+    def __init__(self, find: Callable[[], Caller]) -> None:
+        self.find = find
+
+    def greeted(self, patience: Patience) -> Greeted:
+        """The server, once it has answered the handshake."""
+        return self._until_answered(lambda caller: caller.greeted_once(patience.deadline), patience)
+
+    def answer(self, call: Call[Reply], patience: Patience) -> Reply:
+        """Try until there is an answer, whatever it says."""
+        return self._until_answered(lambda caller: caller.once(call, patience.deadline), patience)
+
+    def _until_answered(self, once: Callable[[Caller], Reply], patience: Patience) -> Reply:
+        while True:
+            caller = self.find()
+            try:
+                return once(caller)
+            except Unavailable as error:
+                if not patience.wait():
+                    raise unanswered(caller.connection.address, patience, error) from error
+
+
+def unanswered(servers: str, patience: Patience, error: Unavailable) -> Unavailable:
+    """What to say when a budget is spent."""
+    return Unavailable(
+        f"no answer from the acker at {servers} within {patience.deadline.budget_s:g} s ({patience.tries} tries; "
+        f"last: {error}). Is it running there? `acker serve` starts one; the address comes from AckerClient(...), "
+        "spark.acker.servers or ACKER_SERVERS"
+    )

@@ -1,0 +1,77 @@
+"""Side by side: calls to several members at once.
+
+Decides that each has a thread of its own, which dies with the process: a call to a server that does not answer holds
+up neither the others nor the end of the program. A simulation brings its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Protocol, TypeVar
+
+from acker_client.backoff import Deadline
+
+Result = TypeVar("Result")
+
+
+class SideBySide(Protocol):
+    """How calls run beside each other."""
+
+    def start(self, call: Callable[[], Result]) -> Future[Result]:
+        """Begin ``call``; what it returns or raises is in the future."""
+        ...
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        """Wait until one of ``calls`` is done, or for so long."""
+        ...
+
+
+def do_all(side_by_side: SideBySide, calls: Iterable[Callable[[], Result]], deadline: Deadline) -> list[Future[Result]]:
+    """Make ``calls``, and wait until all of them are done or the time is up."""
+    futures = [side_by_side.start(call) for call in calls]
+    wait_for(side_by_side, futures, deadline)
+    return futures
+
+
+def wait_for(side_by_side: SideBySide, futures: Collection[Future[Any]], deadline: Deadline) -> None:
+    """Wait until all of ``futures`` are done or the time is up."""
+    while deadline.left_s and (left := [future for future in futures if not future.done()]):
+        side_by_side.wait(left, deadline.left_s)
+
+
+class Threads:
+    """A thread a call."""
+
+    def start(self, call: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001  # goes to whoever asks for the result
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name="acker-call", daemon=True).start()
+        return future
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        wait(calls, timeout_s, FIRST_COMPLETED)
+
+
+class InTurn:
+    """One call after the other, in the caller's own thread: where time is simulated."""
+
+    def start(self, call: Callable[[], Result]) -> Future[Result]:
+        future: Future[Result] = Future()
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001  # goes to whoever asks for the result
+            future.set_exception(error)
+        return future
+
+    def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
+        """All that were begun are done."""

@@ -1,0 +1,190 @@
+"""Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
+
+Decides the format (version, source, kind of input; of each partition the run lengths of what is done, the input's
+mark and how many records have their answer; a digest over them; who wrote it, for people) and which file is refused.
+Never decides what is done. One process at a time holds a checkpoint, by a lock on a file beside it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from acker_client.source.checkpoints.head import Head
+from acker_client.source.disk import sync_directory, to_read, to_write
+from acker_client.source.errors import CheckpointError
+from acker_client.source.records.input import Answered, Committed
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import Committer
+
+FORMAT = "acker-checkpoint"
+VERSION = 2
+
+# Where each version has its content.
+_CONTENT = {1: "progress", 2: "partitions"}
+
+# What a system answers when another has the lock.
+_HELD = (errno.EAGAIN, errno.EACCES)
+
+
+class CheckpointFile:
+    """The checkpoint file of one source: a ``SignedCheckpointStore``. ``wall``: Unix seconds."""
+
+    __slots__ = ("_by", "_lock", "_wall", "kind", "path", "source")
+
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._wall = wall
+        self._by: Committer | None = None
+        self.source = ""
+        self.kind = ""
+        self._lock: IO[bytes] | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self, source: str, kind: str) -> None:
+        """Take the lock, or raise :class:`CheckpointError`: two sources on one checkpoint would undo each other's."""
+        self.source, self.kind = source, kind
+        try:
+            lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {self.path}: its lock {self.path}.lock cannot be opened ({error.strerror}):"
+                f" {to_write(error)}"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            if error.errno not in _HELD:
+                raise CheckpointError(
+                    f"checkpoint {self.path}: its lock {self.path}.lock cannot be taken ({error.strerror}): put it on a"
+                    " file system that has locks"
+                ) from None
+            raise CheckpointError(
+                f"checkpoint {self.path} is in use by another running source: stop that one, or give this one its own"
+            ) from None
+        self._lock = lock
+
+    def sign(self, by: Committer) -> None:
+        self._by = by
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def load(self) -> dict[str, Committed]:
+        """What was saved last, of this version or an older one. Raises :class:`CheckpointError`."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {self.path} cannot be read ({error.strerror}): {to_read(error)}"
+            ) from None
+        head = self._head
+        saved = head.parse(content, lambda saved: digest_of(saved.get(_CONTENT[saved["version"]])))
+        try:
+            return _of_version_1(saved["progress"]) if saved["version"] == 1 else _committed(saved["partitions"])
+        except (KeyError, OverflowError, TypeError, ValueError) as error:
+            raise head.incomplete("which partition", error) from None
+
+    def save(self, committed: Mapping[str, Committed]) -> None:
+        """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole.
+
+        Raises :class:`CheckpointError` when it cannot be written; the old one is there then.
+        """
+        partitions = [
+            {
+                "partition": name,
+                "done": each.done.to_runs(),
+                "mark": dict(each.mark),
+                "answered": each.answered.to_json(),
+            }
+            for name, each in committed.items()
+        ]
+        saved = {
+            "format": FORMAT,
+            "version": VERSION,
+            "source": self.source,
+            "input": self.kind,
+            **self._signature(),
+            "partitions": partitions,
+            "digest": digest_of(partitions),
+        }
+        draft = self.path.with_name(self.path.name + ".new")
+        try:
+            with open(draft, "wb") as file:
+                file.write(content_of(saved))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path)
+            sync_directory(self.path)
+        except OSError as error:
+            raise CheckpointError(
+                f"checkpoint {self.path} cannot be written ({error.strerror}): {to_write(error)}. Nothing is lost: the"
+                " one before it stands, and the next start reads again what was done since"
+            ) from None
+
+    def _signature(self) -> dict[str, Any]:
+        if self._by is None:
+            return {}
+        return {"by": {**asdict(self._by), "time": datetime.fromtimestamp(self._wall(), UTC).isoformat("T", "seconds")}}
+
+    @property
+    def _head(self) -> Head:
+        return Head(
+            str(self.path),
+            FORMAT,
+            _CONTENT,
+            {"source": self.source, "input": self.kind},
+            another="another file",
+            begin_anew="remove it to read the input from its beginning",
+            apart="give every source a checkpoint of its own",
+        )
+
+
+def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
+    """What ``save`` wrote. Raises when it cannot have."""
+    return {
+        str(each["partition"]): Committed(
+            Ranges.from_runs(each["done"]), dict(each["mark"]), Answered.from_json(each.get("answered"))
+        )
+        for each in partitions
+    }
+
+
+def _of_version_1(progress: dict[str, Any]) -> dict[str, Committed]:
+    """Version 1 knew lines of files only, and of each the prefix only."""
+    return {
+        str(file["path"]): Committed(
+            Ranges.below(int(file["lines"])),
+            {"bytes": int(file["bytes"]), "complete": bool(file["complete"]), "digest": str(file["mark"])},
+        )
+        for file in progress["files"]
+    }
+
+
+def content_of(saved: dict[str, Any]) -> bytes:
+    """The file's content: a line a partition, as there may be many numbers in it."""
+    partitions = ",\n".join("  " + json.dumps(each) for each in saved["partitions"])
+    head = "".join(f" {json.dumps(key)}: {json.dumps(saved[key])},\n" for key in saved if key != "partitions")
+    return f'{{\n{head} "partitions": [\n{partitions}\n ]\n}}\n'.encode()
+
+
+def digest_of(content: object) -> str:
+    """A checksum over what a checkpoint says is done."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

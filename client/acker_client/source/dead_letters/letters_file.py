@@ -1,0 +1,166 @@
+"""Dead letters: what was tried often enough, as a file of JSON lines, durable before it counts as done.
+
+Never decides which record is one (``retry``), nor whether there are too many
+(`in_flight`). A source that dies right after writing may write the same letters again: a letter is there at least once.
+The file is locked while it is written, so that letters may be taken out of it meanwhile (`put_back`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from io import FileIO
+from pathlib import Path
+from typing import IO
+
+from acker_client.error_text import gist
+from acker_client.source.disk import sync_directory, to_write
+from acker_client.source.errors import SourceError
+from acker_client.source.records.dead_letter import DeadLetter
+
+# A write of letters takes milliseconds: whoever holds the file for longer is stopped, or stuck.
+LONG_S = 5.0
+LOOK_S = 0.05
+
+log = logging.getLogger("acker_client.source")
+
+
+class DeadLetterFile:
+    """The file of dead letters, appended to: a ``DeadLetterStore``."""
+
+    __slots__ = ("_file", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> None:
+        """Open the file, made if need be. Raises :class:`SourceError`."""
+        self._opened()
+
+    def _opened(self) -> FileIO:
+        if self._file is None:
+            try:
+                # Without a buffer, which would keep what could not be written and try again when it is closed.
+                file = FileIO(self.path, "ab+")
+                try:
+                    sync_directory(self.path)
+                except OSError:
+                    file.close()
+                    raise
+            except OSError as error:
+                raise self._unwritable(error) from None
+            self._file = file
+        return self._file
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
+        written."""
+        lines = "".join(letter.to_json() + "\n" for letter in letters)
+        file = self._locked()
+        size = os.fstat(file.fileno()).st_size
+        try:
+            _end_torn_line(file)
+            _write_all(file, lines.encode(errors="surrogatepass"))
+            os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                # Their records are read again: half of the letters would only be there twice.
+                file.truncate(size)
+            raise self._unwritable(error) from None
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+    def _locked(self) -> FileIO:
+        """The file that is at the path now, locked: it is another one when letters were taken out of it meanwhile."""
+        try:
+            while True:
+                file = self._opened()
+                self._lock(file)
+                if is_at(file, self.path):
+                    return file
+                self.close()
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _lock(self, file: FileIO) -> None:
+        """Wait for the lock, and say so where that takes long."""
+        long_s = time.monotonic() + LONG_S
+        while time.monotonic() < long_s:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(LOOK_S)
+        log.warning(
+            "dead letters: another process holds %s, and is waited for: let it go on, or end it (fuser -v names it)",
+            self.path,
+        )
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _unwritable(self, error: OSError) -> SourceError:
+        return SourceError(
+            f"dead letters cannot be written to {self.path} ({error.strerror}): {to_write(error)}. Nothing is lost:"
+            " their records are not done, and are read again at the next start"
+        )
+
+
+class DeadLetterCall:
+    """A function that takes dead letters, as a list: a ``DeadLetterStore``. They are durable once it returns."""
+
+    __slots__ = ("_take",)
+
+    def __init__(self, take: Callable[[list[DeadLetter]], object]) -> None:
+        self._take = take
+
+    def __str__(self) -> str:
+        return str(getattr(self._take, "__qualname__", self._take))
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Call the function. Raises :class:`SourceError` from what it raised."""
+        try:
+            self._take(list(letters))
+        except Exception as error:
+            raise SourceError(
+                f"dead letters were not taken by {self} ({gist(error)}). Nothing is lost: their records are not done,"
+                " and are read again at the next start"
+            ) from error
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+def is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _write_all(file: FileIO, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _end_torn_line(file: FileIO) -> None:
+    """A crash in the middle of a letter must not spoil the next one, too."""
+    if file.seek(0, os.SEEK_END):
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

@@ -1,0 +1,1 @@
+"""Decoding: bytes of an input become lines, and lines become Arrow columns. Runs in executors."""

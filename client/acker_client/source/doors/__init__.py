@@ -1,1 +1,0 @@
-"""Doors: one file for each library by which a source reaches the world (Kafka, Kinesis, ZooKeeper)."""

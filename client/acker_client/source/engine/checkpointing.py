@@ -1,0 +1,124 @@
+"""Checkpointing: what is done, on its way into the checkpoint.
+
+Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once where somebody else goes on
+from it), what counts as done in it (``guarantee``), and how many holes a partition may have there. Holds the partitions
+of this run only: of a checkpoint that a group shares, those that it owns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from acker_client.source.engine.options import Options, checkpoint_store
+from acker_client.source.errors import Fenced
+from acker_client.source.records.guarantee import Guarantee
+from acker_client.source.records.input import Answered, Committed, Input
+from acker_client.source.records.parts import Parts
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.stores import Committer, SharedCheckpointStore, SignedCheckpointStore
+
+log = logging.getLogger("acker_client.source")
+
+# So many holes of a partition are written down at most; from then on nothing new of it is read until what is open is
+# done.
+HOLES_MAX = 100_000
+
+
+class Checkpointing:
+    """The checkpoint of one run, if it has one. Times are seconds of the run's clock."""
+
+    def __init__(self, options: Options, source: Input[Any]) -> None:
+        self._options = options
+        self._input = source
+        self._store = checkpoint_store(options)
+        self._committed: dict[str, Committed] = {}
+        self._unsaved: set[str] = set()
+        self._due_s = float("-inf")
+        self._crowded: set[str] = set()
+
+    @property
+    def holes_max(self) -> int:
+        """Stretches of open positions that are written down of one partition at most."""
+        return HOLES_MAX
+
+    def open(self) -> Mapping[str, Committed]:
+        """Take it, and say what stands there; in a group a source owns nothing yet, so nothing does."""
+        if self._store is not None:
+            self._store.open(self._options.name, self._input.kind)
+            self._committed = {} if self._options.group is not None else self._store.load()
+        return self._committed
+
+    def sign(self, session: int) -> None:
+        """Say who commits from now on, where the store takes it."""
+        if isinstance(self._store, SignedCheckpointStore):
+            self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid()))
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    def assign(self, partitions: Sequence[str]) -> dict[str, Committed]:
+        """These are this run's from now on: what stands there of each, empty where nothing does."""
+        assert isinstance(self._store, SharedCheckpointStore)
+        saved = self._store.load_partitions(partitions)
+        self._unsaved.difference_update(partitions)
+        self._committed |= {partition: saved[partition] for partition in partitions if partition in saved}
+        return {partition: saved.get(partition, Committed()) for partition in partitions}
+
+    def drop(self, partition: str) -> None:
+        """It is not this run's any more. Of a checkpoint that nobody shares it stays a part, as it was written last."""
+        self._unsaved.discard(partition)
+        if isinstance(self._store, SharedCheckpointStore):
+            self._committed.pop(partition, None)
+
+    def note(self, partitions: Iterable[str]) -> None:
+        """These are to be written anew."""
+        self._unsaved.update(partitions)
+
+    def warn_of_holes(self, done: Mapping[str, Ranges]) -> None:
+        """Say so while there is time: of each partition when it has half as many as are written down."""
+        for partition, ranges in done.items():
+            if ranges.holes < HOLES_MAX // 2:
+                self._crowded.discard(partition)
+            elif partition not in self._crowded:
+                self._crowded.add(partition)
+                log.warning(
+                    "partition %s: %d stretches of open records lie before done ones, and a checkpoint holds %d:"
+                    " reading waits from there on",
+                    partition,
+                    ranges.holes,
+                    HOLES_MAX,
+                )
+
+    def is_due(self, now: float) -> bool:
+        """Whether something is to be written, and it is not too early for that."""
+        return self._store is not None and bool(self._unsaved) and now >= self._due_s
+
+    def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
+        """Write what is new. Returns the partitions that are another source's by now: nothing was written of those."""
+        if self._store is None or not self._unsaved:
+            return ()
+        self._due_s = now + self._options.commit_interval_s
+        unsaved, self._unsaved = self._unsaved, set()
+        for partition in sorted(unsaved):
+            done = self._done(parts, partition)
+            answered = parts.answered.get(partition, Answered())
+            self._committed[partition] = Committed(done, self._input.mark(partition, done), answered)
+        try:
+            self._store.save(self._committed)
+        except Fenced as fenced:
+            if self._options.group is None:
+                raise
+            log.warning("%s", fenced)
+            return fenced.partitions
+        return ()
+
+    def _done(self, parts: Parts[Any], partition: str) -> Ranges:
+        """What a restart is not to read again, cut to what a checkpoint may hold: it reads the rest again."""
+        if self._options.guarantee is Guarantee.AT_LEAST_ONCE:
+            return parts.done[partition].first_holes(HOLES_MAX)
+        return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach[partition]))

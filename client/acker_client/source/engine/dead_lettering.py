@@ -1,0 +1,146 @@
+"""Dead lettering: records that have spent their retries, on their way into the dead letters.
+
+Decides that a record counts as done only when its letter is on disk, that too many letters stop the run before they are
+written, and that a traceback is shown once for each reason (an operator and the kind of its exception): in the
+log, and in the first letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from acker_client.source.engine.options import Options, dead_letter_store
+from acker_client.source.errors import SourceError, TooManyDeadLetters
+from acker_client.source.records.by_reason import by_reason
+from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.in_flight import Failures, InFlight
+from acker_client.source.records.input import Answered
+from acker_client.source.records.parts import Lookup
+from acker_client.source.records.stores import DeadLetterStore
+
+log = logging.getLogger("acker_client.source")
+
+# Where the traceback begins in the reason of an operator's failure.
+TRACEBACK = "\nTraceback (most recent call last)"
+# Up to so many dead letters the share of them says nothing yet.
+DEAD_MIN = 10
+NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
+
+
+class DeadLettering:
+    """The dead letters of one run. Times are Unix seconds."""
+
+    def __init__(self, options: Options, lookup: Lookup, in_flight: InFlight) -> None:
+        self._options = options
+        self._lookup = lookup
+        self._in_flight = in_flight
+        self._letters = dead_letter_store(options)
+        self._shown: set[str] = set()
+        self._first_emitted: list[tuple[int, float]] = []
+
+    def open(self) -> None:
+        """Make sure that letters can be written, before there is any. Raises ``SourceError``."""
+        if self._letters is not None:
+            self._letters.open()
+
+    def close(self) -> None:
+        if self._letters is not None:
+            self._letters.close()
+
+    def note_first_emission(self, record: int, now_s: float) -> None:
+        """Records from ``record`` on are emitted for the first time now."""
+        self._first_emitted.append((record, now_s))
+
+    def forget(self, done_below: int) -> None:
+        """Forget when records below ``done_below`` were emitted."""
+        del self._first_emitted[: max(0, self._index_of(done_below))]
+
+    def log_tracebacks(self, reasons: Sequence[str]) -> None:
+        """Log the first traceback of each operator and kind of exception."""
+        for reason in reasons:
+            text, traceback = _split(reason)
+            if traceback and self._is_first(_kind_of(text)):
+                log.warning("first failure of %s\n%s", text, traceback)
+
+    def write(self, spent: Failures, now_s: float) -> None:
+        """Write a letter for each record, durably, then count it as done.
+
+        Raises ``SourceError`` when there is nowhere to write, ``TooManyDeadLetters`` when they are too large a share.
+        """
+        if self._letters is None:
+            raise SourceError(
+                f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
+                f" dead_letters='dead.jsonl', or mend what fails\n{self._listed(spent)}\n{NOTHING_LOST}"
+            )
+        self._check_share(spent, self._letters)
+        self._letters.write(self._letters_of(spent, now_s))
+        self._lookup.parts.count_dead(spent.records)
+        self._in_flight.finish_dead(spent.records)
+
+    def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
+        """Raise ``TooManyDeadLetters`` for too large a share of all records that were read, earlier runs' among them.
+
+        The share is of records that are answered or open, so what is done has to be folded into the parts before.
+        """
+        share_max, counts = self._options.max_dead_share, self._in_flight.counts
+        answered = sum(self._lookup.parts.answered.values(), Answered())
+        read, dead = answered.records + self._in_flight.tracker.open_records, answered.dead + len(spent)
+        if dead <= DEAD_MIN or dead <= share_max * read:
+            return
+        raise TooManyDeadLetters(
+            f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
+            f" allows: mend what fails and start again, or raise max_dead_share\n{self._listed(spent)}\n"
+            f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
+        )
+
+    def _listed(self, spent: Failures) -> str:
+        return by_reason(spent, self._lookup.origins)
+
+    def _letters_of(self, spent: Failures, now_s: float) -> Iterator[DeadLetter]:
+        schedule = self._in_flight.schedule
+        failed, interrupted = schedule.failed(spent.records), schedule.interrupted(spent.records)
+        for k, original in enumerate(self._lookup.originals(spent.records)):
+            yield DeadLetter(
+                source=self._options.name,
+                reason=self._reason(spent.reason(k)),
+                failed=int(failed[k]),
+                interrupted=int(interrupted[k]),
+                first_s=self._first_emitted[max(0, self._index_of(int(spent.records[k])))][1],
+                last_s=now_s,
+                origin=original.origin,
+                value=original.value,
+            )
+
+    def _reason(self, reason: str) -> str:
+        """The reason, with its traceback only in the first letter of its kind."""
+        text, traceback = _split(reason)
+        return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
+
+    def _is_first(self, what: str) -> bool:
+        is_first = what not in self._shown
+        self._shown.add(what)
+        return is_first
+
+    def _index_of(self, record: int) -> int:
+        return bisect_right(self._first_emitted, (record, float("inf"))) - 1
+
+
+def _records(count: int) -> str:
+    return "1 record has" if count == 1 else f"{count} records have"
+
+
+def _earlier(count: int) -> str:
+    return f" ({count} earlier ones of this run are)" if count else ""
+
+
+def _kind_of(text: str) -> str:
+    """The operator and the kind of its exception, without what the exception says of one record."""
+    return ":".join(text.split(":", 2)[:2])
+
+
+def _split(reason: str) -> tuple[str, str]:
+    """(what went wrong, its traceback where there is one)."""
+    at = reason.find(TRACEBACK)
+    return (reason[:at], reason[at + 1 :]) if at >= 0 else (reason, "")

@@ -1,0 +1,240 @@
+"""Options of a source: what may be asked of it, checked once, with errors that name the option and the fix."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Required, TypedDict
+
+from acker_client.cluster.registration import check_seconds
+from acker_client.source.checkpoints.checkpoint_file import CheckpointFile
+from acker_client.source.dead_letters.letters_file import DeadLetterCall, DeadLetterFile
+from acker_client.source.engine.environment import Environment
+from acker_client.source.records.assignment import Assignment
+from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.guarantee import Guarantee
+from acker_client.source.records.listener import Listener
+from acker_client.source.records.retry import Retry
+from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
+
+# Of records that may be read and not done: more than any run has.
+UNLIMITED = 1 << 62
+
+
+class CommonOptions(TypedDict, total=False):
+    """What every kind of source may be given, beside the options of its input.
+
+    ``name``: of the source: in logs, metrics, checkpoint and dead letters. ``checkpoint``: file (or
+    ``CheckpointStore``) that says which records are done; without one every start reads everything. ``dead_letters``:
+    file of JSON lines for what has spent its retries (see ``retry``), or a function that is given a list of
+    ``DeadLetter`` and has made them durable when it returns, or a ``DeadLetterStore``; without one, such a record ends
+    the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
+    something is wrong with the job rather than with the records; 1 never stops it.
+
+    ``guarantee``: "at_least_once"; "at_most_once": records are written down as done before they are emitted; or
+    "no_guarantee": once they have been, whatever becomes of them. Neither of these tries anything again.
+    ``commit_interval_s``: the checkpoint moves no more often than this (0: with each batch), when a partition is
+    revoked, and at the end. ``group``: the source's membership of a group that shares the partitions out among its
+    sources; then ``checkpoint`` has to be a ``SharedCheckpointStore``.
+
+    ``held``: False for records whose trees outlive their batch, as those that ``hand_on`` gives to another job: each is
+    ACKED as soon as all that came of it is done, also long after its batch was settled, or is replayed
+    ``message_timeout_s`` after it was read, which has to be given then.
+
+    ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done (default: ten
+    batches); ``max_uncommitted_per_partition``: once a partition has so many of these it is left alone and others are
+    read; the other limit has no default then. Replays may always go. ``partitions``: tasks that read a batch (default:
+    what Spark runs at once). ``listener`` sees what happens to records. ``deadline_s``: the last resort, after which a
+    batch that no server answers for is LOST and replayed; ``lease_s``: so long after a driver's death the server drops
+    what it had pending. ``environment``: what stands in for Spark, server and clock in tests.
+    """
+
+    name: Required[str]
+    checkpoint: str | os.PathLike[str] | CheckpointStore | None
+    dead_letters: str | os.PathLike[str] | DeadLetterStore | Callable[[list[DeadLetter]], object] | None
+    retry: Retry
+    max_dead_share: float
+    guarantee: Literal["at_least_once", "at_most_once", "no_guarantee"] | Guarantee
+    commit_interval_s: float
+    group: Assignment | None
+    held: bool
+    message_timeout_s: float | None
+    batch_records: int
+    max_uncommitted: int | None
+    max_uncommitted_per_partition: int | None
+    partitions: int | None
+    listener: Listener | None
+    deadline_s: float
+    lease_s: float
+    environment: Environment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``CommonOptions`` with their defaults, checked."""
+
+    name: str
+    checkpoint: Path | CheckpointStore | None = None
+    dead_letters: Path | DeadLetterStore | None = None
+    retry: Retry = Retry()  # noqa: RUF009 (frozen)
+    max_dead_share: float = 0.01
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    commit_interval_s: float = 0.0
+    group: Assignment | None = None
+    held: bool = True
+    message_timeout_s: float | None = None
+    batch_records: int = 500_000
+    max_uncommitted: int | None = None
+    max_uncommitted_per_partition: int | None = None
+    partitions: int | None = None
+    listener: Listener = field(default_factory=Listener)
+    deadline_s: float = 300.0
+    lease_s: float = 30.0
+    environment: Environment | None = None
+
+    @classmethod
+    def of(cls, given: CommonOptions) -> Options:
+        """Raises ``ValueError``, or ``TypeError`` for an option that does not exist, with the option and the fix."""
+        options: dict[str, Any] = dict(given)
+        unknown = sorted(set(options) - set(CommonOptions.__annotations__))
+        if unknown:
+            known = ", ".join(CommonOptions.__annotations__)
+            raise TypeError(f"{unknown[0]}: there is no such option of a source; there are {known}")
+        for store in ("checkpoint", "dead_letters"):
+            if isinstance(options.get(store), str | os.PathLike):
+                options[store] = Path(options[store])
+        if callable(letters := options.get("dead_letters")) and not isinstance(letters, DeadLetterStore):
+            options["dead_letters"] = DeadLetterCall(letters)
+        if options.get("listener") is None:
+            options.pop("listener", None)
+        if "guarantee" in options:
+            options["guarantee"] = _guarantee(options["guarantee"])
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ValueError("name: give the source a name, like name='orders'; checkpoints, logs and metrics carry it")
+        if not isinstance(self.retry, Retry):
+            raise ValueError(f"retry={self.retry!r}: give a Retry, like Retry(max_retries=3)")
+        if not isinstance(self.listener, Listener):
+            raise ValueError(
+                f"listener={self.listener!r}: give a Listener (a subclass that overrides what it wants to see)"
+            )
+        if not 0 <= self.max_dead_share <= 1:
+            raise ValueError(f"max_dead_share={self.max_dead_share}: give a share from 0 to 1 (1: never stop)")
+        _check_count("batch_records", self.batch_records)
+        for option in ("max_uncommitted", "max_uncommitted_per_partition", "partitions"):
+            if getattr(self, option) is not None:
+                _check_count(option, getattr(self, option))
+        if self.open_max < self.batch_records:
+            raise ValueError(
+                f"max_uncommitted={self.max_uncommitted} is less than batch_records={self.batch_records}: no batch"
+                " would fit"
+            )
+        if not 0 < self.deadline_s < float("inf"):
+            raise ValueError(f"deadline_s={self.deadline_s}: give seconds, above 0")
+        check_seconds("lease_s", self.lease_s)
+        if not 0 <= self.commit_interval_s < float("inf"):
+            raise ValueError(f"commit_interval_s={self.commit_interval_s}: give seconds; 0 commits with each batch")
+        self._check_held()
+        self._check_paths()
+        self._check_guarantee()
+        self._check_group()
+
+    @property
+    def open_max(self) -> int:
+        """How many records may be read and not done: ten batches, unless said otherwise, so that reading goes on while
+        some wait for their replay; as many as there are room for where each partition has its own limit."""
+        if self.max_uncommitted is not None:
+            return self.max_uncommitted
+        return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Monotonic seconds."""
+        return time.monotonic if self.environment is None else self.environment.clock
+
+    @property
+    def own_files(self) -> tuple[Path, ...]:
+        """The files that this source writes, and which are therefore no input of it."""
+        checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
+        return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
+
+    def _check_held(self) -> None:
+        if self.held and self.message_timeout_s is not None:
+            raise ValueError(
+                f"message_timeout_s={self.message_timeout_s} with held batches: these end when they are settled, not by"
+                " the clock; leave it out, or give held=False for records that are handed on to another job"
+            )
+        if not self.held and self.message_timeout_s is None:
+            raise ValueError(
+                "held=False: give message_timeout_s, after which a record that was handed on and not acked is replayed"
+            )
+        if self.message_timeout_s is not None:
+            check_seconds("message_timeout_s", self.message_timeout_s)
+
+    def _check_guarantee(self) -> None:
+        if not self.guarantee.retries and self.dead_letters is not None:
+            raise ValueError(
+                f"dead_letters with guarantee={self.guarantee.value!r}: nothing is tried again then, so nothing spends"
+                " its retries; leave dead_letters out, or take guarantee='at_least_once'"
+            )
+
+    def _check_group(self) -> None:
+        if self.group is None:
+            return
+        if not isinstance(self.group, Assignment):
+            raise ValueError(f"group={self.group!r}: give the membership of a group (an Assignment)")
+        if not isinstance(self.checkpoint, SharedCheckpointStore):
+            given = str(self.checkpoint) if isinstance(self.checkpoint, Path) else self.checkpoint
+            raise ValueError(
+                f"checkpoint={given!r} with a group: partitions go from one source to another, so their checkpoint has"
+                " to be where all can reach it; give a SharedCheckpointStore"
+            )
+
+    def _check_paths(self) -> None:
+        for option, store in (("checkpoint", CheckpointStore), ("dead_letters", DeadLetterStore)):
+            path = getattr(self, option)
+            if path is None or isinstance(path, store):
+                continue
+            if not isinstance(path, Path):
+                either = "the path of a file, a function" if option == "dead_letters" else "the path of a file"
+                raise ValueError(f"{option}={path!r}: give {either}, or a {store.__name__}")
+            if path.is_dir():
+                raise ValueError(f"{option}={str(path)!r} is a directory: give a file in it")
+            if not path.absolute().parent.is_dir():
+                raise ValueError(f"{option}={str(path)!r}: its directory does not exist; create it first")
+        if isinstance(self.dead_letters, Path) and isinstance(self.checkpoint, Path):
+            taken = {os.path.abspath(path) for path in (self.checkpoint, *_beside(self.checkpoint))}
+            if os.path.abspath(self.dead_letters) in taken:
+                raise ValueError(f"dead_letters and checkpoint are the same file ({self.dead_letters}): give two")
+
+
+def checkpoint_store(options: Options) -> CheckpointStore | None:
+    """What the option ``checkpoint`` stands for."""
+    return CheckpointFile(options.checkpoint) if isinstance(options.checkpoint, Path) else options.checkpoint
+
+
+def dead_letter_store(options: Options) -> DeadLetterStore | None:
+    """What the option ``dead_letters`` stands for."""
+    return DeadLetterFile(options.dead_letters) if isinstance(options.dead_letters, Path) else options.dead_letters
+
+
+def _guarantee(given: object) -> Guarantee:
+    try:
+        return Guarantee(str(given))
+    except ValueError:
+        names = ", ".join(repr(each.value) for each in Guarantee)
+        raise ValueError(f"guarantee={given!r}: give one of {names}") from None
+
+
+def _beside(checkpoint: Path) -> tuple[Path, Path]:
+    return checkpoint.with_name(checkpoint.name + ".lock"), checkpoint.with_name(checkpoint.name + ".new")
+
+
+def _check_count(option: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{option}={value!r}: give a whole number, at least 1")

@@ -1,0 +1,66 @@
+"""Prometheus: what a source has done, as metrics of the driver's own process. The only door to prometheus-client here.
+
+Decides names and labels: one label, the source's name. Counts nothing itself, opens no port: whoever has a registry
+registers the collector there, and each scrape sums the source up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from acker_client.extras import missing
+from acker_client.source.records.summary import Summary
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise missing("Source.collector()", "metrics", error) from error
+
+# field of Summary -> (name, help)
+COUNTERS = {
+    "records": ("acker_source_records", "Records read and emitted for the first time."),
+    "acked": ("acker_source_acked", "Records of which everything that they led to was processed."),
+    "failed": ("acker_source_failed", "Emissions that an operator, or the settling of their batch, failed."),
+    "timed_out": ("acker_source_timed_out", "Emissions that took too long."),
+    "lost": ("acker_source_lost", "Emissions that a failed job or a lost server interrupted."),
+    "replayed": ("acker_source_replayed", "Emissions beyond the first of a record."),
+    "dead_lettered": ("acker_source_dead_lettered", "Records that spent their retries, and are in the dead letters."),
+    "absent": ("acker_source_absent", "Records that were planned, and did not exist when they were read."),
+    "revoked": ("acker_source_revoked", "Open records whose partition went to another source."),
+    "dropped": ("acker_source_dropped", "Records that were not acked, and are not tried again."),
+    "batches": ("acker_source_batches", "Batches handed out."),
+    "short_of_replicas": (
+        "acker_source_batches_short_of_replicas",
+        "Batches of which tasks reported to fewer servers than were asked for.",
+    ),
+    "differed": ("acker_source_votes_differed", "Emissions of which servers said different things."),
+    "saved": ("acker_source_saved", "Emissions that a second server saved from a replay."),
+}
+GAUGES = {
+    "open": ("acker_source_open_records", "Records that have no answer yet."),
+    "holes": ("acker_source_checkpoint_holes", "Stretches of open records before done ones; a checkpoint is bounded."),
+    "holes_of_fullest": (
+        "acker_source_checkpoint_holes_of_fullest",
+        "Those of the partition that has the most; from 100,000 on nothing new of it is read.",
+    ),
+}
+
+
+class SourceCollector(Collector):
+    """Collects from ``summary``, the method of a source: figures of its current or latest run."""
+
+    def __init__(self, summary: Callable[[], Summary]) -> None:
+        self._summary = summary
+
+    def collect(self) -> Iterable[Metric]:
+        summary = self._summary()
+        for field, (name, text) in COUNTERS.items():
+            counter = CounterMetricFamily(name, text, labels=["source"])
+            counter.add_metric([summary.name], getattr(summary, field))
+            yield counter
+        for field, (name, text) in GAUGES.items():
+            gauge = GaugeMetricFamily(name, text, labels=["source"])
+            gauge.add_metric([summary.name], getattr(summary, field))
+            yield gauge

@@ -1,0 +1,134 @@
+"""Source: what a user holds. Opens a run, hands out its batches, and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.environment import Environment, spark_environment
+from acker_client.source.engine.options import Options
+from acker_client.source.engine.run import Run
+from acker_client.source.errors import SourceError
+from acker_client.source.records.input import Input
+from acker_client.source.records.summary import Counts, Summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from acker_client.source.engine.prometheus import SourceCollector
+
+
+class Source:
+    """An input whose every record ends in exactly one of two ways: acked, or in the dead letters."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._run: Run | None = None
+        self._is_running = False
+        self._is_stopping = False
+
+    def input(self) -> tuple[Input[Any], Any]:
+        """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
+        raise NotImplementedError
+
+    def batches(self, spark: SparkSession) -> Generator[Batch, None, None]:
+        """Hand out batches, replays among them, until every record has its answer.
+
+        A batch is settled when the loop comes back for the next one: *done* where there is evidence that its rows were
+        delivered, else it is *abandoned* and replayed. Leaving the loop in any other way abandons the batch, unless
+        ``batch.done()`` was called, and ends the run: nothing is lost, the next start goes on from the checkpoint. To
+        try a failing batch again, in smaller and smaller pieces until the record that breaks it is alone, use ``run``.
+
+        Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do, and what failed where
+        the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
+        """
+        with self._begin(spark) as run:
+            while (batch := run.next_batch()) is not None:
+                try:
+                    yield batch
+                except GeneratorExit:
+                    # The loop was left, by `break` or by an exception: a generator cannot tell which.
+                    run.leave(batch)
+                    raise
+                run.settle(batch)
+
+    def run(self, spark: SparkSession, process: Callable[[Batch], object]) -> Summary:
+        """Call ``process(batch)`` for every batch until every record has its answer, and return the summary.
+
+        When ``process`` raises, the batch is abandoned and replayed: once as it is, then in smaller pieces, so that a
+        row which breaks a whole Spark job ends alone in the dead letters and takes no neighbour along. Where the
+        program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write
+        twice in a row), the run ends at once with that error: nothing is lost, and no record pays for it.
+        """
+        if not callable(process):
+            raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
+        with self._begin(spark) as run:
+            while (batch := run.next_batch()) is not None:
+                try:
+                    process(batch)
+                except Exception as error:  # noqa: BLE001  # the user's job may raise anything; its batch is settled by it
+                    run.settle(batch, error)
+                except BaseException:
+                    run.leave(batch)
+                    raise
+                else:
+                    run.settle(batch)
+        return self.summary()
+
+    def stop(self) -> None:
+        """End the run that is under way, from any thread or signal handler: after the batch that is being worked on,
+        and without waiting for replays. Nothing is lost: what is not done is read again at the next start."""
+        self._is_stopping = True
+
+    def __repr__(self) -> str:
+        state = "running" if self._is_running else "not started" if self._run is None else "ended"
+        return f"<{type(self).__name__} {self.options.name!r}, {state}: {self.summary().brief}>"
+
+    def summary(self) -> Summary:
+        """What the current or latest run has done so far."""
+        if self._run is None:
+            return Summary.of(self.options.name, Counts(), elapsed_s=0.0, checkpoint="not started")
+        return self._run.summary()
+
+    def collector(self) -> SourceCollector:
+        """Its figures for Prometheus: ``prometheus_client.REGISTRY.register(source.collector())``. Needs the extra
+        `metrics`."""
+        from acker_client.source.engine.prometheus import SourceCollector
+
+        return SourceCollector(self.summary)
+
+    def environment(self) -> Environment:
+        """What a run of this source touches outside."""
+        return self.options.environment or spark_environment()
+
+    def _begin(self, spark: Any) -> AbstractContextManager[Run]:
+        return _Running(self, spark)
+
+    def _new_run(self, spark: Any) -> Run:
+        if self._is_running:
+            raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
+        input_, schema = self.input()
+        return Run(self.options, input_, schema, spark, self.environment(), is_stopping=lambda: self._is_stopping)
+
+
+class _Running:
+    """The one run that a source has at a time."""
+
+    def __init__(self, source: Source, spark: Any) -> None:
+        self._source = source
+        self._spark = spark
+
+    def __enter__(self) -> Run:
+        self._source._is_stopping = False
+        run = self._source._new_run(self._spark)
+        run.__enter__()
+        self._source._run, self._source._is_running = run, True
+        return run
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._source._is_running = False
+        if self._source._run is not None:
+            self._source._run.__exit__(kind, error, at)

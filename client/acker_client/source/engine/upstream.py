@@ -1,0 +1,150 @@
+"""Upstream: the trees of other jobs that a source's records belong to, acked or failed there when a record is done.
+
+Decides that the ack of what was handed on is sent after the record's own outcome and never before; that what could not
+be sent is sent again under the same identity, so that it counts once; and that an anchor which has been acked from here
+is not acked again. What is not sent times out where it came from, and is replayed there: never a false ACK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from acker_client.client import AckerClient
+from acker_client.cluster.handed_on import HandedOn, Replica
+from acker_client.error_text import REASON_LENGTH_MAX
+from acker_client.errors import RETRYABLE, AckerError
+from acker_client.pins import ANY_NUMBER, Pin
+from acker_protocol.ids import SLOTS
+from acker_protocol.messages import ACK, FAIL, Entries, Identity
+from acker_protocol.placement import Member, Placement
+from acker_protocol.reports import fold_updates
+
+log = logging.getLogger("acker_client.source")
+
+# Reports that wait for their servers; the oldest gives way, and its roots time out.
+UNSENT_MAX = 1_000
+# So long servers that did not answer are left alone.
+PAUSE_S = 10.0
+# So many times it is said that nobody knows the servers that something was handed on from.
+SAID_MAX = 10
+# Anchors that are known to be acked: as many as this, and at most twice as many.
+RECENT = 1_000_000
+
+Key = tuple[Replica, ...]
+
+
+class UpstreamTrees:
+    """Speaks for other sources' roots, at the servers that ``client`` knows. Use it from one thread."""
+
+    def __init__(self, client: AckerClient, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._not_before_s = 0.0
+        self._unsent: deque[tuple[Identity, Key, Entries]] = deque()
+        self._recent: set[tuple[int, int]] = set()
+        self._before: set[tuple[int, int]] = set()
+        # The servers that were ever met, by their ids: one that drains, or is away, is in no view for new batches.
+        self._met: dict[int, Member] = {}
+        self._said: set[Key] = set()
+        with contextlib.suppress(*RETRYABLE):
+            self._meet()
+
+    def ack(self, handed: Iterable[HandedOn]) -> None:
+        """The records that carried these are done."""
+        updates: dict[Key, list[tuple[int, int, int]]] = {}
+        for each in handed:
+            fresh = [anchor for anchor in each.anchors if self._is_new(anchor)]
+            updates.setdefault(each.replicas, []).extend((root, edge, ACK) for root, edge in fresh)
+        self._queue(updates, {})
+
+    def fail(self, handed: Iterable[tuple[HandedOn, str]]) -> None:
+        """The records that carried these were given up, for these reasons."""
+        updates: dict[Key, list[tuple[int, int, int]]] = {}
+        reasons: dict[int, str] = {}
+        for each, reason in handed:
+            updates.setdefault(each.replicas, []).extend((root, 0, FAIL) for root, _ in each.anchors)
+            reasons |= {root: reason[:REASON_LENGTH_MAX] for root, _ in each.anchors if root not in reasons}
+        self._queue(updates, reasons)
+
+    def send(self) -> None:
+        """Send what waits, in order, until a server does not answer; then not for a while."""
+        while self._unsent and self._clock() >= self._not_before_s:
+            identity, key, entries = self._unsent[0]
+            try:
+                pin = self._pin(key)
+                if pin is None:
+                    self._say_unknown(key)
+                else:
+                    self._client.report_pinned(identity, entries, None, (pin,), may_leave=True)
+            except RETRYABLE as error:
+                log.warning("records that another job handed on could not be acked there yet: %s", error)
+                self._not_before_s = self._clock() + PAUSE_S
+                return
+            except AckerError as error:
+                log.warning("records that another job handed on time out there: %s", error)
+            self._unsent.popleft()
+
+    def close(self) -> None:
+        """Send what waits once more, say what was never sent, and let go of the servers."""
+        self._not_before_s = 0.0
+        self.send()
+        if self._unsent:
+            log.warning("%d reports to another job's servers were never sent: their roots time out", len(self._unsent))
+        self._client.close()
+
+    def _is_new(self, anchor: tuple[int, int]) -> bool:
+        if anchor in self._recent or anchor in self._before:
+            return False
+        self._recent.add(anchor)
+        if len(self._recent) >= RECENT:
+            self._before, self._recent = self._recent, set()
+        return True
+
+    def _queue(self, updates: dict[Key, list[tuple[int, int, int]]], reasons: dict[int, str]) -> None:
+        for key, rows in updates.items():
+            if not rows:
+                continue
+            roots, vals = (np.array([row[column] for row in rows], np.uint64) for column in (0, 1))
+            kinds = np.array([row[2] for row in rows], np.uint8)
+            identity = Identity(secrets.randbits(64), secrets.randbits(64))
+            self._unsent.append((identity, key, fold_updates(roots, vals, kinds, reasons)))
+        # First: what is for servers that nobody knows goes at once, and takes no other's place.
+        self.send()
+        while len(self._unsent) > UNSENT_MAX:
+            self._unsent.popleft()
+            log.error("too much waits for another job's servers: some of its roots time out, and are replayed there")
+
+    def _meet(self) -> None:
+        self._met |= {member.id: member for member in self._client.members()}
+
+    def _pin(self, key: Key) -> Pin | None:
+        """Where roots of these replicas live, as far as these servers were ever met; None: none of them was. Who is
+        gone for good the client finds out, and leaves out."""
+        if not set(key) <= {(each.id, each.generation) for each in self._met.values()}:
+            self._meet()
+        members = sorted(each for each in self._met.values() if (each.id, each.generation) in key)
+        return _everywhere(members) if members else None
+
+    def _say_unknown(self, key: Key) -> None:
+        if key in self._said or len(self._said) >= SAID_MAX:
+            return
+        self._said.add(key)
+        log.warning(
+            "records were handed on by a job whose trees are on servers that are not known here (ids %s; known are %s):"
+            " they time out there, and are replayed. The servers came back without their state, or the two jobs have"
+            " other servers: give both the same spark.acker.servers",
+            ", ".join(str(id_) for id_, _ in key) or "none",
+            ", ".join(f"{member.id} at {member.address}" for member in sorted(self._met.values())),
+        )
+
+
+def _everywhere(members: Sequence[Member]) -> Pin:
+    """A pin of any root, each on all of ``members``."""
+    replicas = np.tile(np.arange(len(members), dtype=np.uint16), (SLOTS, 1))
+    return Pin(0, 0, 1, ANY_NUMBER, Placement(0, tuple(members), replicas))

@@ -1,0 +1,61 @@
+"""Files: the source whose records are lines of files."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from acker_client.cluster.registration import check_seconds
+from acker_client.source.decoding.json_lines import JsonParser
+from acker_client.source.decoding.lines import Parser, TextParser
+from acker_client.source.engine.environment import arrow_schema
+from acker_client.source.engine.given import options_of
+from acker_client.source.engine.options import CommonOptions
+from acker_client.source.engine.source import Source
+from acker_client.source.files.input import FileInput
+from acker_client.source.paths import Paths
+from acker_client.source.records.input import Input
+
+TEXT_SCHEMA = "value string, path string, line bigint"
+FORMATS = ("text", "json")
+
+
+class Files(Source):
+    """Lines of files as a source.
+
+    ``paths``: a path, a pattern (``**`` too), or several; read in the order given, each pattern sorted. ``format``:
+    "text" gives a row ``value string, path string, line bigint`` per line, whatever is in it; "json" parses each line
+    as an object into the columns of ``schema`` (DDL text or ``StructType``), and a line that does not fit is a record
+    that fails. A line that is not valid UTF-8 fails, too, with its position. A ``.gz`` is unpacked as it is read.
+
+    ``follow_s``: the source does not end, and looks every so many seconds for files that are new, and for what has been
+    added to those that it knows, also under another name (see ``stop``); a last line that nothing ends is waited for.
+    ``options``: see ``CommonOptions``.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        format: str = "text",
+        schema: Any = None,
+        follow_s: float | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(options_of(Files, options))
+        if format not in FORMATS:
+            raise ValueError(f"format={format!r}: give 'text' or 'json'")
+        if (schema is None) == (format == "json"):
+            needed = "json needs one, like schema='sku string, qty int'" if schema is None else "text has its own"
+            raise ValueError(f"schema={schema!r} with format={format!r}: {needed}")
+        if follow_s is not None:
+            check_seconds("follow_s", follow_s)
+        self.paths = paths
+        self.format = format
+        self.schema = schema
+        self.follow_s = follow_s
+
+    def input(self) -> tuple[Input[Any], Any]:
+        parser: Parser = TextParser() if self.format == "text" else JsonParser(arrow_schema(self.schema))
+        schema = TEXT_SCHEMA if self.format == "text" else self.schema
+        own_files, clock = self.options.own_files, self.options.clock
+        return FileInput(self.paths, parser, own_files=own_files, follow_s=self.follow_s, clock=clock), schema

@@ -1,0 +1,343 @@
+"""Files: which files there are, and up to where each has been done. Runs in the driver.
+
+A file is a partition, and a line's position is its index. Decides the order of reading (as the paths are given, each
+pattern sorted), how lines are cut into parts that executors can read, and, where files are followed, which file is
+which: one that was renamed is read on, whatever it is called, and what is new is found. A file is read up to the size
+that it has when its turn comes. What is in one is ``line_files``' to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from acker_client.source.decoding.content import LinePart, open_part, read_content, renamed
+from acker_client.source.decoding.lines import LINE_BYTES_MAX, LineSlice, Parser, find_lines
+from acker_client.source.disk import to_read
+from acker_client.source.errors import CheckpointError, InputChanged, SourceError
+from acker_client.source.files.line_files import BLOCK_BYTES, Block, FileMark, LineFile, line_file
+from acker_client.source.paths import Found, Paths, check_not_own, find_files, origins_of
+from acker_client.source.records.balance import sliced
+from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.records.ranges import Ranges
+
+log = logging.getLogger("acker_client.source")
+
+PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
+# A file that is renamed while its folder is read may be overlooked: it is gone when it is missing so often in a row.
+MISSING_MAX = 2
+
+
+@dataclass(slots=True)
+class Listing:
+    """The files that a look has found: by path, and the paths by inode."""
+
+    by_path: dict[str, Found] = field(default_factory=dict)
+    by_inode: dict[int, list[str]] = field(default_factory=dict)
+    inodes: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, files: Sequence[Found], *, may_be_gone: bool) -> Listing:
+        seen = cls()
+        for found in files:
+            try:
+                inode = os.stat(found.path).st_ino
+            except OSError as error:
+                if may_be_gone and isinstance(error, FileNotFoundError):
+                    continue  # renamed since, or removed
+                raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+            seen.by_path[found.path] = found
+            seen.inodes[found.path] = inode
+            seen.by_inode.setdefault(inode, []).append(found.path)
+        return seen
+
+    def where(
+        self, path: str, shown: str, inode: int, fits: Callable[[str], bool], others: Container[int | None] = ()
+    ) -> Found | None:
+        """Where the file with ``inode`` is that was at ``path``, or else an equal one that has taken its place, and is
+        none of the ``others`` that are known."""
+        here = self.by_path.get(path)
+        paths = self.by_inode.get(inode, [])
+        if path in paths:
+            return here  # if it does not fit, it was truncated, and is refused for it
+        replacement = here and (self.inodes[path] not in others) and path
+        for candidate in (*paths, renamed(path, inode), replacement):
+            if candidate and fits(candidate):
+                return self.by_path.get(candidate) or _beside(candidate, shown)
+        return None
+
+
+class FileInput:
+    """Lines of files as an input (see ``core.input.Input``). ``follow_s``: so often the paths are looked at again, for
+    files that are new, have grown or were renamed; None: they are read once. ``clock``: monotonic seconds."""
+
+    kind = "files"
+    # What errors call the source whose files these are.
+    asker = "Files"
+
+    def __init__(
+        self,
+        paths: Paths,
+        parser: Parser,
+        *,
+        own_files: Sequence[Path] = (),
+        block_bytes: int = BLOCK_BYTES,
+        follow_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.parser = parser
+        self._paths = paths
+        self._own_files = own_files
+        self._block_bytes = block_bytes
+        self._follow_s = follow_s
+        self._clock = clock
+        # All that parts may be of, by partition, and those of them that more may come of.
+        self._files: dict[str, LineFile] = {}
+        self._live: dict[str, LineFile] = {}
+        self._missing: dict[str, int] = {}
+        self._blocks: Iterator[Block] = iter(())
+        self._left: Block | None = None
+        self._looked_s = 0.0
+
+    @property
+    def _is_followed(self) -> bool:
+        return self._follow_s is not None
+
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        seen = self._find()
+        if not seen.by_path:
+            log.warning(
+                "%s: nothing matches %r yet; it is looked for every %g s", self.asker, self._paths, self._follow_s
+            )
+        self._files, self._live, self._missing = {}, {}, {}
+        marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
+        known = {
+            found.path: file
+            for partition, mark in marks.items()
+            for found, file in self._taken_up(partition, mark, seen)
+        }
+        for file in self._in_order(known, seen):
+            self._live[file.partition] = self._files[file.partition] = file
+        self._blocks, self._left = self._walk(), None
+
+    def plan(self, records_max: int, tasks: int) -> Plan[LinePart]:
+        parts: list[LinePart] = []
+        part_records = max(1, records_max // (2 * tasks))
+        while (room := records_max - sum(map(len, parts))) > 0:
+            block = self._left or self._next_block()
+            if block is None:
+                break
+            part, self._left = block.cut(min(part_records, room))
+            self._files[part.partition].add(part)
+            parts.append(part)
+        return Plan(parts, is_end=not parts and not self._is_followed)
+
+    def slices(self, chosen: Sequence[Chosen[LinePart]], tasks: int) -> list[LineSlice]:
+        now = [Chosen(self._present(each.part), each.offsets) for each in chosen]
+        return sliced(now, tasks, lambda start, stop, some: LineSlice(start, stop, some, self.parser))
+
+    def origins(self, chosen: Sequence[Chosen[LinePart]]) -> pa.RecordBatch:
+        return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
+
+    def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
+        return [original for each in chosen for original in _originals(each, self._moved(each.part))]
+
+    def advance(self, partition: str, done: Ranges) -> None:
+        self._files[partition].forget(done)
+
+    def mark(self, partition: str, done: Ranges) -> Mark:
+        return self._files[partition].mark(done)
+
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        left = [file for file in self._files.values() if not _is_ended(file, done)]
+        files = {**self._live, **{file.partition: file for file in left}}
+        of = f"{len(files)} {'file' if len(files) == 1 else 'files'}"
+        if not left:
+            return f"all that is there so far ({of})" if self._is_followed else f"end of the input ({of})"
+        at = done.get(left[0].partition, Ranges()).prefix
+        where = f", {left[0].found.shown} to line {at}" if at or left[0].lines is not None else ""
+        return f"{len(files) - len(left)} of {of}{where}"
+
+    # -- which file is which
+
+    def _find(self) -> Listing:
+        files = find_line_files(self._paths, asker=self.asker, may_be_none=self._is_followed)
+        check_not_own(files, self._own_files, self.asker, self._paths)
+        self._looked_s = self._clock()
+        return Listing.of(files, may_be_gone=self._is_followed)
+
+    def _taken_up(self, partition: str, mark: FileMark, seen: Listing) -> Iterator[tuple[Found, LineFile]]:
+        """The file of a mark, if it is there. Raises ``CheckpointError`` where it is not the one that was read, or went
+        away before it was done."""
+        here = seen.by_path.get(mark.path)
+        if mark.inode is not None:
+            fits = line_file(partition, Found(mark.path, mark.path), mark, None).fits
+            here = seen.where(mark.path, here.shown if here else mark.path, mark.inode, fits)
+        if here is None:
+            if not mark.complete:
+                raise CheckpointError(
+                    f"{mark.path} was read to line {mark.lines} only, and is not among the files any more: bring it"
+                    " back, or remove the checkpoint to read the input from its beginning"
+                )
+            # Nothing more of it is read; its name is not given to another.
+            self._files[partition] = line_file(partition, Found(mark.path, mark.path), mark, mark.inode)
+            return
+        file = line_file(partition, Found(mark.path, here.shown), mark, None)
+        file.move(here)
+        file.check()
+        file.inode = self._inode_at(here.path, seen, mark.inode is not None)
+        yield here, file
+
+    def _inode_at(self, path: str, seen: Listing, was_followed: bool) -> int | None:
+        if not self._is_followed and not was_followed:
+            return None
+        return seen.inodes.get(path) or os.stat(path).st_ino
+
+    def _in_order(self, known: Mapping[str, LineFile], seen: Listing) -> Iterator[LineFile]:
+        """Files that were renamed out of the paths first, as what is left of them is the oldest."""
+        yield from (file for path, file in known.items() if path not in seen.by_path)
+        taken = {file.inode for file in known.values() if file.inode is not None}
+        for path, found in seen.by_path.items():
+            if path in known:
+                yield known[path]
+            elif seen.inodes[path] not in taken:
+                yield self._new(found, seen)
+                if self._is_followed:
+                    taken.add(seen.inodes[path])
+
+    def _new(self, found: Found, seen: Listing) -> LineFile:
+        """A file that nothing is known of; its partition is called by its path, and by a number if that is taken."""
+        partition, number = found.path, 1
+        while partition in self._files:
+            number += 1
+            partition = f"{found.path}#{number}"
+        file = line_file(partition, found, None, seen.inodes[found.path] if self._is_followed else None)
+        self._files[partition] = file
+        return file
+
+    def _look(self) -> None:
+        """See what is new, has been renamed, or is gone."""
+        seen = self._find()
+        taken: set[int] = set()
+        others = {file.inode for file in self._live.values()}
+        for file in list(self._live.values()):
+            assert file.inode is not None
+            now = seen.where(file.found.path, file.found.shown, file.inode, file.fits, others)
+            self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
+            if now is None:
+                self._miss(file)
+                continue
+            if now.path != file.found.path:
+                log.info("%s is called %s now, and is read on there", file.found.shown, now.shown)
+            file.move(now)
+            file.inode = seen.inodes.get(now.path, file.inode)
+            taken.add(file.inode)
+        for path, found in seen.by_path.items():
+            if seen.inodes[path] not in taken:
+                file = self._new(found, seen)
+                self._live[file.partition] = file
+                taken.add(seen.inodes[path])
+
+    def _miss(self, file: LineFile) -> None:
+        if self._missing[file.partition] < MISSING_MAX:
+            return
+        if not file.is_read():
+            raise InputChanged(
+                f"{file.found.shown} was removed, or written anew, before it was read to its end: keep what was rotated"
+                " until it has been read"
+            )
+        del self._live[file.partition], self._missing[file.partition]
+
+    # -- what comes next
+
+    def _next_block(self) -> Block | None:
+        block = next(self._blocks, None)
+        if block is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
+            self._look()
+            self._blocks = self._walk()
+            block = next(self._blocks, None)
+        return block
+
+    def _walk(self) -> Iterator[Block]:
+        """The lines of all files from where each was left, a block at a time."""
+        for file in list(self._live.values()):
+            if not self._missing.get(file.partition):
+                yield from file.blocks(self._block_bytes, is_followed=self._is_followed)
+
+    def _moved(self, part: LinePart) -> LinePart:
+        """The part, where its file is now."""
+        file = self._files[part.partition]
+        return part if part.inode is None else replace(part, path=file.found.path, inode=file.inode)
+
+    def _present(self, part: LinePart) -> LinePart:
+        """A record that is emitted must still be there; executors check the rest when they read."""
+        now = self._moved(part)
+        try:
+            with open_part(now) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise InputChanged(f"{part.shown} cannot be read any more ({error.strerror}): {to_read(error)}") from None
+        if size < part.stop_byte and part.packed is None:
+            raise InputChanged(
+                f"{part.shown} had {part.stop_byte} bytes when its lines were counted and now has {size}: a file must"
+                " not shrink while it is read; write a new file beside it"
+            )
+        return now
+
+
+def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = False) -> list[Found]:
+    """The files that ``paths`` name. Raises ``SourceError`` also for a directory, what is not a file of lines, and,
+    unless there ``may_be_none`` yet, for a pattern that matches nothing."""
+    found = find_files(
+        paths,
+        asker=asker,
+        example="orders/*.jsonl",
+        in_directory=lambda path: _refuse_directory(path, asker),
+        may_be_none=may_be_none,
+    )
+    for file in found:
+        name = Path(file.path)
+        if name.suffix.lower() in PACKED or [suffix.lower() for suffix in name.suffixes[-2:]] == [".tar", ".gz"]:
+            what = "use Parquet" if file.path.endswith(".parquet") else "unpack or convert it"
+            raise SourceError(f"{asker}: {file.shown!r} is not a file of lines: {what}, or narrow the pattern")
+    return found
+
+
+def _refuse_directory(path: str, asker: str) -> list[str]:
+    raise SourceError(f"{asker}: {path!r} is a directory: write {os.path.join(path, '*')!r}")
+
+
+def _beside(path: str, shown: str) -> Found:
+    """A file in the folder of one that the user wrote as ``shown``."""
+    return Found(path, os.path.join(os.path.dirname(shown), os.path.basename(path)))
+
+
+def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
+    return file.lines is not None and done.get(file.partition, Ranges()).prefix >= file.lines
+
+
+def _originals(chosen: Chosen[LinePart], now: LinePart) -> list[Original]:
+    """``now``: the part, where its file is now."""
+    part, wanted = chosen.part, (chosen.positions - chosen.part.start).tolist()
+    try:
+        stop = min(part.stop_byte, part.first_byte + LINE_BYTES_MAX)
+        raw = read_content(now, part.first_byte, stop)
+    except InputChanged:
+        return [Original(_origin(part, index, part.first_byte), None) for index in wanted]
+    starts, ends = find_lines(raw, at_beginning=part.first_byte == 0)
+    originals = []
+    for index in wanted:
+        value = raw[starts[index] : ends[index]] if index < len(starts) else None
+        byte = part.first_byte + (int(starts[index]) if 0 < index < len(starts) else 0)
+        originals.append(Original(_origin(part, index, byte), value))
+    return originals
+
+
+def _origin(part: LinePart, index: int, byte: int) -> dict[str, str | int]:
+    return {"path": part.shown, "line": part.start + index + 1, "byte": byte}

@@ -1,0 +1,464 @@
+"""Line files: one file of the input each, plain or gz: which lines it has, where they stand, and its mark.
+
+Decides what a file is known by: its beginning and what stands before its last line that is done, or a gz's size,
+beginning and checksum; and where a file is read that was renamed. Lines are counted block by block and without Python
+code per line. A gz is unpacked to its end once before any of it is planned, so that nothing of a damaged one is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+import numpy as np
+
+from acker_client.source.decoding.content import LinePart, open_file, read_bytes, read_content
+from acker_client.source.decoding.gz import Damaged, EntryPoint, Packed, Unpacked, digest_of, is_gz
+from acker_client.source.decoding.lines import LF, find_lines
+from acker_client.source.disk import to_read
+from acker_client.source.errors import CheckpointError, InputChanged, SourceError
+from acker_client.source.paths import Found
+from acker_client.source.records.input import Committed, Mark
+from acker_client.source.records.ranges import Positions, Ranges
+
+log = logging.getLogger("acker_client.source")
+
+BLOCK_BYTES = 4 << 20
+# The first and the last so many bytes before the committed position tell whether a file is still the same.
+MARK_BYTES = 1024
+GONE = "gone"
+FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """Where a file is done. ``lines``: of its prefix; ``complete``: that was all of it; ``digest``: what it is known
+    by; ``path`` and ``inode``: of one that may be renamed, where it was and which it is; ``is_renamed``: it was.
+
+    Of a plain file, ``bytes`` of the prefix, and ``reach``: where the last line ends that is done, the
+    ``reach_lines``-th. ``total``: lines of a gz; None: it is a plain file.
+    """
+
+    path: str
+    lines: int
+    complete: bool
+    digest: str
+    bytes: int = 0
+    reach_lines: int = 0
+    reach: int = 0
+    total: int | None = None
+    inode: int | None = None
+    is_renamed: bool = False
+
+    @classmethod
+    def of(cls, partition: str, committed: Committed) -> FileMark:
+        """What ``mark`` of a line file gave. Raises ``CheckpointError`` when it cannot have."""
+        mark, done = committed.mark, committed.done
+        path, inode, is_renamed = str(mark.get("path", partition)), mark.get("inode"), bool(mark.get("renamed"))
+        try:
+            is_complete, digest = bool(mark["complete"]), str(mark["digest"])
+            if "lines" in mark:
+                return cls(path, done.prefix, is_complete, digest, 0, 0, 0, int(mark["lines"]), inode, is_renamed)
+            at = int(mark["bytes"])
+            reach = int(mark.get("reach", at))
+            return cls(path, done.prefix, is_complete, digest, at, done.reach, reach, None, inode, is_renamed)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not say how far which file is done ({error!r})") from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Whole lines of a file that are not planned yet: they begin at bytes ``starts: int64[n]``, the last ends at
+    ``stop``; ``line``: the index of the first. ``of``: an empty part of the same file, which says how to read it."""
+
+    of: LinePart
+    starts: Positions
+    stop: int
+    line: int
+
+    def cut(self, count: int) -> tuple[LinePart, Block | None]:
+        """The first ``count`` lines as a part, and what is left."""
+        taken = min(count, len(self.starts))
+        stop = self.stop if taken == len(self.starts) else int(self.starts[taken])
+        of, first, line = self.of, int(self.starts[0]), self.line
+        part = LinePart(of.partition, of.shown, line, line + taken, first, stop, of.path, of.inode, of.packed)
+        left = None if stop == self.stop else Block(of, self.starts[taken:], self.stop, line + taken)
+        return part, left
+
+
+class LineFile(Protocol):
+    """One file. ``partition``: its name in the checkpoint; ``found``: where it is now; ``inode``: which it is, if it
+    may be renamed; ``lines``: how many it has, once all are counted."""
+
+    partition: str
+    found: Found
+    inode: int | None
+    lines: int | None
+
+    def move(self, found: Found) -> None:
+        """It is there now."""
+        ...
+
+    def fits(self, path: str) -> bool:
+        """Whether what is at ``path`` begins with all that was read of this file."""
+        ...
+
+    def check(self) -> None:
+        """Raise ``CheckpointError`` where it is not the file that the checkpoint remembers."""
+        ...
+
+    def is_read(self) -> bool:
+        """Whether all that was there at the last look is planned."""
+        ...
+
+    def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
+        """What is not planned yet. ``is_followed``: more may come, so that a line which nothing ends is not read."""
+        ...
+
+    def add(self, part: LinePart) -> None:
+        """A part was planned."""
+        ...
+
+    def forget(self, done: Ranges) -> None: ...
+
+    def mark(self, done: Ranges) -> Mark: ...
+
+
+def line_file(partition: str, found: Found, mark: FileMark | None, inode: int | None) -> LineFile:
+    """The file at ``found``. ``mark``: what a checkpoint says of it; ``inode``: of one that may be renamed."""
+    return (GzFile if is_gz(found.path) else PlainFile)(partition, found, mark, inode)
+
+
+class _File:
+    """What plain files and gz have in common: where they are."""
+
+    def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
+        self.partition = partition
+        self.found = found
+        self.inode = inode
+        self.lines: int | None = None
+        self._mark = mark
+        self._is_renamed = mark is not None and mark.is_renamed
+
+    def move(self, found: Found) -> None:
+        self._is_renamed |= found.path != self.found.path
+        self.found = found
+
+    def _empty_part(self, packed: Packed | None = None) -> LinePart:
+        path = "" if self.found.path == self.partition else self.found.path
+        return LinePart(self.partition, self.found.shown, 0, 0, 0, 0, path, self.inode, packed)
+
+    def _whereabouts(self) -> dict[str, Any]:
+        """For a mark, of a file that may be renamed."""
+        if self.inode is None:
+            return {}
+        renamed = {"renamed": True} if self._is_renamed else {}
+        return {"path": self.found.path, "inode": self.inode, **renamed}
+
+
+class PlainFile(_File):
+    """A file of lines as it stands. What is kept of it: where lines stand, as far as somebody may still ask."""
+
+    def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
+        super().__init__(partition, found, mark, inode)
+        self.lines = mark.lines if mark and mark.complete else None
+        # What is planned: lines and bytes; and the file's size at the last look.
+        self._line, self._byte = (mark.lines, mark.bytes) if mark else (0, 0)
+        self._size: int | None = mark.bytes if mark and mark.complete else None
+        self._known = {self._line: self._byte} | ({mark.reach_lines: mark.reach} if mark else {})
+        self._parts: list[LinePart] = []
+        # What the file is known by: its digest up to a byte.
+        self._sealed = (mark.reach, mark.digest) if mark else (0, "")
+        self._is_torn = False
+
+    def fits(self, path: str) -> bool:
+        byte, digest = self._sealed
+        try:
+            return os.stat(path).st_size >= byte and (not digest or _digest(path, None, byte) == digest)
+        except OSError:
+            return False
+
+    def check(self) -> None:
+        """Also refused: one whose last line was read when nothing ended it, and went on since."""
+        found, (reach, digest) = self.found, self._sealed
+        size = _size_of(found)
+        if size < reach:
+            raise CheckpointError(f"{found.shown} was read to byte {reach} and now has only {size}: {FIX}")
+        if digest and _digest(found.path, None, reach) != digest:
+            raise CheckpointError(f"{found.shown} is not what it was when it was read to byte {reach}: {FIX}")
+        if size > reach > 0 and read_bytes(found.path, found.shown, reach - 1, reach) != b"\n":
+            last = self._mark.reach_lines if self._mark else self._line
+            raise CheckpointError(
+                f"{found.shown} has grown, and its last line (line {last}) had been read when nothing ended it:"
+                f" end every line with a line feed before a source reads it; {FIX}"
+            )
+        if size != self._byte:
+            self._size = self.lines = None
+
+    def is_read(self) -> bool:
+        return self._size is not None and self._byte >= self._size
+
+    def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
+        """A line that nothing ends is read all the same where the file was renamed, and stood still since."""
+        with _opened(self.found, self.inode) as file:
+            before, self._size = self._size, os.fstat(file.fileno()).st_size
+            if is_followed:
+                self._check_not_truncated(file, self._size)
+            is_closed = not is_followed or (self._is_renamed and self._size == before)
+            while self._byte < self._size:
+                starts, stop = _read_block(file, self._byte, self._size, block_bytes, is_closed=is_closed)
+                if not len(starts) and is_closed:
+                    raise InputChanged(
+                        f"{self.found.shown} has become shorter while it was read: write a new file beside it"
+                    )
+                if not len(starts):
+                    break
+                block = Block(self._empty_part(), starts, stop, self._line)
+                self._line, self._byte = self._line + len(starts), stop
+                yield block
+            if is_followed:
+                self._is_torn = is_closed and self._byte > 0 and _byte_before(file, self._byte) != b"\n"
+                self._sealed = (self._byte, _digest_of_lines(file, self._byte))
+        self.lines = self._line
+
+    def add(self, part: LinePart) -> None:
+        self._parts.append(part)
+
+    def forget(self, done: Ranges) -> None:
+        """Nobody asks any more for lines below the prefix, nor for others that were asked for, but for the reach."""
+        # The part that ends where the prefix does still says where that is.
+        self._parts = [part for part in self._parts if part.stop >= done.prefix]
+        self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
+
+    def mark(self, done: Ranges) -> Mark:
+        at, reach = self._byte_of(done.prefix), self._byte_of(done.reach)
+        is_complete = self._size is not None and at >= self._size
+        digest = _digest(self.found.path, self.inode, reach)
+        return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._whereabouts()}
+
+    def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
+        """Of a file that is followed: it only grows, and not in the middle of a line that was read. One of the same
+        size may have been written anew, too."""
+        byte, digest = self._sealed
+        if self._is_torn and size > byte:
+            raise InputChanged(
+                f"{self.found.shown} was renamed, stood still, and its last line (line {self._line}) was read when"
+                f" nothing ended it; it has gone on since: end every line with a line feed; to go on, {FIX}"
+            )
+        if size < self._byte or (digest and _digest_of_lines(file, byte) != digest):
+            raise InputChanged(
+                f"{self.found.shown} was read to byte {self._byte}, and was truncated or written anew since: what was"
+                " added meanwhile may be gone. Rotate files by renaming them (logrotate's `create`, not"
+                f" `copytruncate`); to go on, {FIX}"
+            )
+
+    def _byte_of(self, line: int) -> int:
+        """Where the line with index ``line`` begins, or the one before it ends."""
+        byte = self._known.get(line)
+        if byte is None:
+            byte = self._known[line] = self._find(line)
+        return byte
+
+    def _find(self, line: int) -> int:
+        for part in self._parts:
+            if part.start <= line <= part.stop:
+                return _byte_of(part, line)
+        # Done before this run began, and neither the last nor the first of it: counted anew.
+        before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
+        with _opened(self.found, self.inode) as file:
+            while start < (self._size or 0):
+                starts, stop = _read_block(file, start, self._size or 0, BLOCK_BYTES, is_closed=True)
+                if line < before + len(starts):
+                    return int(starts[line - before])
+                if not len(starts):
+                    break
+                before, start = before + len(starts), stop
+        raise InputChanged(f"{self.found.shown} has become shorter while it was read: write a new file beside it")
+
+
+class GzFile(_File):
+    """A gz of lines. It is read whole or not at all: whatever is damaged, or still being written, fails its check."""
+
+    def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
+        super().__init__(partition, found, mark, inode)
+        self.lines = mark.total if mark and mark.complete else None
+        self._line = mark.lines if mark else 0
+        self._digest = mark.digest if mark else ""
+        # Of one that is not whole yet: what it was when it was last looked at.
+        self._seen: tuple[int, int] | None = None
+        self._is_named = False
+
+    def fits(self, path: str) -> bool:
+        try:
+            return not self._digest or _digest_of_gz(Found(path, path), None) == self._digest
+        except InputChanged:
+            return False
+
+    def check(self) -> None:
+        if self._mark is not None and self._mark.total is None:
+            raise CheckpointError(f"{self.found.shown} was no gz when it was read: {FIX}")
+        if self._digest and _digest_of_gz(self.found, self.inode) != self._digest:
+            raise CheckpointError(f"{self.found.shown} is not what it was when its lines were read: {FIX}")
+
+    def is_read(self) -> bool:
+        return self.lines is not None and self._line >= self.lines
+
+    def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
+        """Of one that is not whole: nothing, if it is followed, as it may be in the middle of being written."""
+        with _opened(self.found, self.inode) as file:
+            stat = os.fstat(file.fileno())
+            before, self._seen = self._seen, (stat.st_size, stat.st_mtime_ns)
+            if is_followed and (before == self._seen or not stat.st_size):
+                return
+            if self.is_read():
+                self._check_same(file)
+                return
+            try:
+                where = self._count(file, block_bytes)
+            except (Damaged, OSError) as error:
+                self._refuse(error, is_followed=is_followed)
+                return
+            for block in self._read(file, where, block_bytes):
+                self._line = block.line + len(block.starts)
+                yield block
+
+    def add(self, part: LinePart) -> None:
+        """Lines of a gz are found by their number."""
+
+    def forget(self, done: Ranges) -> None:
+        """Nothing is kept of a part."""
+
+    def mark(self, done: Ranges) -> Mark:
+        is_complete = self.lines is not None and done.prefix >= self.lines
+        return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._whereabouts()}
+
+    def _count(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
+        """Unpack all of it once. Where to begin: an entry, a byte of the content at or before the first line that is
+        not planned, and how many lines end before that byte. Raises ``Damaged``."""
+        self._digest = digest_of(file)
+        stream, lines, content = Unpacked(file, EntryPoint()), 0, b""
+        where = (EntryPoint(), 0, 0)
+        while True:
+            if lines < self._line:
+                where = (stream.entry, stream.position, lines)
+            piece = stream.read_all(block_bytes)
+            if not piece:
+                break
+            content = piece
+            lines += content.count(b"\n")
+        self.lines = lines + (content[-1:] not in (b"", b"\n"))
+        return where
+
+    def _read(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
+        """The lines from ``self._line`` on."""
+        entry, start, line = where
+        stream = Unpacked(file, entry)
+        stream.skip_to(start)
+        while content := stream.read_all(block_bytes):
+            ends = stream.position - len(content) + 1 + np.flatnonzero(np.frombuffer(content, np.uint8) == LF)
+            if len(ends):
+                yield from self._block(entry, np.concatenate(([start], ends[:-1])), int(ends[-1]), line)
+                start, line = int(ends[-1]), line + len(ends)
+            if stream.entry.position <= start:
+                entry = stream.entry
+        if start < stream.position:
+            yield from self._block(entry, np.array([start], np.int64), stream.position, line)
+
+    def _block(self, entry: EntryPoint, starts: Positions, stop: int, line: int) -> Iterator[Block]:
+        begin = max(0, self._line - line)
+        if begin < len(starts):
+            yield Block(self._empty_part(Packed(self._digest, entry)), starts[begin:], stop, line + begin)
+
+    def _check_same(self, file: BinaryIO) -> None:
+        if digest_of(file) != self._digest:
+            raise InputChanged(
+                f"{self.found.shown} has changed since it was read: a gz must not, once it is whole. Write it under"
+                f" another name and rename it then; to go on, {FIX}"
+            )
+
+    def _refuse(self, error: Exception, *, is_followed: bool) -> None:
+        says = f"{self.found.shown} is no whole gz ({error}), and none of its lines was read"
+        self._digest = ""
+        if not is_followed:
+            raise SourceError(f"Files: {says}: bring it back whole, or leave it out") from None
+        if not self._is_named:
+            log.warning("%s: it is looked at again once it changes", says)
+        self._is_named = True
+
+
+def _opened(found: Found, inode: int | None) -> BinaryIO:
+    try:
+        return open_file(found.path, found.shown, inode)
+    except OSError as error:
+        raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+
+
+def _byte_before(file: BinaryIO, position: int) -> bytes:
+    file.seek(position - 1)
+    return file.read(1)
+
+
+def _size_of(found: Found) -> int:
+    """The size of a file, which can be opened. Raises ``InputChanged``."""
+    with _opened(found, None) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def _digest_of_gz(found: Found, inode: int | None) -> str:
+    with _opened(found, inode) as file:
+        return digest_of(file)
+
+
+def _read_block(file: BinaryIO, start: int, size: int, block_bytes: int, *, is_closed: bool) -> tuple[Positions, int]:
+    """(where the lines that end in the next block begin, where the last of them ends); of a longer line, it alone.
+    ``is_closed``: a last line that nothing ends is one."""
+    file.seek(start)
+    content = file.read(min(block_bytes, size - start))
+    ends = start + 1 + np.flatnonzero(np.frombuffer(content, np.uint8) == LF)
+    if is_closed and start + len(content) == size and not content.endswith(b"\n"):
+        ends = np.append(ends, size)
+    if content and not len(ends):
+        end = _end_of_line(file, size, block_bytes) if start + len(content) < size else None
+        ends = np.array([size if end is None else end], np.int64)[: end is not None or is_closed]
+    return np.concatenate(([start], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else start
+
+
+def _end_of_line(file: BinaryIO, size: int, block_bytes: int) -> int | None:
+    """Where the line ends that goes on where ``file`` stands, its line feed included; None: nothing ends it."""
+    while content := file.read(block_bytes):
+        at = content.find(b"\n")
+        if at >= 0:
+            end = file.tell() - len(content) + at + 1
+            return end if end <= size else None
+    return None
+
+
+def _byte_of(part: LinePart, line: int) -> int:
+    """Where the line with index ``line`` begins, of a part's lines or right behind them."""
+    if line in (part.start, part.stop):
+        return part.first_byte if line == part.start else part.stop_byte
+    starts, _ = find_lines(read_content(part, part.first_byte, part.stop_byte))
+    if line - part.start >= len(starts):
+        raise InputChanged(f"{part.shown} has changed while it was read: write a new file beside it instead")
+    return part.first_byte + int(starts[line - part.start])
+
+
+def _digest(path: str, inode: int | None, position: int) -> str:
+    """Digest of what stands at the beginning of a file and right before ``position``; GONE if it was taken away."""
+    try:
+        with open_file(path, path, inode) as file:
+            return _digest_of_lines(file, position)
+    except (OSError, InputChanged):
+        return GONE
+
+
+def _digest_of_lines(file: BinaryIO, position: int) -> str:
+    file.seek(0)
+    head = file.read(min(MARK_BYTES, position))
+    file.seek(max(0, position - MARK_BYTES))
+    tail = file.read(min(MARK_BYTES, position))
+    return hashlib.blake2b(head + tail, digest_size=16).hexdigest()

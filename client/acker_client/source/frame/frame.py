@@ -1,0 +1,161 @@
+"""Frame: the source whose records are rows of any DataFrame; and ``tracked``, which makes one of each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Unpack
+
+from acker_client.clean_up import CleanUp
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.given import options_of
+from acker_client.source.engine.options import CommonOptions
+from acker_client.source.engine.run import Run
+from acker_client.source.engine.source import Source
+from acker_client.source.errors import SourceError
+from acker_client.source.frame.environment import PersistedFrame, StreamingQuery, changed, frame_environment
+from acker_client.source.frame.input import FrameInput
+from acker_client.source.records.input import Input
+from acker_client.source.records.summary import Summary
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Frame(Source):
+    """Rows of any DataFrame as a source, each a record.
+
+    ``df`` is persisted while the source runs (``storage_level``, Spark's own default unless given), unless you have
+    persisted it yourself, and its rows are numbered by partition and row. Should Spark have to compute some of it anew
+    and get other rows (from random numbers, a clock, a table that has changed), the run ends with ``InputChanged``, and
+    none of these is acked. ``key``: columns that name a row in dead letters and logs; else its partition and row do.
+    ``checkpoint`` is of use only where the same frame, in the same order, is read at the next start. ``options``: see
+    ``CommonOptions``; ``partitions`` has no say, as the frame has its own.
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        *,
+        key: str | Sequence[str] = (),
+        storage_level: Any = None,
+        **options: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(options_of(Frame, options))
+        _names(key)
+        self.df = df
+        self.key = _checked_key(df, key, self.options.name)
+        self.storage_level = storage_level
+        self._query: StreamingQuery | None = None
+        self._persisted: PersistedFrame | None = None
+
+    def input(self) -> tuple[Input[Any], Any]:
+        assert self._persisted is not None
+        return FrameInput(self._persisted, self.key), self._persisted.schema
+
+    def environment(self) -> Environment:
+        if self.options.environment is not None or self._persisted is None:
+            return super().environment()
+        return frame_environment(self._persisted, self._query)
+
+    @contextmanager
+    def _begin(self, spark: Any) -> Iterator[Run]:
+        from acker_client.spark.driver.persisted import Persisted
+
+        if self._is_running:
+            raise SourceError(f"source {self.options.name!r} is running already: end its loop first")
+        persisted = Persisted(self.df, self.storage_level)
+        try:
+            with CleanUp() as undo:
+                undo.add(persisted.release)
+                persisted.begin()
+                self._persisted = PersistedFrame(persisted)
+                # In foreachBatch the active session is not the one that has the micro-batch.
+                with super()._begin(self.df.sparkSession) as run:
+                    yield run
+        except Exception as error:
+            if (found := changed(error)) is not None:
+                raise found from error
+            raise
+        finally:
+            self._persisted = None
+
+
+class Tracked:
+    """What ``tracked`` returns: call it with each micro-batch, as ``foreachBatch`` does."""
+
+    def __init__(self, process: Callable[[Batch], object], key: str | Sequence[str], storage_level: Any, options: Any):
+        self._process = process
+        self._key = key
+        self._storage_level = storage_level
+        self._options = options
+        self._latest: Frame | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Returns when every row of the micro-batch is acked or in the dead letters; raises otherwise."""
+        source = Frame(df, key=self._key, storage_level=self._storage_level, **self._options)
+        query = source._query = StreamingQuery(df)
+        self._latest = source
+        with CleanUp() as undo:
+            undo.add(query.end)
+            try:
+                source.run(df.sparkSession, self._process)
+            except Exception as error:
+                query.check_error(error)
+                raise
+
+    def summary(self) -> Summary | None:
+        """What became of the rows of the latest micro-batch; None before the first."""
+        return None if self._latest is None else self._latest.summary()
+
+
+def tracked(
+    process: Callable[[Batch], object],
+    *,
+    key: str | Sequence[str] = (),
+    storage_level: Any = None,
+    **options: Unpack[CommonOptions],
+) -> Tracked:
+    """The function to give to ``foreachBatch``, so that Spark's checkpoint moves when, and only when, every row of a
+    micro-batch is acked or in the dead letters.
+
+    ``process(batch)`` is called for each batch of its rows, replays among them, as in ``Source.run``; ``options`` are
+    meant for one micro-batch each. A micro-batch that does not end so raises what went wrong (``QueryStopped`` when the
+    query was stopped), which ends the query; its next start gets that micro-batch again. ``batch.number`` begins at 1
+    in each micro-batch, so output is named by ``batch.id``. The rest as in ``Frame``. There is no ``checkpoint``: Spark
+    has one.
+    """
+    if options.get("checkpoint") is not None:
+        raise ValueError(
+            "checkpoint: a streaming query has its own, .option('checkpointLocation', ...): leave this out"
+        )
+    options_of(tracked, options)
+    _names(key)
+    if not callable(process):
+        raise TypeError(f"tracked({process!r}): give the function that is called for each batch, process(batch)")
+    return Tracked(process, key, storage_level, options)
+
+
+def _names(key: str | Sequence[str]) -> tuple[str, ...]:
+    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else (key,)
+    if not all(isinstance(each, str) for each in names):
+        raise TypeError(f"key={key!r}: give the name of a column, or several, like key=['id']")
+    return names
+
+
+def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...]:
+    """The columns of the key. Raises ``TypeError`` or ``ValueError`` for what cannot be tracked."""
+    from acker_client.spark.driver.persisted import refuse
+    from acker_client.spark.operators.read_frame import refuse_columns
+
+    if problem := refuse(df):
+        raise TypeError(f"source {name!r}: {problem}")
+    if problem := refuse_columns(df.columns):
+        raise ValueError(f"source {name!r}: {problem}")
+    names = _names(key)
+    if missing := [each for each in names if each not in df.columns]:
+        raise ValueError(
+            f"source {name!r}: key={missing[0]!r} is no column of the frame; it has {', '.join(df.columns)}"
+        )
+    return names

@@ -1,1 +1,0 @@
-"""Groups: sources that share the partitions of one input out among them."""

@@ -1,0 +1,63 @@
+"""Hand on: the sink whose records go to another job through a topic of Kafka's, with their trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acker_client.source.errors import SourceError
+from acker_client.source.kafka.connection import Message, forget_writer, library, writer_of
+from acker_client.source.kafka.names import KafkaConnection
+
+if TYPE_CHECKING:
+    from acker_client.spark.operators.hand_on import HandOn
+
+
+def hand_on(
+    topic: str,
+    *,
+    bootstrap_servers: str | Iterable[str],
+    key: str | None = None,
+    value: str = "value",
+    timeout_s: float = 60.0,
+    config: Mapping[str, Any] | None = None,
+) -> HandOn:
+    """A sink that writes each row to ``topic`` and hands its tree on: ``hand_on("orders", ...)(batch.df)``.
+
+    The row is ACKED when a source that reads the topic, ``Kafka(..., acks_upstream=True)``, has ACKED the message; it
+    fails when that source gives the message up; it is replayed when neither is heard of within the
+    ``message_timeout_s`` of its own source, which has to have ``held=False``. A message may be there more than once.
+    ``key``, ``value``: columns of string or binary; ``config``: settings of librdkafka; ``timeout_s``: how long brokers
+    are waited for, after which the task fails. Needs the extra ``kafka``.
+    """
+    library()
+    if not isinstance(topic, str) or not topic:
+        raise ValueError(f"topic={topic!r}: name the topic to hand records on to")
+    from acker_client.spark.operators.hand_on import HandOn
+
+    connection = KafkaConnection.of(bootstrap_servers, "hand-on", config, timeout_s)
+    acks = [setting for name, setting in connection.config if name in ("acks", "request.required.acks")]
+    if any(setting not in ("all", -1, "-1") for setting in acks):
+        raise ValueError("config: acks: a row is acked once every replica in sync has its message; leave acks out")
+    return HandOn(TopicMessages(topic, connection), key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMessages:
+    """Messages that go to a topic, by the writer that the process keeps."""
+
+    topic: str
+    connection: KafkaConnection
+
+    def __str__(self) -> str:
+        return f"{self.topic} at {self.connection.servers}"
+
+    def write(self, messages: Iterable[Message]) -> None:
+        """Write them, in order; every replica in sync has them when this returns. Raises ``SourceError``."""
+        try:
+            writer_of(self.connection).write(self.topic, messages)
+        except SourceError:
+            # An idempotent producer may be of no use after an error, and a Python worker of Spark's lives long.
+            forget_writer(self.connection)
+            raise

@@ -1,0 +1,471 @@
+"""Kafka: which partitions there are, and which offsets come next (in the driver).
+
+A partition is a topic's, named ``topic/0``, and a position is an offset. Decides where a partition begins (the
+checkpoint, the group's own commit, ``first_poll``), how a batch is shared out among partitions, what a log that is
+shorter than what was read of it means, and what is committed to Kafka: the prefix that is done, never more. A broker
+that is away for a while is nothing just now. Imports neither grpc nor pyspark.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import pyarrow as pa
+
+from acker_client.cluster.handed_on import HandedOn
+from acker_client.source.errors import CheckpointError, InputChanged, SourceError
+from acker_client.source.kafka.connection import (
+    EARLIEST,
+    LATEST,
+    METADATA_BYTES_MAX,
+    Broker,
+    CommittedOffset,
+    Unreachable,
+    committer,
+    ends_before,
+    reader_of,
+)
+from acker_client.source.kafka.names import At, KafkaConnection, Topics, milliseconds
+from acker_client.source.kafka.offset_metadata import CommitMetadata, NewerVersion
+from acker_client.source.kafka.slices import (
+    KafkaPart,
+    KafkaSlice,
+    are_there,
+    originals_of,
+    origins_of,
+    taken_up_of,
+)
+from acker_client.source.records.balance import sliced
+from acker_client.source.records.input import Chosen, Committed, Mark, Original, Plan
+from acker_client.source.records.ranges import Ranges
+
+log = logging.getLogger("acker_client.source.kafka")
+
+FIRST_POLLS = ("earliest", "latest", "uncommitted_earliest", "uncommitted_latest")
+# How long a plan waits for a broker: replays are not to wait for it.
+PLAN_S = 5.0
+# So old an answer of the brokers says that they are there.
+ANSWER_S = 1.0
+# How long the end of a run waits for its last commit.
+CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """What is asked of the input. ``source``: its name; ``first_poll``: one of ``FIRST_POLLS``, or the time of the
+    first record; ``commits``: whether the group's offsets are this input's to commit, or a checkpoint's."""
+
+    source: str
+    connection: KafkaConnection
+    topics: Topics
+    first_poll: str | datetime = "uncommitted_earliest"
+    skips_null: bool = False
+    stops_at_end: bool = False
+    refresh_s: float = 2.0
+    commits: bool = True
+    acks_upstream: bool = False
+
+
+@dataclass(slots=True)
+class TopicLog:
+    """One partition as the driver sees it: ``next`` is to be planned, ``end`` is where the log ended when it was last
+    asked for, and ``stop`` where this source ends, if it does. ``short_since_s``: since when the log has been shorter
+    than what was read of it; ``missing_since_s``: since when its topic has not been listed."""
+
+    next: int
+    end: int
+    stop: int | None = None
+    done: Ranges = field(default_factory=Ranges)
+    short_since_s: float | None = None
+    missing_since_s: float | None = None
+
+    @property
+    def backlog(self) -> int:
+        if self.missing_since_s is not None:
+            return 0
+        return max(0, (self.end if self.stop is None else min(self.stop, self.end)) - self.next)
+
+    @property
+    def is_over(self) -> bool:
+        return self.stop is not None and self.next >= self.stop
+
+
+class KafkaInput:
+    """Records of Kafka's topics as an input (see ``SharedInput`` and ``PausableInput`` of ``core.input``). ``broker``,
+    ``clock``: for tests."""
+
+    kind = "kafka"
+
+    def __init__(
+        self,
+        options: KafkaOptions,
+        *,
+        broker: Callable[[KafkaConnection], Broker] = Broker,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options
+        self._open_broker = broker
+        self._clock = clock
+        self._broker: Broker | None = None
+        self._logs: dict[At, TopicLog] = {}
+        self._waiting: dict[At, Committed] = {}
+        self._is_shared = False
+        self._has_begun = False
+        self._paused: frozenset[str] = frozenset()
+        self._turn = 0
+        self._refresh_due_s = 0.0
+        self._pending: dict[At, Ranges] = {}
+        self._away = ""
+        self._wrong_since_s: float | None = None
+        self._answered_s = float("-inf")
+
+    # -- where it begins
+
+    def start(self, committed: Mapping[str, Committed]) -> None:
+        self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
+        self._find()
+        self._admit({self._at_of(partition): each for partition, each in committed.items()})
+
+    def partitions(self) -> list[str]:
+        self._is_shared = True
+        return [at.name for at in self._find()]
+
+    def assign(self, committed: Mapping[str, Committed]) -> None:
+        self._is_shared = True
+        self._admit({self._at_of(partition): each for partition, each in committed.items()})
+
+    def revoke(self, partitions: Sequence[str]) -> None:
+        self._is_shared = True
+        self._commit_pending()
+        for partition in partitions:
+            self._logs.pop(self._at_of(partition), None)
+
+    def pause(self, partitions: Collection[str]) -> None:
+        self._paused = frozenset(partitions)
+
+    def close(self) -> None:
+        """Commit what is left to commit, and let go of the brokers."""
+        if self._broker is None:
+            return
+        self._commit_pending()
+        why = self._broker.confirm(CLOSE_S)
+        if why:
+            log.warning("the last offsets of group %r were not committed to Kafka: %s", self._group, why)
+        self._broker.close()
+        self._broker = None
+
+    # -- what comes next
+
+    def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
+        self._commit_pending()
+        gone: list[At] = []
+        try:
+            gone = self._look()
+        except InputChanged:
+            raise
+        except SourceError as error:
+            self._bear(error)
+            return Plan()
+        self._answered_s = self._clock()
+        self._say_away("")
+        logs = list(self._logs.items())
+        # Each plan begins with another partition: where there are more of them than records to plan, all have a turn.
+        self._turn = (self._turn + 1) % max(1, len(logs))
+        backlogs = [0 if at.name in self._paused else each.backlog for at, each in logs]
+        shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
+        shares = shares[len(logs) - self._turn :] + shares[: len(logs) - self._turn]
+        length_max = max(1, -(-sum(shares) // max(1, tasks)))
+        parts = [
+            part for (at, each), share in zip(logs, shares, strict=True) for part in _parts(at, each, share, length_max)
+        ]
+        is_end = self.options.stops_at_end and not parts and self._is_over
+        return Plan(parts, is_end=is_end, revoked=[at.name for at in gone])
+
+    def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
+        if chosen and self._clock() - self._answered_s > ANSWER_S:
+            # Replays of what broke as the broker went wait here for it, and not at the cost of their retries.
+            self._connected.offsets([chosen[0].part.at], LATEST)
+        connection, skips_null = self.options.connection, self.options.skips_null
+        return sliced(chosen, tasks, lambda start, stop, some: KafkaSlice(start, stop, some, connection, skips_null))
+
+    def origins(self, chosen: Sequence[Chosen[KafkaPart]]) -> pa.RecordBatch:
+        return origins_of(chosen)
+
+    def originals(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[Original]:
+        reader = reader_of(self.options.connection)
+        return [original for each in chosen for original in originals_of(reader, each)]
+
+    def are_there(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[bool]:
+        reader = reader_of(self.options.connection)
+        return [is_there for each in chosen for is_there in are_there(reader, each)]
+
+    @property
+    def acks_upstream(self) -> bool:
+        return self.options.acks_upstream
+
+    def taken_up(self, chosen: Sequence[Chosen[KafkaPart]]) -> list[list[HandedOn]]:
+        reader = reader_of(self.options.connection)
+        return [handed for each in chosen for handed in taken_up_of(reader, each)]
+
+    # -- what is done
+
+    def advance(self, partition: str, done: Ranges) -> None:
+        at = self._at_of(partition)
+        # Of a partition that is another source's by now, that one commits.
+        if at in self._logs:
+            self._pending[at] = done
+            each = self._logs[at]
+            each.done, each.next = done, max(each.next, done.prefix)
+
+    def mark(self, partition: str, done: Ranges) -> Mark:
+        return {}
+
+    def describe(self, done: Mapping[str, Ranges]) -> str:
+        behind = sum(each.end - min(each.end, _done(done, at, each).prefix) for at, each in self._logs.items())
+        count = len(self._logs)
+        partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"
+        return f"{partitions}, {behind} {'offset' if behind == 1 else 'offsets'} behind the end"
+
+    # -- within
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether all is planned up to where this source ends. One that has no partition of a group's yet waits."""
+        return all(each.is_over for each in self._logs.values()) and bool(self._logs or not self._is_shared)
+
+    @property
+    def _connected(self) -> Broker:
+        if self._broker is None:
+            self._broker = self._open_broker(self.options.connection)
+        return self._broker
+
+    @property
+    def _group(self) -> str:
+        return self.options.connection.group
+
+    def _at_of(self, partition: str) -> At:
+        try:
+            return At.named(partition)
+        except ValueError as error:
+            raise CheckpointError(f"the checkpoint is of another input: {error}") from None
+
+    def _find(self, timeout_s: float | None = None) -> list[At]:
+        found = self._connected.partitions(self.options.topics, timeout_s)
+        return [At(topic, number) for topic, count in found.items() for number in range(count)]
+
+    def _look(self) -> list[At]:
+        """Find new partitions when it is time to, and where the logs end now; which partitions are gone."""
+        now_s, gone = self._clock(), list[At]()
+        is_due = now_s >= self._refresh_due_s or not self._has_begun
+        if is_due and not self._is_shared:
+            found = self._find(PLAN_S if self._has_begun else None)
+            self._admit({at: Committed() for at in found if at not in self._logs})
+            gone = self._gone(set(found), now_s)
+            if not found and not self._has_begun:
+                to_do = ": there is nothing to read" if self.options.stops_at_end else " yet: waiting for one"
+                log.warning("no topic fits %s%s", self.options.topics, to_do)
+        there = [at for at, each in self._logs.items() if each.missing_since_s is None]
+        if is_due:
+            for at, low in self._connected.offsets(there, EARLIEST, PLAN_S).items():
+                self._skip_to(at, low)
+            self._refresh_due_s = now_s + self.options.refresh_s
+        for at, end in self._connected.offsets(there, LATEST, PLAN_S).items():
+            self._note_end(at, self._logs[at], end, now_s)
+        self._has_begun = True
+        return gone
+
+    def _skip_to(self, at: At, low: int) -> None:
+        """What retention took before it was planned is not planned."""
+        each = self._logs[at]
+        if each.next < low <= each.end:
+            _say_skipped(at, each.done, each.next, low)
+            each.next = low
+
+    def _gone(self, found: set[At], now_s: float) -> list[At]:
+        """Partitions of topics that fitted the pattern and have been missing for a while: a broker that has just been
+        started may not know of all at once."""
+        for at, each in self._logs.items():
+            since_s = now_s if each.missing_since_s is None else each.missing_since_s
+            each.missing_since_s = None if at in found else since_s
+        gone = [
+            at
+            for at, each in self._logs.items()
+            if each.missing_since_s is not None and now_s - each.missing_since_s >= self.options.connection.timeout_s
+        ]
+        for at in gone:
+            log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+            del self._logs[at]
+        return gone
+
+    def _note_end(self, at: At, each: TopicLog, end: int, now_s: float) -> None:
+        if end >= each.next:
+            each.end, each.short_since_s = end, None
+            return
+        # While a partition gets a new leader, its end may be behind for a moment.
+        each.short_since_s = now_s if each.short_since_s is None else each.short_since_s
+        if now_s - each.short_since_s >= self.options.connection.timeout_s:
+            raise InputChanged(ends_before(at, each.next, end))
+
+    def _admit(self, committed: Mapping[At, Committed]) -> None:
+        """Begin to plan partitions, each from where it was left."""
+        if not committed:
+            return
+        there = set(self._find())
+        wanted = [at for at in committed if at in there]
+        for at in committed:
+            if at not in there:
+                self._refuse_gone(at, committed[at].done.prefix)
+        low, high = self._connected.offsets(wanted, EARLIEST), self._connected.offsets(wanted, LATEST)
+        topics = {at.topic for at in wanted}
+        commits = self._connected.committed(sorted(at for at in there if at.topic in topics))
+        own = {at for at, each in commits.items() if self._is_own(at, each)}
+        known = {at.topic for at in own} | {at.topic for at, each in committed.items() if each.done.prefix}
+        firsts = self._firsts([at for at in wanted if not self._is_new(at, known)], low, high)
+        chosen_now: dict[At, Ranges] = {}
+        for at in wanted:
+            done, commit = committed[at].done, commits.get(at)
+            first = self._first(at, committed[at], commit, at in own, firsts.get(at, low[at]))
+            if first > high[at]:
+                raise InputChanged(ends_before(at, first, high[at]))
+            _say_skipped(at, done, first, low[at])
+            self._logs[at] = TopicLog(
+                max(first, low[at]), high[at], high[at] if self.options.stops_at_end else None, done
+            )
+            if commit is None or at not in own:
+                chosen_now[at] = Ranges.below(max(first, low[at]))
+        self._logs = dict(sorted(self._logs.items()))
+        self._commit_now(chosen_now)
+
+    def _refuse_gone(self, at: At, prefix: int) -> None:
+        """What was read before and is not there: of a pattern's topics some may go, of those that are named none."""
+        if not self.options.topics.fits(at.topic):
+            raise CheckpointError(
+                f"{at.name} was read to offset {prefix}, and its topic is not among those of this source now"
+                f" ({self.options.topics}): name it too, or give another checkpoint"
+            )
+        if self.options.topics.names:
+            raise CheckpointError(
+                f"{at.name} was read to offset {prefix}, and does not exist any more: bring it back, or remove the"
+                " checkpoint"
+            )
+        log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
+
+    def _is_new(self, at: At, known: set[str]) -> bool:
+        """Whether a partition turned up while its topic was being read: then none of its records may be left out."""
+        return at.topic in known or (self._has_begun and not self._is_shared)
+
+    def _firsts(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
+        """Where partitions begin of which nothing is known: first_poll's answer."""
+        if isinstance(self.options.first_poll, datetime):
+            return self._connected.offsets(partitions, milliseconds(self.options.first_poll))
+        ends = high if self.options.first_poll.endswith("latest") else low
+        return {at: ends[at] for at in partitions}
+
+    def _first(self, at: At, committed: Committed, commit: CommittedOffset | None, is_own: bool, first: int) -> int:
+        """Where a partition goes on: behind what this source has done, else as first_poll has it."""
+        prefix = committed.done.prefix
+        if commit is not None and is_own:
+            if 0 < prefix < commit.offset:
+                log.warning(
+                    "%s: the checkpoint is at offset %d, and this source has committed %d to Kafka: going on there",
+                    at.name,
+                    prefix,
+                    commit.offset,
+                )
+            return max(prefix, commit.offset)
+        if prefix:
+            return prefix
+        takes_any = isinstance(self.options.first_poll, str) and self.options.first_poll.startswith("uncommitted")
+        return commit.offset if commit is not None and takes_any else first
+
+    def _is_own(self, at: At, commit: CommittedOffset) -> bool:
+        try:
+            metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
+        except NewerVersion as error:
+            raise CheckpointError(
+                f"what group {self._group!r} has committed of {at.name} has {error}: use that, or another group"
+            ) from None
+        return metadata is not None and metadata.source == self.options.source
+
+    def _commit_now(self, done: Mapping[At, Ranges]) -> None:
+        """Write down at once where partitions begin, so that a restart before the first batch is done begins there."""
+        if done:
+            self._connected.commit({at: self._commit_of(ranges) for at, ranges in done.items()})
+            self._connected.confirm(PLAN_S)
+
+    def _commit_pending(self) -> None:
+        pending, self._pending = self._pending, {}
+        if self.options.commits:
+            self._connected.commit({at: self._commit_of(done) for at, done in pending.items()})
+        self._connected.serve()
+
+    def _commit_of(self, done: Ranges) -> CommittedOffset:
+        metadata = CommitMetadata(self.options.source, committer(), Ranges.below(done.prefix))
+        return CommittedOffset(done.prefix, metadata.to_text(METADATA_BYTES_MAX))
+
+    def _bear(self, error: SourceError) -> None:
+        """Brokers that do not answer are waited for; whatever else they say may be said by one that was just started,
+        and is believed after a while."""
+        now_s = self._clock()
+        self._wrong_since_s = now_s if self._wrong_since_s is None else self._wrong_since_s
+        is_new = isinstance(error, Unreachable) or now_s - self._wrong_since_s < self.options.connection.timeout_s
+        if not (is_new and self._has_begun):
+            raise error
+        if isinstance(error, Unreachable):
+            self._wrong_since_s = None
+        self._say_away(str(error))
+
+    def _say_away(self, why: str) -> None:
+        if why and not self._away:
+            log.warning("%s; waiting for it", why)
+        if self._away and not why:
+            log.info("Kafka answers again")
+            self._wrong_since_s = None
+        self._away = why
+
+
+def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
+    """How many records of each partition come next: the same of each, as far as it has them, and at most so many in
+    all. What cannot be divided goes to the first."""
+    level, left, deeper = 0, records_max, sorted(backlog for backlog in backlogs if backlog > 0)
+    while deeper and left >= len(deeper):
+        step = min(deeper[0] - level, left // len(deeper))
+        level, left = level + step, left - step * len(deeper)
+        deeper = [backlog for backlog in deeper if backlog > level]
+    shares = [min(backlog, level) for backlog in backlogs]
+    for index, backlog in enumerate(backlogs):
+        more = min(left, 1, backlog - shares[index])
+        shares[index], left = shares[index] + more, left - more
+    return shares
+
+
+def _parts(at: At, each: TopicLog, share: int, length_max: int) -> list[KafkaPart]:
+    """The next ``share`` offsets of a partition, in parts of at most ``length_max``."""
+    start, each.next = each.next, each.next + share
+    return [
+        KafkaPart(at.topic, at.number, first, min(first + length_max, each.next))
+        for first in range(start, each.next, length_max)
+    ]
+
+
+def _done(done: Mapping[str, Ranges], at: At, each: TopicLog) -> Ranges:
+    return done.get(at.name, each.done)
+
+
+def _say_skipped(at: At, done: Ranges, first: int, low: int) -> None:
+    """What lies below the beginning of a log, and was not done, is gone."""
+    bounds = zip(done.starts.tolist(), done.stops.tolist(), strict=True)
+    lost = low - first - sum(max(0, min(stop, low) - max(start, first)) for start, stop in bounds)
+    if first < low and lost > 0:
+        log.error(
+            "LOST: up to %d records of %s, between offsets %d and %d, were deleted (retention, or delete_records)"
+            " before they were done",
+            lost,
+            at.name,
+            first,
+            low,
+        )

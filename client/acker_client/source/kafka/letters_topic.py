@@ -1,0 +1,98 @@
+"""Kafka letters: dead letters in a topic of Kafka's, at all replicas in sync before they count as done.
+
+Decides that a letter is the line of JSON that a file would hold, under the key of where its record stands. A source
+that dies right after writing may write the same letters again: a letter is there at least once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from acker_client.source.errors import SourceError
+from acker_client.source.kafka.connection import TopicWriter, library
+from acker_client.source.kafka.names import KafkaConnection
+from acker_client.source.records.dead_letter import DeadLetter
+
+# What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.
+MESSAGE_BYTES_MAX = 1_000_000
+AROUND_BYTES = 1024
+# A record's own key is part of where it stands, and may be as large as a message.
+KEY_BYTES_MAX = 4096
+
+
+class KafkaTopic:
+    """A topic as a ``DeadLetterStore``: ``dead_letters=KafkaTopic("orders.dead", bootstrap_servers=...)``.
+
+    ``config``: settings of librdkafka (TLS, SASL, ``compression.type``); a value that does not fit into
+    ``message.max.bytes`` is cut, and ``bytes`` says how long it was. ``timeout_s``: how long brokers are waited for.
+    Needs the extra ``kafka``.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        bootstrap_servers: str | Iterable[str],
+        timeout_s: float = 60.0,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        library()
+        if not isinstance(topic, str) or not topic:
+            raise ValueError(f"topic={topic!r}: name the topic of dead letters")
+        self.topic = topic
+        self.connection = KafkaConnection.of(bootstrap_servers, "dead-letters", config, timeout_s)
+        self._message_bytes_max = int((config or {}).get("message.max.bytes", MESSAGE_BYTES_MAX))
+        self._writer: TopicWriter | None = None
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} at {self.connection.servers}"
+
+    def open(self) -> None:
+        self._opened()
+
+    def write(self, letters: Iterable[DeadLetter]) -> None:
+        """Send ``letters`` and return when they last. Raises :class:`SourceError` when they do not."""
+        try:
+            self._opened().write(self.topic, (self._message(letter) for letter in letters))
+        except SourceError as error:
+            # What a producer was made to drop may be dropped of the next ones too.
+            self._writer = None
+            raise SourceError(
+                f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
+                " are read again at the next start"
+            ) from None
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _opened(self) -> TopicWriter:
+        if self._writer is None:
+            writer = TopicWriter(self.connection)
+            writer.check(self.topic)
+            self._writer = writer
+        return self._writer
+
+    def _message(self, letter: DeadLetter) -> tuple[bytes, bytes]:
+        key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")[:KEY_BYTES_MAX]
+        text = _bytes_of(letter)
+        room = max(0, self._message_bytes_max - len(key) - AROUND_BYTES)
+        # What JSON escapes takes more room than it had: cut to what fits in the end.
+        kept = room
+        while len(text) > room and kept:
+            text, kept = _bytes_of(_cut(letter, kept)), kept // 2
+        return key, text
+
+
+def _bytes_of(letter: DeadLetter) -> bytes:
+    return letter.to_json().encode(errors="surrogatepass")
+
+
+def _cut(letter: DeadLetter, bytes_max: int) -> DeadLetter:
+    """The letter with as much of its value as text."""
+    whole = letter.value if isinstance(letter.value, bytes) else json.dumps(letter.value, ensure_ascii=False).encode()
+    return replace(letter, origin={**letter.origin, "bytes": len(whole)}, value=whole[:bytes_max])

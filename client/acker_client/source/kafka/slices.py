@@ -1,0 +1,225 @@
+"""Kafka slices: ranges of offsets, read in executors. Messages in, Arrow columns out.
+
+A position is an offset. Decides that an offset which is not there (compacted away, a transaction's marker) is left out,
+that what retention took from under a planned range is left out and counted loudly, and which far-apart offsets are
+sought one by one. Needs confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.cluster.handed_on import HandedOn, taken_up
+from acker_client.source.decoding.lines import ReadRows
+from acker_client.source.decoding.values import jsonable
+from acker_client.source.errors import SourceError
+from acker_client.source.kafka.connection import Fetched, Gone, Reader, reader_of
+from acker_client.source.kafka.names import At, KafkaConnection
+from acker_client.source.records.input import Chosen, Original
+from acker_client.source.records.ranges import Positions
+
+log = logging.getLogger("acker_client.source.kafka")
+
+COLUMNS = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp,"
+    " headers array<struct<key: string, value: binary>>"
+)
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP),
+        ("headers", HEADERS),
+    ]
+)
+# Of chosen offsets that lie further apart than this, what is between is not read.
+APART = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaPart:
+    """Offsets ``start`` up to ``stop`` of one partition of a topic."""
+
+    topic: str
+    number: int
+    start: int
+    stop: int
+
+    @property
+    def partition(self) -> str:
+        return self.at.name
+
+    @property
+    def at(self) -> At:
+        return At(self.topic, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSlice:
+    """Numbers ``start`` up to ``stop`` of a batch: the offsets that are ``chosen``, in order. ``skips_null``: a record
+    without a value is left out."""
+
+    start: int
+    stop: int
+    chosen: tuple[Chosen[KafkaPart], ...]
+    connection: KafkaConnection
+    skips_null: bool
+
+    def read(self) -> Iterator[ReadRows]:
+        """Read what there is, some thousands at a time. Raises ``SourceError``."""
+        reader, number = reader_of(self.connection), self.start
+        for each in self.chosen:
+            for offsets, fetched in read_chosen(reader, each):
+                rows = ReadRows((number + offsets).astype(np.uint64), columns_of(each.part, fetched))
+                yield _rows(rows, fetched, self.skips_null)
+            number += len(each)
+
+
+def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Positions, Fetched]]:
+    """What there is of what is chosen, ascending: indices of the chosen (int64[n]) with n messages."""
+    part, positions = chosen.part, chosen.positions
+    breaks = np.flatnonzero(np.diff(positions) > APART) + 1
+    for stretch in np.split(positions, breaks):
+        for found in reader.read(part.at, int(stretch[0]), int(stretch[-1]) + 1):
+            if isinstance(found, Gone):
+                _say_lost(part, positions, found)
+                continue
+            at, some = _of_chosen(positions, found)
+            if len(at):
+                yield at, some
+
+
+def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
+    """Messages as the columns of ``SCHEMA``."""
+    count = len(fetched.offsets)
+    times: Any = pa.array(fetched.timestamps_ms, mask=fetched.timestamps_ms < 0).cast(pa.timestamp("ms", tz="UTC"))
+    headers = pa.array(fetched.headers, HEADERS) if any(fetched.headers) else pa.nulls(count, HEADERS)
+    columns = [
+        pa.array(fetched.keys, pa.binary()),
+        pa.array(fetched.values, pa.binary()),
+        pa.repeat(pa.scalar(part.topic, pa.string()), count),
+        pa.repeat(pa.scalar(part.number, pa.int32()), count),
+        pa.array(fetched.offsets),
+        times.cast(TIMESTAMP),
+        headers,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
+    """Records read once more: topic, partition, offset, a key where there is one, and the value's bytes."""
+    part = chosen.part
+    found: dict[int, tuple[bytes | None, bytes | None]] = {}
+    try:
+        for _, fetched in read_chosen(reader, chosen):
+            found |= zip(fetched.offsets.tolist(), zip(fetched.keys, fetched.values, strict=True), strict=True)
+    except SourceError as error:
+        log.warning("records of %s could not be read once more: %s", part.partition, error)
+    return [_original(part, offset, *found.get(offset, (None, None))) for offset in chosen.positions.tolist()]
+
+
+def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
+    """Whether each offset is there; all are where they cannot be read."""
+    found = np.zeros(len(chosen), np.bool_)
+    try:
+        for at, _ in read_chosen(reader, chosen):
+            found[at] = True
+    except SourceError as error:
+        log.warning("records of %s could not be read once more: %s", chosen.part.partition, error)
+        found[:] = True
+    return found.tolist()
+
+
+def taken_up_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[list[HandedOn]]:
+    """The anchors that each record's headers hand on, read once more; none where they cannot be read, or understood."""
+    part = chosen.part
+    found: dict[int, list[HandedOn]] = {}
+    try:
+        for _, fetched in read_chosen(reader, chosen):
+            for offset, headers in zip(fetched.offsets.tolist(), fetched.headers, strict=True):
+                if headers:
+                    found[offset] = _taken_up(part, offset, headers)
+    except SourceError as error:
+        log.warning(
+            "headers of %s could not be read once more; what was handed on times out: %s", part.partition, error
+        )
+    return [found.get(offset, []) for offset in chosen.positions.tolist()]
+
+
+def _taken_up(part: KafkaPart, offset: int, headers: Sequence[tuple[str, bytes | None]]) -> list[HandedOn]:
+    try:
+        return taken_up(headers)
+    except ValueError as error:
+        log.warning("%s:%d: %s; what was handed on with it times out", part.partition, offset, error)
+        return []
+
+
+def _original(part: KafkaPart, offset: int, key: bytes | None, value: bytes | None) -> Original:
+    origin: dict[str, Any] = {"topic": part.topic, "partition": part.number, "offset": offset}
+    return Original(origin if key is None else origin | {"key": jsonable(key)}, value)
+
+
+def _of_chosen(positions: Positions, fetched: Fetched) -> tuple[Positions, Fetched]:
+    at = np.minimum(np.searchsorted(positions, fetched.offsets), len(positions) - 1)
+    is_chosen = positions[at] == fetched.offsets
+    return (at, fetched) if is_chosen.all() else (at[is_chosen], _those(fetched, np.flatnonzero(is_chosen)))
+
+
+def _those(fetched: Fetched, rows: Positions) -> Fetched:
+    kept = rows.tolist()
+    return Fetched(
+        fetched.offsets[rows],
+        fetched.timestamps_ms[rows],
+        [fetched.keys[row] for row in kept],
+        [fetched.values[row] for row in kept],
+        [fetched.headers[row] for row in kept],
+        {index: fetched.unreadable[row] for index, row in enumerate(kept) if row in fetched.unreadable},
+    )
+
+
+def _rows(rows: ReadRows, fetched: Fetched, skips_null: bool) -> ReadRows:
+    rows.unreadable = fetched.unreadable
+    column: Any = rows.columns.column(1)
+    if not (skips_null and column.null_count):
+        return rows
+    kept = np.flatnonzero([value is not None for value in fetched.values])
+    places = {row: index for index, row in enumerate(kept.tolist())}
+    unreadable = {places[row]: reason for row, reason in fetched.unreadable.items() if row in places}
+    return ReadRows(rows.numbers[kept], rows.columns.take(pa.array(kept)), unreadable)
+
+
+def _say_lost(part: KafkaPart, positions: Positions, gone: Gone) -> None:
+    first, last = np.searchsorted(positions, (gone.start, gone.stop)).tolist()
+    if first < last:
+        log.error(
+            "LOST: up to %d records of %s, offsets %d to %d, were deleted (retention, or delete_records) before they"
+            " were done; they count as absent",
+            last - first,
+            part.partition,
+            positions[first],
+            positions[last - 1],
+        )
+
+
+def origins_of(chosen: Sequence[Chosen[KafkaPart]]) -> pa.RecordBatch:
+    """Columns ``topic``, ``partition`` and ``offset`` of what is chosen."""
+    topics = {topic: index for index, topic in enumerate(dict.fromkeys(each.part.topic for each in chosen))}
+    lengths = np.array([len(each) for each in chosen], np.int64)
+    topic_ids = np.repeat(np.array([topics[each.part.topic] for each in chosen], np.int32), lengths)
+    numbers = np.repeat(np.array([each.part.number for each in chosen], np.int32), lengths)
+    offsets = np.concatenate([np.empty(0, np.int64), *(each.positions for each in chosen)])
+    topic = pa.DictionaryArray.from_arrays(pa.array(topic_ids), pa.array(list(topics), pa.string()))
+    return pa.RecordBatch.from_arrays(
+        [topic, pa.array(numbers), pa.array(offsets)], names=["topic", "partition", "offset"]
+    )

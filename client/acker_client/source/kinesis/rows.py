@@ -1,0 +1,107 @@
+"""Kinesis's rows: what was read of a shard and is held in the driver, and slices of it, which executors unpack.
+
+Decides the columns. Each record is read once, in the driver: an account may read a shard five times a second and 2 MB
+of it, so a second reader of the same records would halve what there is; and bytes that are here need not be there any
+more when a record is tried again. Needs pyarrow and numpy; imports neither grpc, pyspark nor boto3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from acker_client.source.decoding.lines import ReadRows
+from acker_client.source.records.input import Chosen
+from acker_client.source.records.ranges import Positions, Ranges
+
+COLUMNS = "data binary, partition_key string, sequence_number string, shard string, arrival_timestamp timestamp"
+
+
+class Held:
+    """Records of one shard that were read together and are not done: ``positions: int64[n]``, ascending, and ``rows``
+    of n records."""
+
+    __slots__ = ("positions", "rows")
+
+    def __init__(self, positions: Positions, rows: pa.RecordBatch) -> None:
+        self.positions = positions
+        self.rows = rows
+
+    @property
+    def bytes(self) -> int:
+        return int(self.rows.nbytes)
+
+    def keep(self, mask: npt.NDArray[np.bool_]) -> None:
+        """Forget the records that ``mask`` leaves out; what is left is copied, so that their memory is given back."""
+        if not mask.all():
+            self.positions = self.positions[mask]
+            self.rows = self.rows.take(pa.array(np.flatnonzero(mask)))
+
+    def release(self, done: Ranges) -> None:
+        """Forget what is done."""
+        self.keep(~done.contains(self.positions))
+
+    def at(self, positions: Positions) -> pa.RecordBatch:
+        """The records at ``positions: int64[k]``, ascending. ``LookupError`` for one that is done and forgotten."""
+        rows = np.searchsorted(self.positions, positions)
+        if not np.array_equal(self.positions[rows[rows < len(self.positions)]], positions):
+            raise LookupError("these records are done and forgotten")
+        return self.rows.take(pa.array(rows))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordPart:
+    """Positions ``start`` to ``stop`` of a shard, which lie in ``held``."""
+
+    partition: str
+    start: int
+    stop: int
+    held: Held = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RecordSlice:
+    """Numbers ``start`` to ``stop`` of a batch. ``content``: their rows as an Arrow stream, which is no larger than
+    they are, and is unpacked where it is read."""
+
+    start: int
+    stop: int
+    content: bytes
+
+    def __repr__(self) -> str:
+        return f"<RecordSlice: numbers {self.start} to {self.stop}, {len(self.content)} bytes>"
+
+    def read(self) -> Iterator[ReadRows]:
+        number = self.start
+        with pa.ipc.open_stream(self.content) as stream:
+            for rows in stream:
+                stop = number + rows.num_rows
+                yield ReadRows(np.arange(number, stop, dtype=np.uint64), rows)
+                number = stop
+
+
+def sliced_rows(start: int, stop: int, chosen: Sequence[Chosen[RecordPart]]) -> RecordSlice:
+    """The slice of the batch's numbers ``start`` to ``stop``: what is chosen, in order."""
+    sink = pa.BufferOutputStream()
+    writer: Any = None
+    for each in chosen:
+        rows = shown(each)
+        writer = writer or pa.ipc.new_stream(sink, rows.schema)
+        writer.write_batch(rows)
+    if writer is not None:
+        writer.close()
+    return RecordSlice(start, stop, sink.getvalue().to_pybytes())
+
+
+def shown(chosen: Chosen[RecordPart]) -> pa.RecordBatch:
+    """The records that are chosen, in the columns that a user sees."""
+    rows = chosen.part.held.at(chosen.positions)
+    shard: Any = pa.repeat(pa.scalar(chosen.part.partition, pa.string()), rows.num_rows)
+    names = ["data", "partition_key", "sequence_number", "shard", "arrival_timestamp"]
+    columns = [shard if name == "shard" else rows.column(name) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names=names)

@@ -1,0 +1,208 @@
+"""Kinesis's shard: how far one shard is read, what is held of it, and what a checkpoint says of it. Pure.
+
+A position is a record's index in the order of reading, from where reading began. Sequence numbers are 56 digits, with
+gaps, and are compared for equality only: reading on behind one gives the same records in the same order, so that a
+checkpoint needs one of them to find all positions again, those beyond holes too. Records age out of a shard from its
+beginning; where the one is gone that the checkpoint would go on at, what is there is read as new, from the first
+position that was never given.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source.errors import CheckpointError
+from acker_client.source.kinesis.connection import LATEST, Begin, StreamIdentity
+from acker_client.source.kinesis.rows import Held, RecordPart
+from acker_client.source.records.input import Committed, Mark
+from acker_client.source.records.ranges import Ranges
+
+log = logging.getLogger("acker_client.source")
+
+KEEP = "keep records longer (the stream's retention period), or run the source more often"
+REMOVE = "give the source another checkpoint, or remove this one to begin anew"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMark:
+    """``at``: the sequence number of the first record that is not done, where it was read; else ``after``: of the last
+    that was. ``end``: how many positions the shard has, once it was read to its end.
+
+    What an earlier run did beyond a hole may be done before this one has read it again: then ``at`` is the last record
+    that was read, and ``skip``: from there on so many are done."""
+
+    at: str | None = None
+    after: str | None = None
+    end: int | None = None
+    skip: int = 0
+
+    @classmethod
+    def of(cls, shard: str, mark: Mark, stream: StreamIdentity) -> ShardMark:
+        """What ``ShardReading.mark`` gave. Raises ``CheckpointError`` when it cannot have, or of another stream."""
+        if not mark:
+            return cls()
+        try:
+            arn, created_ms = str(mark["stream"]), int(mark["created_ms"])
+            end = None if mark.get("end") is None else int(mark["end"])
+            skip = int(mark.get("skip", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint does not say how far {shard} is done ({error!r})") from None
+        if arn != stream.arn:
+            raise CheckpointError(f"the checkpoint is of stream {arn}, not of {stream.arn}: {REMOVE}")
+        if created_ms != stream.created_ms:
+            raise CheckpointError(
+                f"stream {arn} was deleted and created anew since the checkpoint was written: {REMOVE}; what the old"
+                " stream held is gone"
+            )
+        return cls(mark.get("at"), mark.get("after"), end, skip)
+
+    def begin(self, first: Begin) -> Begin:
+        """Where to read on; ``first``: where nothing was read yet."""
+        if self.at is not None:
+            return Begin.at(self.at)
+        return first if self.after is None else Begin.after(self.after)
+
+
+class ShardReading:
+    """One shard that is being read. ``due_s``: when it may be read next; ``is_behind``: there is more of it now."""
+
+    def __init__(self, name: str, first: Begin, committed: Committed, mark: ShardMark) -> None:
+        self.name = name
+        self.done = committed.done
+        # Where reading began at the newest record, that place has a position of its own, which does not exist: so a
+        # checkpoint knows of the shard as soon as something was read of it, and a restart begins there.
+        if first == LATEST and not self.done.reach:
+            self.done = Ranges.below(1)
+        # No part begins below what was committed.
+        self._first = self.done.prefix
+        self.next = self._first - mark.skip
+        self.iterator: str | None = None
+        self.due_s = 0.0
+        self.failures = 0
+        self.is_behind = True
+        self.is_caught_up = False
+        self.is_drained = False
+        self._mark = mark
+        self._begin = mark.begin(first)
+        self._last: str | None = None
+        self._held: list[Held] = []
+        if mark.end is not None and self.done.prefix >= mark.end:
+            self.is_drained = True
+
+    @property
+    def begin(self) -> Begin:
+        """Where an iterator has to begin that goes on with what was read."""
+        return self._begin if self._last is None else Begin.after(self._last)
+
+    def begin_at(self, begin: Begin) -> None:
+        """Nothing was read yet: begin there instead."""
+        self._begin = begin
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was read of it."""
+        return self._last is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was read to its end, and all of it is done."""
+        return self.is_drained and self.done.prefix >= self.next
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of records that are held."""
+        return sum(held.bytes for held in self._held)
+
+    def take(self, rows: pa.RecordBatch) -> list[RecordPart]:
+        """Number ``rows``, the next of the shard, and hold those that are not done; as one part, or none."""
+        if not rows.num_rows:
+            return []
+        if self._last is None:
+            self._check_first(str(rows.column("sequence_number")[0]))
+        self._last = str(rows.column("sequence_number")[-1])
+        self.next += rows.num_rows
+        start = max(self.next - rows.num_rows, min(self._first, self.next))
+        rows = rows.slice(start - self.next + rows.num_rows)
+        if not rows.num_rows:
+            return []
+        held = Held(np.arange(start, self.next, dtype=np.int64), rows)
+        held.release(self.done)
+        if len(held.positions):
+            self._held.append(held)
+        return [RecordPart(self.name, start, self.next, held)]
+
+    def end(self) -> None:
+        """It was read to its end."""
+        if self.next < self.done.reach:
+            self._skip_aged()
+            self.done = Ranges.below(self.next)
+        self.is_drained = True
+
+    def age_out(self) -> None:
+        """All that was left of it has aged out of the stream."""
+        if self.next < self.done.reach or self._mark.at is not None or self.has_begun:
+            log.error(
+                "%s has aged out of the stream with records that were not done: they are lost; %s", self.name, KEEP
+            )
+        else:
+            log.warning(
+                "%s has aged out of the stream; all that was read of it is done, and what came to it later, if anything"
+                " did, is lost; %s",
+                self.name,
+                KEEP,
+            )
+        if not self.has_begun:
+            self.next = max(self.next, self.done.reach)
+            self.done = Ranges.below(self.next)
+        self.is_drained = True
+
+    def advance(self, done: Ranges) -> None:
+        self.done = done
+        for held in self._held:
+            held.release(done)
+        self._held = [held for held in self._held if len(held.positions)]
+
+    def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:
+        mark: dict[str, Any] = {"stream": stream.arn, "created_ms": stream.created_ms}
+        at, after, skip = self._mark.at, self._mark.after, self._mark.skip
+        if self._last is not None:
+            skip = done.prefix - self.next + 1 if done.prefix > self.next else 0
+            at, after = self._last if skip else self._sequence_number_at(done.prefix), self._last
+        mark |= {"at": at} if at is not None else {"after": after}
+        mark |= {"skip": skip} if skip else {}
+        return mark | ({"end": self.next} if self.is_drained else {})
+
+    def _check_first(self, sequence_number: str) -> None:
+        """Is the first record that is read the one that the checkpoint goes on at?"""
+        if self._mark.at is not None and sequence_number != self._mark.at:
+            self._skip_aged()
+
+    def _skip_aged(self) -> None:
+        log.error(
+            "%s: the record that the checkpoint goes on at, %s, has aged out of the stream before it was done; what"
+            " aged out with it is lost, and what is left is read, some of it again; %s",
+            self.name,
+            self._mark.at,
+            KEEP,
+        )
+        self.next = max(self.next, self.done.reach)
+
+    def _sequence_number_at(self, position: int) -> str | None:
+        """Of a record that was read and is not done; None: it was not read yet."""
+        if position >= self.next:
+            return None
+        for held in self._held:
+            if held.positions[0] <= position <= held.positions[-1]:
+                return str(held.at(np.array([position], np.int64)).column("sequence_number")[0])
+        raise LookupError(f"{self.name}: position {position} is not held")
+
+
+def marks_of(committed: Mapping[str, Committed], stream: StreamIdentity) -> dict[str, ShardMark]:
+    """The marks of a checkpoint, by shard. Raises ``CheckpointError`` where one is of another stream."""
+    return {shard: ShardMark.of(shard, each.mark, stream) for shard, each in committed.items()}

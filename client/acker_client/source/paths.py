@@ -1,0 +1,119 @@
+"""Paths: which files a user means. Expands paths and patterns (``**`` too), in the order given, each pattern sorted.
+
+Decides what is no path, and names it; says of records in which file they stand. Never decides what may stand in a file.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source.disk import to_read
+from acker_client.source.errors import InputChanged, SourceError
+from acker_client.source.records.ranges import Positions
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of the input: its absolute path, and the path as the user wrote it."""
+
+    path: str
+    shown: str
+
+
+def find_files(
+    paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]], may_be_none: bool = False
+) -> list[Found]:
+    """The files that ``paths`` name, no file twice, whatever links lead to it. ``asker`` and ``example`` stand in
+    errors; ``in_directory`` says which files a directory stands for.
+
+    Raises ``SourceError`` for what is no path or no file, and, unless there ``may_be_none`` yet, for a pattern that
+    matches nothing and for a file that is gone.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise SourceError(f"{asker}: {path!r} is no path: name a file, or a pattern like {example!r}")
+    if not given:
+        raise SourceError(f"{asker}: no path was given: name a file, or a pattern like {example!r}")
+    found: dict[str, Found] = {}
+    folders: dict[str, str] = {}
+    for pattern in given:
+        for shown in _expand(os.fspath(pattern), asker, in_directory, may_be_none=may_be_none):
+            path = os.path.abspath(shown)
+            real = _real(path, folders)
+            if real not in found or _links(path, real) < _links(found[real].path, real):
+                found[real] = Found(path, shown)
+    return [file for file in found.values() if _is_there(file.shown, asker, may_be_gone=may_be_none)]
+
+
+def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str, paths: Paths) -> None:
+    """What a source writes is no input of it."""
+    own = {os.path.abspath(path) for path in own_files}
+    for file in found:
+        if file.path in own:
+            raise SourceError(f"{asker}: {file.shown!r} is written by this source: keep it out of {paths!r}")
+
+
+def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.RecordBatch:
+    """Columns ``path``, with each path once, and ``what``: numbers in a file, of stretches of records in files."""
+    paths = {shown: index for index, shown in enumerate(dict.fromkeys(shown for shown, _ in stretches))}
+    lengths = np.array([len(numbers) for _, numbers in stretches], np.int64)
+    path_ids = np.repeat(np.array([paths[shown] for shown, _ in stretches], np.int32), lengths)
+    numbers = np.concatenate([np.empty(0, np.int64), *(numbers for _, numbers in stretches)])
+    path = pa.DictionaryArray.from_arrays(pa.array(path_ids), pa.array(list(paths), pa.string()))
+    return pa.RecordBatch.from_arrays([path, pa.array(numbers)], names=["path", what])
+
+
+def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], *, may_be_none: bool) -> list[str]:
+    if "://" in pattern:
+        raise SourceError(f"{asker}: {pattern!r} is a URL, and {asker} reads local paths: mount it or copy it first")
+    if os.path.isdir(pattern):
+        return in_directory(pattern)
+    matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
+    files = [match for match in matches if not os.path.isdir(match)]
+    if not files and not may_be_none:
+        raise SourceError(f"{asker}: nothing matches {pattern!r} (working directory: {os.getcwd()})")
+    return files
+
+
+def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
+    """Whether there is a file. Raises ``SourceError`` for what is none, and where it has to be there."""
+    try:
+        shown.encode()
+    except UnicodeEncodeError:
+        raise SourceError(
+            f"{asker}: the name of {shown!r} is not valid UTF-8: rename the file, or narrow the pattern"
+        ) from None
+    try:
+        mode = os.stat(shown).st_mode
+    except OSError as error:
+        if may_be_gone and isinstance(error, FileNotFoundError):
+            return False
+        raise InputChanged(f"{shown} cannot be read ({error.strerror}): {to_read(error)}") from None
+    if not stat.S_ISREG(mode):
+        raise SourceError(f"{asker}: {shown!r} is a pipe, a socket or a device: copy it into a file, or leave it out")
+    return True
+
+
+def _links(path: str, real: str) -> tuple[int, bool]:
+    """Of two paths to one file, the lower has fewer links."""
+    return path.count(os.sep), path != real
+
+
+def _real(path: str, folders: dict[str, str]) -> str:
+    """``path`` without links. ``folders``: those of folders that were asked for before."""
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    real = os.path.join(folders[folder], name)
+    return os.path.realpath(real) if os.path.islink(real) else real

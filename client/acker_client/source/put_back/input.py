@@ -1,0 +1,129 @@
+"""Put back: records that stand in dead letters, to be tried again, as rows like those that they were.
+
+A record is a line of a file of dead letters, and its position the line's. Decides which columns its row has: the text
+with the path and the line that it had, or the columns of a schema; and that whoever dies again keeps its first origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.source.decoding.content import LinePart
+from acker_client.source.decoding.json_lines import JsonParser
+from acker_client.source.decoding.lines import Lines, not_utf8
+from acker_client.source.decoding.values import of_json
+from acker_client.source.files.input import FileInput
+from acker_client.source.records.dead_letter import DeadLetter
+from acker_client.source.records.input import Chosen, Original
+
+TEXT = pa.schema([("value", pa.string()), ("path", pa.string()), ("line", pa.int64())])
+
+
+class Unreadable(ValueError):
+    """A letter's record cannot be made a row again; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetterParser:
+    """Rows of ``schema``, or ``value string, path string, line bigint``."""
+
+    schema: pa.Schema | None = None
+
+    def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
+        schema = TEXT if self.schema is None else self.schema
+        rows: list[pa.RecordBatch] = [pa.RecordBatch.from_pylist([], schema)]
+        unreadable: dict[int, str] = {}
+        for index in range(len(lines)):
+            try:
+                rows.append(self._row(letter_of(lines.line(index)), lines, index))
+            except Unreadable as error:
+                unreadable[index] = str(error)
+                rows.append(pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema))
+        return pa.concat_batches(rows), unreadable
+
+    def _row(self, letter: DeadLetter | str, lines: Lines, index: int) -> pa.RecordBatch:
+        if isinstance(letter, str):
+            raise Unreadable(f"{lines.where(index)}: {letter}")
+        if letter.why_not_again:
+            raise Unreadable(f"{letter.where}: {letter.why_not_again}: read it where it stands")
+        if isinstance(letter.value, bytes):
+            line = _line_of(letter, letter.value, lines.part)
+            return _text_row(letter, line) if self.schema is None else _json_row(line, self.schema)
+        if self.schema is None:
+            raise Unreadable(f"{letter.where}: the letter holds columns: give PutBack the schema that they had")
+        return _columns_row(letter, self.schema)
+
+
+class PutBackInput(FileInput):
+    """Files of dead letters as an input (see ``core.input.Input``): what was put back."""
+
+    kind = "put-back"
+    asker = "PutBack"
+
+    def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
+        return [_first_original(original) for original in super().originals(chosen)]
+
+
+def letter_of(line: bytes) -> DeadLetter | str:
+    """The letter that a line is, or what is wrong with it."""
+    try:
+        return DeadLetter.of_json(line.decode(errors="surrogatepass"))
+    except ValueError as error:
+        return str(error)
+
+
+def _first_original(now: Original) -> Original:
+    """The record as it was when it first died."""
+    letter = letter_of(now.value) if isinstance(now.value, bytes) else ""
+    return now if isinstance(letter, str) else Original(letter.origin, letter.value)
+
+
+def _line_of(letter: DeadLetter, value: bytes, part: LinePart) -> Lines:
+    """The record as the one line that it was, by its first path and number."""
+    path, line, byte = (letter.origin.get(name) for name in ("path", "line", "byte"))
+    number = line if isinstance(line, int) else part.start + 1
+    first = byte if isinstance(byte, int) else 0
+    where = replace(
+        part,
+        shown=str(path or part.shown),
+        start=number - 1,
+        stop=number,
+        first_byte=first,
+        stop_byte=first + len(value),
+    )
+    return Lines(where, value, np.zeros(1, np.int64), np.array([len(value)], np.int64))
+
+
+def _text_row(letter: DeadLetter, line: Lines) -> pa.RecordBatch:
+    unreadable = not_utf8(line)
+    if unreadable:
+        raise Unreadable(unreadable[0])
+    path, number = letter.origin.get("path"), letter.origin.get("line")
+    row = {
+        "value": line.raw.decode(),
+        "path": path if isinstance(path, str) else None,
+        "line": number if isinstance(number, int) else None,
+    }
+    return pa.RecordBatch.from_pylist([row], TEXT)
+
+
+def _json_row(line: Lines, schema: pa.Schema) -> pa.RecordBatch:
+    row, unreadable = JsonParser(schema).parse(line)
+    if unreadable:
+        raise Unreadable(unreadable[0])
+    return row
+
+
+def _columns_row(letter: DeadLetter, schema: pa.Schema) -> pa.RecordBatch:
+    value: Any = letter.value
+    assert isinstance(value, Mapping)
+    try:
+        row = {field.name: of_json(value.get(field.name), field.type) for field in schema}
+        return pa.RecordBatch.from_pylist([row], schema)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError, pa.ArrowException) as error:
+        raise Unreadable(f"{letter.where}: a value does not fit its column ({error})") from None

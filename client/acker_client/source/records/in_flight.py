@@ -1,0 +1,230 @@
+"""In flight: what becomes of records between their emission and the moment when they are done. Pure.
+
+Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; and which verdict
+counts as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST). Reads no clock,
+writes no file, asks no server: `run` does, and gives it ``now``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.retry import Draw, ReplayGroup, Retry, Schedule
+from acker_client.source.records.summary import Counts
+from acker_client.source.records.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
+from acker_protocol.ids import Column
+from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Records whose emission was not acked, ascending: ``records: int64[n]``, ``roots: uint64[n]``, ``verdicts:
+    uint8[n]``, ``reason_ids: uint32[n]`` (0 none, else index into ``reasons`` plus one)."""
+
+    records: RecordNumbers
+    roots: Column
+    verdicts: Kinds
+    reason_ids: ReasonIds
+    reasons: Sequence[str]
+
+    @classmethod
+    def merged(cls, parts: Sequence[Failures], reason: str) -> Failures:
+        """All of ``parts`` in one, for one ``reason``."""
+        if not parts:
+            return cls(NO_RECORDS, NO_IDS, NO_KINDS, NO_REASON_IDS, ())
+        records = np.concatenate([part.records for part in parts])
+        order = np.argsort(records, kind="stable")
+        roots = np.concatenate([part.roots for part in parts])[order]
+        verdicts = np.concatenate([part.verdicts for part in parts])[order]
+        return cls(records[order], roots, verdicts, np.ones(len(order), np.uint32), (reason,))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Failures]) -> Failures:
+        """All of ``parts`` in one, each with its own reason."""
+        shifts = np.cumsum([0, *(len(part.reasons) for part in parts)])
+        ids = [
+            np.where(part.reason_ids, part.reason_ids + shift, 0) for part, shift in zip(parts, shifts, strict=False)
+        ]
+        merged = cls.merged(parts, "")
+        order = np.argsort(np.concatenate([NO_RECORDS, *(part.records for part in parts)]), kind="stable")
+        reason_ids = np.concatenate([NO_REASON_IDS, *ids])[order].astype(np.uint32)
+        return replace(merged, reason_ids=reason_ids, reasons=[reason for part in parts for reason in part.reasons])
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def reason(self, index: int) -> str:
+        """Why the ``index``-th was not acked, or the name of its verdict where nobody gave a reason."""
+        reason_id = int(self.reason_ids[index])
+        return self.reasons[reason_id - 1] if reason_id else Verdict(int(self.verdicts[index])).name
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Failures:
+        """Those where ``chosen: bool[n]``."""
+        return Failures(
+            self.records[chosen], self.roots[chosen], self.verdicts[chosen], self.reason_ids[chosen], self.reasons
+        )
+
+    def of(self, records: RecordNumbers) -> Failures:
+        """Those of ``records``."""
+        return self.only(np.isin(self.records, records))
+
+    def without(self, records: RecordNumbers) -> Failures:
+        """Those of other records."""
+        return self.only(~np.isin(self.records, records))
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a stretch of outcomes came to: of those that were ``applied``, ``acked`` records (with ``acked_roots``) are
+    done; of the ``failures`` ones, ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which
+    broke as a whole."""
+
+    applied: Counted
+    is_acked: npt.NDArray[np.bool_]
+    failures: Failures
+    spent: Failures
+    broken: Failures
+
+    @property
+    def acked(self) -> RecordNumbers:
+        return self.applied.records[self.is_acked]
+
+    @property
+    def acked_roots(self) -> Column:
+        return self.applied.roots[self.is_acked]
+
+    @property
+    def retried(self) -> Failures:
+        """Those that are scheduled for another try."""
+        return self.failures.without(np.concatenate((self.spent.records, self.broken.records)))
+
+
+UNFINISHED = "unfinished"
+
+
+def excusing(outcomes: Outcomes, because: str) -> Outcomes:
+    """``outcomes`` in which what is unfinished says nothing of the record: it was interrupted, and did not fail."""
+    if UNFINISHED not in outcomes.reasons:
+        return outcomes
+    is_unfinished = outcomes.reason_ids == outcomes.reasons.index(UNFINISHED) + 1
+    verdicts = np.where(is_unfinished & (outcomes.verdicts == Verdict.FAILED), Verdict.LOST, outcomes.verdicts)
+    reasons = tuple(f"{UNFINISHED}: {because}" if reason == UNFINISHED else reason for reason in outcomes.reasons)
+    return Outcomes(outcomes.root_ids, verdicts.astype(np.uint8), outcomes.reason_ids, reasons)
+
+
+class InFlight:
+    """Everything in flight of one source session."""
+
+    __slots__ = ("counts", "schedule", "tracker")
+
+    def __init__(self, base: int, retry: Retry, draw: Draw) -> None:
+        self.tracker = Tracker(base)
+        self.schedule = Schedule(retry, draw)
+        self.counts = Counts()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every record that was emitted has its answer."""
+        return not self.tracker.pending and not self.schedule.waiting
+
+    def emit(self, records: RecordNumbers, *, replays: int) -> EmissionRange:
+        """Emit ``records``, ascending, the first ``replays`` of them not for the first time."""
+        self.counts.batches += 1
+        self.counts.replayed += replays
+        self.counts.records += len(records) - replays
+        return self.tracker.emit(records)
+
+    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
+        """Apply outcomes. ``is_broken``: their batch broke as a whole, so LOST says nothing of a single record of
+        it."""
+        applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
+        self.counts.repeated += applied.repeated
+        self.counts.foreign += applied.foreign
+        ids = outcomes.reason_ids[applied.indices] if len(outcomes.reason_ids) else _no_reasons(len(applied.indices))
+        return self._take_effects(applied, ids, outcomes.reasons, now, is_broken)
+
+    def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Effects:
+        """Give LOST to all emissions of ``start <= number < stop`` that have no outcome."""
+        applied = self.tracker.end(start, stop, Verdict.LOST)
+        return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
+
+    def end_absent(self, roots: Column) -> Counted:
+        """The records of the emissions ``roots: uint64[n]``, as far as these have no outcome, do not exist: they are
+        done."""
+        absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
+        self.counts.absent += len(absent.records)
+        self.tracker.finish(absent.records)
+        return absent
+
+    def revoke(self, records: RecordNumbers) -> RecordNumbers:
+        """``records``, ascending, are no longer this source's: none of them is tried again, and none is done. Returns
+        those that were open."""
+        dropped = self.tracker.open_among(records)
+        self.schedule.drop(dropped)
+        self.tracker.drop(dropped)
+        self.counts.revoked += len(dropped)
+        return dropped
+
+    def isolate(self, broken: Failures, depth: int, now: float) -> Failures:
+        """Schedule the records of a batch that broke as a whole: in smaller pieces, until a record breaks one alone,
+        which is then its own failure. Returns what is spent. ``depth``: of the batch."""
+        if len(broken) == 1:
+            return broken.of(self.schedule.fail(broken.records, now, depth=depth + 1))
+        if len(broken):
+            self.schedule.isolate(broken.records, depth, now)
+        return broken.only(np.zeros(len(broken), bool))
+
+    def take(self, now: float, records_max: int) -> ReplayGroup | None:
+        """The next replay that is due."""
+        return self.schedule.take(now, records_max)
+
+    def finish_dead(self, records: RecordNumbers) -> None:
+        """Count ``records``, ascending, as done: they are safely in the dead letters."""
+        self.counts.dead_lettered += len(records)
+        self.tracker.finish(records)
+
+    def let_go(self, records: RecordNumbers) -> None:
+        """Count ``records``, ascending, as done though they were not acked: nobody wants them tried again."""
+        self.counts.dropped += len(records)
+        self.tracker.finish(records)
+
+    def take_finished(self) -> Ranges:
+        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        return self.tracker.take_finished()
+
+    def compact(self) -> int:
+        """Forget what is done; returns the record below which all are."""
+        self.tracker.compact()
+        self.schedule.forget(self.tracker.done_below)
+        return self.tracker.done_below
+
+    def _take_effects(
+        self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
+    ) -> Effects:
+        is_acked = applied.verdicts == Verdict.ACKED
+        self._count(applied.verdicts)
+        fell = np.flatnonzero(~is_acked)
+        fell = fell[np.argsort(applied.records[fell], kind="stable")]
+        failures = Failures(
+            applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons
+        )
+        lost = failures.verdicts == Verdict.LOST
+        spent = self.schedule.fail(failures.records[~lost], now)
+        if not is_broken:
+            spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
+        return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))
+
+    def _count(self, verdicts: Kinds) -> None:
+        self.counts.acked += int(np.count_nonzero(verdicts == Verdict.ACKED))
+        self.counts.failed += int(np.count_nonzero(verdicts == Verdict.FAILED))
+        self.counts.timed_out += int(np.count_nonzero(verdicts == Verdict.TIMED_OUT))
+        self.counts.lost += int(np.count_nonzero(verdicts == Verdict.LOST))
+
+
+def _no_reasons(count: int) -> ReasonIds:
+    return np.zeros(count, np.uint32)

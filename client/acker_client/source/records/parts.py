@@ -1,0 +1,207 @@
+"""Parts: which record number is which position of which partition, and which positions are done. Pure.
+
+Decides the numbers: each position of a part gets one when the part is planned, from 0 up in the order of planning, so
+that a run has one line of numbers whatever partitions it reads. A position that a checkpoint holds as done keeps its
+number and is not handed out. Decides what is done of each partition; what lies between two parts does not exist, and
+so is done.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.cluster.handed_on import HandedOn
+from acker_client.source.records.input import Answered, Chosen, Input, Original, P, SparseInput, TakingUpInput
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.tracker import NO_RECORDS, RecordNumbers
+
+NOTHING = Ranges()
+
+
+class Parts(Generic[P]):
+    """The parts of one run that are not done yet, and what is done. By partition, from a checkpoint on: ``done``, and
+    how many records are ``answered``."""
+
+    __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
+
+    def __init__(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
+        self.done = dict(done)
+        self.answered = dict(answered or {})
+        self._reach = {partition: ranges.prefix for partition, ranges in done.items()}
+        self._parts: list[P] = []
+        self._firsts: list[int] = []
+        self._planned = 0
+        self._changed: set[str] = set()
+
+    @property
+    def planned(self) -> int:
+        """Record numbers given out, which is the next one."""
+        return self._planned
+
+    @property
+    def most_holes(self) -> int:
+        """Stretches of open positions before done ones, in the partition that has the most of them."""
+        return max((ranges.holes for ranges in self.done.values()), default=0)
+
+    @property
+    def reach(self) -> dict[str, int]:
+        """By partition, the position that is planned next."""
+        return dict(self._reach)
+
+    def full(self, opened: Callable[[int, int], int], limit: int, holes_max: int) -> set[str]:
+        """The partitions that have open records, and of these ``limit`` or more, or ``holes_max`` holes.
+        ``opened(start, stop)``: how many of these numbers are open."""
+        counts: dict[str, int] = {}
+        for first, part in zip(self._firsts, self._parts, strict=True):
+            counts[part.partition] = counts.get(part.partition, 0) + opened(first, first + part.stop - part.start)
+        return {
+            partition
+            for partition, count in counts.items()
+            if count and (count >= limit or self.done.get(partition, NOTHING).holes >= holes_max)
+        }
+
+    def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
+        """Partitions are this run's from now on, and done so far; of one that it had before nothing counts."""
+        for partition, ranges in done.items():
+            self.revoke(partition)
+            self.answered[partition] = (answered or {}).get(partition, Answered())
+            self.done[partition] = ranges
+            self._reach[partition] = ranges.prefix
+
+    def add(self, parts: Sequence[P]) -> RecordNumbers:
+        """Number the positions of ``parts``, and return those numbers that are not done, ascending."""
+        return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
+
+    def chosen(self, records: RecordNumbers) -> list[Chosen[P]]:
+        """The positions of ``records: int64[k]``, ascending. ``LookupError`` for one that is forgotten or unknown."""
+        return [self._choose(index, records[where]) for index, where in self._by_part(records)]
+
+    def finish(self, records: Ranges) -> None:
+        """The numbers in ``records`` are done."""
+        found: dict[str, list[Ranges]] = {}
+        for index in self._touched(records):
+            part, first = self._parts[index], self._firsts[index]
+            done = records.within(first, first + part.stop - part.start)
+            found.setdefault(part.partition, []).append(done.moved(part.start - first))
+            self._count(part.partition, Answered(records=int((done.stops - done.starts).sum())))
+        for partition, ranges in found.items():
+            self._widen(partition, Ranges.joined(ranges))
+
+    def count_dead(self, records: RecordNumbers) -> None:
+        """``records: int64[k]``, ascending, are in the dead letters."""
+        for index, where in self._by_part(records):
+            self._count(self._parts[index].partition, Answered(dead=len(records[where])))
+
+    def numbers_of(self, partitions: Iterable[str]) -> RecordNumbers:
+        """The numbers of some partitions that are not forgotten, ascending."""
+        wanted = set(partitions)
+        numbers = [
+            np.arange(first, first + part.stop - part.start)
+            for first, part in zip(self._firsts, self._parts, strict=True)
+            if part.partition in wanted
+        ]
+        return np.concatenate([NO_RECORDS, *numbers])
+
+    def revoke(self, partition: str) -> None:
+        """Somebody else has the partition now: nothing of it is this run's to write down any more."""
+        self.done.pop(partition, None)
+        self.answered.pop(partition, None)
+        self._reach.pop(partition, None)
+        self._changed.discard(partition)
+
+    def forget(self, done_below: int) -> None:
+        """Forget the parts whose numbers are all below ``done_below``."""
+        gone = bisect_right(self._firsts, done_below)
+        gone = gone if done_below >= self._planned else max(0, gone - 1)
+        del self._parts[:gone]
+        del self._firsts[:gone]
+
+    def take_changed(self) -> set[str]:
+        """The partitions of which more is done than at the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _add(self, part: P) -> RecordNumbers:
+        before = self._reach.get(part.partition, 0)
+        if part.start < before or part.stop <= part.start:
+            raise ValueError(f"{part!r} is empty, or begins below {before}, up to where its partition is planned")
+        if part.start > before:
+            self._widen(part.partition, Ranges.between(before, part.start))
+        self._reach[part.partition] = part.stop
+        self._parts.append(part)
+        self._firsts.append(self._planned)
+        numbers = np.arange(self._planned, self._planned + part.stop - part.start)
+        self._planned += len(numbers)
+        done = self.done.get(part.partition)
+        if done is None or done.reach <= part.start:
+            return numbers
+        return numbers[~done.contains(Chosen(part).positions)]
+
+    def _count(self, partition: str, more: Answered) -> None:
+        self.answered[partition] = self.answered.get(partition, Answered()) + more
+
+    def _widen(self, partition: str, ranges: Ranges) -> None:
+        self.done[partition] = self.done.get(partition, Ranges()).union(ranges)
+        self._changed.add(partition)
+
+    def _choose(self, index: int, records: RecordNumbers) -> Chosen[P]:
+        part, first = self._parts[index], self._firsts[index]
+        return Chosen(part) if len(records) == part.stop - part.start else Chosen(part, records - first)
+
+    def _touched(self, records: Ranges) -> list[int]:
+        """The parts that have any of ``records``. ``LookupError`` where there is none for some of it."""
+        if not len(records.starts):
+            return []
+        if not (self._parts and self._firsts[0] <= records.starts[0] and records.reach <= self._planned):
+            raise LookupError("these records are not planned yet, or done and forgotten")
+        firsts = np.array(self._firsts, np.int64)
+        begun = np.searchsorted(firsts, records.starts, side="right") - 1
+        ended = np.searchsorted(firsts, records.stops, side="left")
+        # Up where a range begins, down where it has ended: what is not zero has some of it.
+        ups, downs = np.bincount(begun, minlength=len(firsts) + 1), np.bincount(ended, minlength=len(firsts) + 1)
+        touched: list[int] = np.flatnonzero(np.cumsum(ups - downs)[: len(firsts)]).tolist()
+        return touched
+
+    def _by_part(self, records: RecordNumbers) -> Iterator[tuple[int, slice]]:
+        """(index of a part, which of ``records`` are of it), in order."""
+        if not len(records):
+            return
+        if not (self._parts and self._firsts[0] <= records[0] <= records[-1] < self._planned):
+            raise LookupError("these records are not planned yet, or done and forgotten")
+        parts = np.searchsorted(np.array(self._firsts, np.int64), records, side="right") - 1
+        starts = np.flatnonzero(np.append(True, parts[1:] != parts[:-1])).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+            yield int(parts[start]), slice(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Where records come from, by their numbers."""
+
+    input: Input[Any]
+    parts: Parts[Any]
+
+    def origins(self, records: RecordNumbers) -> pa.RecordBatch:
+        """A row for each of ``records``, which ascend; see ``Input.origins``."""
+        return self.input.origins(self.parts.chosen(records))
+
+    def taken_up(self, records: RecordNumbers) -> list[list[HandedOn]]:
+        """The anchors of other jobs that each of ``records``, which ascend, came with; see ``TakingUpInput``."""
+        assert isinstance(self.input, TakingUpInput)
+        return self.input.taken_up(self.parts.chosen(records))
+
+    def are_there(self, records: RecordNumbers) -> list[bool]:
+        """Whether each of ``records``, which ascend, exists, as far as the input can say; see ``SparseInput``."""
+        if not isinstance(self.input, SparseInput):
+            return [True] * len(records)
+        return self.input.are_there(self.parts.chosen(records))
+
+    def originals(self, records: RecordNumbers) -> list[Original]:
+        """Each of ``records``, which ascend, read once more."""
+        return self.input.originals(self.parts.chosen(records))

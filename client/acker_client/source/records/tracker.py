@@ -1,0 +1,280 @@
+"""Tracker: which emission is which record, how each emission ended, and which records are done.
+
+Decides that exactly one outcome counts for each emission, and up to where every emitted record is done. Two windows of
+arrays do it, one indexed by emission number (`unmix64(root id) - base`) and one by record, so that ten million
+outcomes are a few passes over arrays and there is no object per record. Never decides what to do about a failure
+(`retry`), never says what a record number means (the input does), knows no clock and no server.
+
+Records are numbered by their input in the order in which they are read. The numbers ascend and may have gaps: what was
+never emitted (an offset that a log compacted away) holds nothing up.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from acker_client.source.records.ranges import Ranges
+from acker_client.source.records.window import Window, blocks
+from acker_protocol.ids import BASE_MAX, Column, numbers_of, root_ids
+from acker_protocol.messages import Kinds, Verdict
+
+RecordNumbers = npt.NDArray[np.int64]
+
+# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol; its record does not exist, or is
+# another source's.
+PENDING = 0
+ABSENT = 5
+DROPPED = 6
+
+# What a record is; a number that was never emitted is a gap.
+GAP = 0
+OPEN = 1
+DONE = 2
+# Done since somebody asked last.
+FINISHED = 3
+
+NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
+    int64[m]``, where each stood among those given. ``repeated`` had an outcome before; ``foreign`` are not of this
+    source.
+    """
+
+    records: RecordNumbers
+    roots: Column
+    verdicts: Kinds
+    indices: RecordNumbers
+    repeated: int = 0
+    foreign: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EmissionRange:
+    """Emissions ``start`` to ``stop`` (numbers), the k-th of them of ``records[k]`` with root id ``roots[k]``."""
+
+    start: int
+    stop: int
+    records: RecordNumbers
+    roots: Column = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Applied:
+    """What became of outcomes: the ``records`` of those that counted, and ``where`` these stand."""
+
+    records: RecordNumbers
+    where: RecordNumbers
+    foreign: int
+
+
+class Tracker:
+    """The in-flight window of one source session, whose ``base`` is random and below ``ids.BASE_MAX``."""
+
+    __slots__ = ("_emission_record", "_emission_state", "_pending", "_record_state", "base")
+
+    def __init__(self, base: int) -> None:
+        if not 0 < base < BASE_MAX:
+            raise ValueError(
+                f"base is {base}: draw it between 1 and 2**62, so that base + n is never 0 and never wraps"
+            )
+        self.base = base
+        self._emission_state: Window[np.uint8] = Window(np.uint8)
+        self._emission_record: Window[np.int64] = Window(np.int64)
+        self._record_state: Window[np.uint8] = Window(np.uint8)
+        self._pending = 0
+
+    @property
+    def emitted(self) -> int:
+        """Number of emissions ever made, which is the number of the next one."""
+        return self._emission_state.stop
+
+    @property
+    def pending(self) -> int:
+        """Emissions without an outcome."""
+        return self._pending
+
+    def pending_between(self, start: int, stop: int) -> int:
+        """Emissions of ``start <= number < stop`` without an outcome."""
+        return self._emission_state.count(PENDING, start, stop)
+
+    @property
+    def done_below(self) -> int:
+        """Every emitted record below this number is done; this one is not, or was not emitted yet."""
+        return self._record_state.start
+
+    @property
+    def open_records(self) -> int:
+        """EmissionRange records that are not done."""
+        return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
+
+    def open_between(self, start: int, stop: int) -> int:
+        """Records of ``start <= number < stop`` that were emitted and are not done."""
+        return self._record_state.count(OPEN, start, stop)
+
+    @property
+    def reach(self) -> int:
+        """One more than the highest record ever emitted."""
+        return self._record_state.stop
+
+    @property
+    def nbytes(self) -> int:
+        return self._emission_state.nbytes + self._emission_record.nbytes + self._record_state.nbytes
+
+    def emit(self, records: RecordNumbers) -> EmissionRange:
+        """Emit ``records: int64[k]``, ascending, none of them done or pending: new ones or replays. Returns the
+        emissions."""
+        start, stop = self.emitted, self.emitted + len(records)
+        self._emission_state.extend(stop)
+        self._emission_record.extend(stop)[:] = records
+        self._pending += len(records)
+        if len(records):
+            self._record_state.extend(int(records[-1]) + 1)
+            self._record_state.put(records, OPEN)
+        return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
+
+    def apply(self, roots: Column, verdicts: Kinds) -> Counted:
+        """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted. The
+        records of those that are ACKED are done."""
+        kernel = compiled()
+        applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        self._pending -= len(applied.records)
+        repeated = len(roots) - len(applied.records) - applied.foreign
+        if len(applied.records) < len(roots):
+            roots, verdicts = roots[applied.where], verdicts[applied.where]
+        return Counted(applied.records, roots, verdicts, applied.where, repeated, applied.foreign)
+
+    def _apply_compiled(self, kernel: Any, roots: Column, verdicts: Kinds) -> _Applied:
+        records, where = np.empty(len(roots), np.int64), np.empty(len(roots), np.int64)
+        states = self._emission_state
+        counted, foreign = kernel(
+            np.ascontiguousarray(roots),
+            np.ascontiguousarray(verdicts),
+            self.base,
+            self.emitted,
+            states.start,
+            states.values,
+            self._emission_record.values,
+            self._record_state.start,
+            self._record_state.values,
+            records,
+            where,
+        )
+        return _Applied(records[:counted], where[:counted], foreign)
+
+    def _apply(self, roots: Column, verdicts: Kinds) -> _Applied:
+        applied = [self._apply_block(roots[at], verdicts[at]) for at in blocks(len(roots))]
+        starts = (at.start for at in blocks(len(roots)))
+        where = [block.where + start for block, start in zip(applied, starts, strict=True)]
+        records = [block.records for block in applied]
+        foreign = sum(block.foreign for block in applied)
+        return _Applied(np.concatenate([NO_RECORDS, *records]), np.concatenate([NO_RECORDS, *where]), foreign)
+
+    def _apply_block(self, roots: Column, verdicts: Kinds) -> _Applied:
+        numbers = numbers_of(self.base, roots)
+        foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
+        numbers -= np.uint64(self._emission_state.start)
+        index, where = numbers.view(np.int64), np.arange(len(numbers))
+        # Nearly always every outcome is the first of an emission of ours.
+        index, where = _only(numbers < np.uint64(len(self._emission_state)), index, where)
+        index, where = _only(self._emission_state.values[index] == PENDING, index, where)
+        index, where = _firsts(index, where)
+        self._emission_state.values[index] = verdicts[where]
+        records = self._emission_record.values[index]
+        self.finish(records[verdicts[where] == Verdict.ACKED])
+        return _Applied(records, where, foreign)
+
+    def end(self, start: int, stop: int, ending: int) -> Counted:
+        """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
+        where = self._where_pending(start, stop)
+        verdicts = np.full(len(where), ending, np.uint8)
+        self._emission_state.values[where] = verdicts
+        self._pending -= len(where)
+        numbers = (where + self._emission_state.start).astype(np.uint64)
+        return Counted(self._emission_record.values[where], root_ids(self.base, numbers), verdicts, where)
+
+    def pending_among(self, start: int, stop: int) -> tuple[RecordNumbers, Column]:
+        """The emissions of ``start <= number < stop`` that have no outcome: their records, and their roots."""
+        where = self._where_pending(start, stop)
+        numbers = (where + self._emission_state.start).astype(np.uint64)
+        return self._emission_record.values[where], root_ids(self.base, numbers)
+
+    def open_among(self, records: RecordNumbers) -> RecordNumbers:
+        """Those of ``records: int64[k]`` that were emitted and are not done."""
+        inside = records[(records >= self._record_state.start) & (records < self._record_state.stop)]
+        is_open: npt.NDArray[np.bool_] = self._record_state.values[self._record_state.index(inside)] == OPEN
+        opened: RecordNumbers = inside[is_open]
+        return opened
+
+    def finish(self, records: RecordNumbers) -> None:
+        """Count ``records`` as done though they were not acked: absent, let go, or safely in the dead letters."""
+        self._record_state.put(records, FINISHED)
+
+    def drop(self, records: RecordNumbers) -> None:
+        """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
+        self._record_state.put(records, DONE)
+        dropped = self._where_pending(self._emission_state.start, self.emitted)
+        dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
+        self._emission_state.values[dropped] = DROPPED
+        self._pending -= len(dropped)
+
+    def _where_pending(self, start: int, stop: int) -> RecordNumbers:
+        """Where in the window the emissions of ``start <= number < stop`` stand that have no outcome."""
+        start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
+        first = start - self._emission_state.start
+        return first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
+
+    def take_finished(self) -> Ranges:
+        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        states, ranges = self._record_state.values, []
+        for at in blocks(len(states)):
+            finished = states[at] == FINISHED
+            if finished.any():
+                states[at][finished] = DONE
+                ranges.append(Ranges.where(finished, self._record_state.start + at.start))
+        return Ranges.joined(ranges)
+
+    def compact(self) -> None:
+        """Forget the prefix of records that are done, and the prefix of emissions that have their outcome."""
+        self._record_state.forget(self._record_state.first(OPEN))
+        ended = self._emission_state.first(PENDING)
+        self._emission_state.forget(ended)
+        self._emission_record.forget(ended)
+
+
+@functools.cache
+def compiled() -> Any:
+    """The loop that does it in one pass, where numba is installed; None: numpy does it. Importing it takes a while, so
+    it is put off until there is something to do."""
+    try:
+        from acker_client.source.records import kernels
+    except ImportError:
+        return None
+    return kernels.apply
+
+
+def _only(
+    chosen: npt.NDArray[np.bool_], index: RecordNumbers, where: RecordNumbers
+) -> tuple[RecordNumbers, RecordNumbers]:
+    """Those of two columns where ``chosen: bool[n]``; the columns themselves where all are."""
+    return (index, where) if chosen.all() else (index[chosen], where[chosen])
+
+
+def _firsts(index: RecordNumbers, where: RecordNumbers) -> tuple[RecordNumbers, RecordNumbers]:
+    """Those of two columns where ``index`` is there for the first time."""
+    ascending = np.sort(index)
+    if not (ascending[1:] == ascending[:-1]).any():
+        return index, where
+    firsts = np.unique(index, return_index=True)[1]
+    firsts.sort()
+    return index[firsts], where[firsts]

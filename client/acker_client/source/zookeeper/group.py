@@ -1,0 +1,333 @@
+"""Group: one source's membership of a group in ZooKeeper, as consumers of old Kafka have it.
+
+Decides when ZooKeeper is looked at, and in which order nodes are made and deleted; who gets what is
+``core.rebalance``'s. Everything happens on the driver's thread, in ``poll`` and ``release``: a watch raises a flag, no
+more. A look that fails is taken again, a few times in a session and for as long as the source lives: so it outlasts the
+session of whoever died with the partitions that this source is to have.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from acker_client.source.errors import SourceError
+from acker_client.source.records.assignment import Handover
+from acker_client.source.zookeeper.assignor import ASSIGNORS, in_order, split
+from acker_client.source.zookeeper.rebalance import GroupSeen, Rebalance
+from acker_client.source.zookeeper.znodes import (
+    Create,
+    Delete,
+    Disconnected,
+    GroupPaths,
+    Put,
+    Require,
+    ZnodeSession,
+    consumer_id,
+    name_of,
+    registration,
+    topics_of,
+    unescaped,
+)
+
+# So many nodes are made at once at the most; a request is bounded.
+TOGETHER = 500
+# A look that came to nothing is taken again after this part of a session.
+PAUSES = 4
+# How much longer than a session the node of a dead process is waited for at the start.
+MARGIN_S = 5.0
+
+log = logging.getLogger("acker_client.source")
+
+T = TypeVar("T")
+
+
+class ZooKeeperGroup:
+    """An ``Assignment``: sources that name the same ``group`` share one input's partitions out among them.
+
+    ``hosts``: host:port,host:port/chroot. ``member``: of this source, the same at each start and no other's; without
+    one it has a new one at each start. ``assignor``: "range", or "sticky", which moves as few partitions as it can.
+    ``session_s``: for how long ZooKeeper believes a silent source to be there: so long the partitions of one that died
+    are nobody's. ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        group: str,
+        *,
+        member: str | None = None,
+        assignor: str = "range",
+        session_s: float = 6.0,
+        digest: str | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        session: ZnodeSession | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        for option, given in (("group", group), ("member", member)):
+            if (given is not None or option == "group") and not (isinstance(given, str) and given.strip()):
+                raise ValueError(f"{option}={given!r}: give a name, like {option}='orders'")
+        if assignor not in ASSIGNORS:
+            raise ValueError(f"assignor={assignor!r}: give 'range' or 'sticky'")
+        if session is None:
+            from acker_client.source.zookeeper.connection import ZooKeeperSession
+
+            session = ZooKeeperSession(hosts, session_s=session_s, digest=digest, ca=ca, cert=cert, key=key)
+        self.session = session
+        self.paths = GroupPaths(group)
+        self.consumer = _consumer(group) if member is None else f"{group}_{member}"
+        self._clock = clock
+        self._rebalance = Rebalance(self.consumer, ASSIGNORS[assignor])
+        self._changed = threading.Event()
+        self._again_s = float("inf")
+        self._partitions: Callable[[], Sequence[str]] = tuple
+        self._known: tuple[str, ...] = ()
+        self._losses = 0
+        self._ensured: set[str] = set()
+        # Since when a node of another session has this consumer's name.
+        self._unnamed_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"group {self.paths.group!r} in ZooKeeper at {self.session.place}"
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperGroup {self.paths.group!r}, {self.consumer}: {len(self._rebalance.held)} partitions>"
+
+    # -- joined and left
+
+    def open(self, source: str, partitions: Callable[[], Sequence[str]]) -> None:
+        self._partitions = partitions
+        self.session.open(self._changed.set)
+        try:
+            self._join()
+        except BaseException:
+            self.session.close(self._changed.set)
+            raise
+        self._changed.set()
+        log.info("source %r is %s of %s", source, self.consumer, self)
+
+    def close(self) -> None:
+        """Leave: whatever is this source's is released. Where ZooKeeper cannot be asked it finds out by itself when the
+        session is over."""
+        self._rebalance.release(self._rebalance.held)
+        try:
+            if self._losses == self.session.losses:
+                self._give_up(self._rebalance.released)
+                self.session.transact([Delete(self._id)])
+        except (Disconnected, SourceError):
+            log.warning("%s: %s could not leave; its session ends by itself", self, self.consumer)
+        self._rebalance.lose_all()
+        self.session.close(self._changed.set)
+
+    # -- what has changed
+
+    def poll(self) -> Handover:
+        if self._losses != self.session.losses:
+            return self._lose()
+        partitions = tuple(self._partitions())
+        if partitions != self._known:
+            self._known = partitions
+            self._changed.set()
+        if not (self._changed.is_set() or self._clock() >= self._again_s) or not self.session.is_connected:
+            return Handover()
+        # Before anything is read: what changes from here on is looked at again.
+        self._changed.clear()
+        self._again_s = float("inf")
+        try:
+            return self._look()
+        except Disconnected:
+            self._look_again()
+            return Handover()
+
+    def release(self, partitions: Sequence[str]) -> None:
+        self._rebalance.release(partitions)
+        try:
+            if self._losses == self.session.losses:
+                self._give_up(self._rebalance.released)
+        except Disconnected:
+            self._changed.set()
+
+    # -- for commits
+
+    def fence(self, partition: str) -> tuple[Require, ...] | None:
+        """What has to hold in the transaction that commits some of ``partition``; None: it is not this source's.
+
+        The owner's node alone would not do: another's is as new, and looks the same to a transaction. This consumer's
+        own node is nobody else's, and ends with the session in which it is the owner.
+        """
+        if self._losses != self.session.losses or partition not in self._rebalance.held:
+            return None
+        return Require(self._id), Require(self.paths.owner(partition), 0)
+
+    def disown(self, partitions: Iterable[str]) -> None:
+        """A commit of these was fenced: whatever this source thought, they are lost at the next poll."""
+        self._rebalance.disown(partitions)
+        self._changed.set()
+
+    # -- the steps of a look
+
+    @property
+    def _id(self) -> str:
+        return self.paths.id(self.consumer)
+
+    def _lose(self) -> Handover:
+        """A session was lost, and all nodes with it. Nothing that is known here holds any more."""
+        self._losses = self.session.losses
+        self._changed.set()
+        lost = self._rebalance.lose_all()
+        if lost:
+            log.warning("%s: the session of %s was lost, and with it %s", self, self.consumer, _counted(lost))
+        return Handover(lost=lost)
+
+    def _look(self) -> Handover:
+        if not self._register():
+            # Under its name is a node of a session of its own that is dead, and goes by itself; or of another source.
+            self._check_name(self._clock())
+            self._look_again()
+            return Handover()
+        self._unnamed_s = None
+        self._give_up(self._rebalance.released)
+        step = self._rebalance.look(self._seen(), self._known)
+        assigned = list(step.found)
+        try:
+            self._give_up(step.surplus)
+            assigned += self._claim(step.claim)
+        except Disconnected:
+            self._look_again()
+        if step.lost:
+            self._changed.set()
+        handover = Handover(tuple(in_order(assigned)), step.revoked, step.lost)
+        self._say(handover)
+        return handover
+
+    def _seen(self) -> GroupSeen:
+        session, paths = self.session, self.paths
+        consumers = session.children(paths.ids, is_watched=True) or []
+        registered = session.find([f"{paths.ids}/{each}" for each in consumers], is_watched=True)
+        subscriptions = {
+            unescaped(path.rpartition("/")[2]): topics_of(node.content) for path, node in registered.items()
+        }
+        owners, own, id = {}, set(), session.id
+        for topic in sorted({split(each)[0] for each in (*self._known, *self._rebalance.held)}):
+            folder = paths.owners(topic)
+            names = self._ensured_children(folder)
+            for path, node in session.find([f"{folder}/{name}" for name in names]).items():
+                _, _, element = path.rpartition("/")
+                partition = name_of(folder.rpartition("/")[2], element)
+                owners[partition] = node.content.decode(errors="replace")
+                if node.session == id and owners[partition] == self.consumer:
+                    own.add(partition)
+        return GroupSeen(subscriptions, owners, frozenset(own))
+
+    def _ensured_children(self, folder: str) -> list[str]:
+        names = self.session.children(folder, is_watched=True)
+        if names is None:
+            self.session.ensure(folder)
+            names = self.session.children(folder, is_watched=True)
+        return names or []
+
+    def _claim(self, partitions: Sequence[str]) -> Sequence[str]:
+        """Make the owner's node of all of these, or of none."""
+        claimed: list[str] = []
+        for some in _batches(partitions):
+            mine = self.consumer.encode()
+            nodes = [Create(self.paths.owner(each), mine, is_ephemeral=True) for each in some]
+            if self.session.transact([Require(self._id), *nodes]) is not None:
+                # Another was quicker, or has not gone yet.
+                self._look_again()
+                self._give_up(claimed)
+                return ()
+            claimed += some
+        self._rebalance.claimed(claimed)
+        return claimed
+
+    def _give_up(self, partitions: Iterable[str]) -> None:
+        """Delete the owner's nodes of these where they are this session's."""
+        for some in _batches(in_order(partitions)):
+            nodes = self.session.find([self.paths.owner(each) for each in some])
+            own = [path for path, node in nodes.items() if node.session == self.session.id]
+            if own and self.session.transact([Require(self._id), *(Delete(path) for path in own)]) is not None:
+                self._look_again()
+                return
+            self._rebalance.deleted(some)
+
+    # -- the registration
+
+    def _join(self) -> None:
+        """Register, waiting for the node of a dead process of this member. Raises ``SourceError``."""
+        deadline_s = self._clock() + self.session.session_s + MARGIN_S
+        self._losses = self.session.losses
+        self._known = tuple(self._partitions())
+        while True:
+            try:
+                if self._register():
+                    return
+                trouble = self._taken
+            except Disconnected:
+                trouble = f"ZooKeeper at {self.session.place} does not answer: see to it, and start again"
+            if self._clock() > deadline_s:
+                raise SourceError(trouble)
+            self._changed.clear()
+            self._changed.wait(self.session.session_s / PAUSES)
+
+    def _check_name(self, now: float) -> None:
+        self._unnamed_s = now if self._unnamed_s is None else self._unnamed_s
+        if now > self._unnamed_s + self.session.session_s + MARGIN_S:
+            raise SourceError(self._taken)
+
+    @property
+    def _taken(self) -> str:
+        return (
+            f"{self}: another source is there as {self.consumer!r}: give each its own member, or none; if that one died"
+            " just now, start again"
+        )
+
+    def _register(self) -> bool:
+        """See to it that this consumer's node is there, of this session, and names its topics. False: not yet."""
+        session, topics = self.session, {split(each)[0] for each in self._known}
+        node = session.find([self._id]).get(self._id)
+        now_ms = int(time.time() * 1000)
+        if node is None:
+            if self.paths.ids not in self._ensured:
+                session.ensure(self.paths.ids)
+                self._ensured.add(self.paths.ids)
+            is_made = session.transact([Create(self._id, registration(topics, now_ms), is_ephemeral=True)]) is None
+            if not is_made:
+                self._ensured.discard(self.paths.ids)
+            return is_made
+        if node.session != session.id:
+            return False
+        if topics_of(node.content) == topics:
+            return True
+        return session.transact([Put(self._id, registration(topics, now_ms), node.version)]) is None
+
+    def _look_again(self) -> None:
+        """After a pause, unless something changes before."""
+        self._again_s = self._clock() + self.session.session_s / PAUSES
+
+    def _say(self, handover: Handover) -> None:
+        for what in ("assigned", "revoked", "lost"):
+            partitions = getattr(handover, what)
+            if partitions:
+                log.info("%s: %s of %s", self, what, _counted(partitions))
+
+
+def _consumer(group: str) -> str:
+    return consumer_id(group, socket.gethostname(), int(time.time() * 1000), int.from_bytes(os.urandom(4), "big"))
+
+
+def _counted(partitions: Sequence[str]) -> str:
+    shown = ", ".join(partitions[:8])
+    what = "partition" if len(partitions) == 1 else "partitions"
+    return f"{len(partitions)} {what}: {shown}" + (" ..." if len(partitions) > 8 else "")
+
+
+def _batches(items: Sequence[T]) -> list[Sequence[T]]:
+    return [items[i : i + TOGETHER] for i in range(0, len(items), TOGETHER)]

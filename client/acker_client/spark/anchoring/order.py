@@ -1,0 +1,54 @@
+"""Order: rows in one order, in whichever they arrived.
+
+Decides that rows come in the order of their records, and those without anchors by their values: Spark brings the rows
+of a shuffle in any order, and in another one when a task is run again, while what a function makes of rows may hang on
+their order. Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from acker_client.spark.anchoring.anchors import Anchors, Positions, Rows
+from acker_client.spark.anchoring.values import digest_rows
+from acker_protocol.ids import Column, unmix64_column
+
+
+def in_order(rows: Rows) -> Rows:
+    """``rows`` in the order of the numbers of their records (of the first one, where a row has several); those without
+    anchors come before them, in an order that their values decide."""
+    order = _order(rows)
+    if (order == np.arange(len(rows))).all():
+        return rows
+    return Rows(rows.data.take(pa.array(order)), _taken(rows.anchors, order))
+
+
+def _order(rows: Rows) -> Positions:
+    roots, edges = _firsts(rows.anchors)
+    # An edge is of one row; without one, rows with the same values may change places.
+    is_tracked = roots.all()
+    edges = edges if is_tracked else np.where(roots != 0, edges, digest_rows(rows.data.columns, len(rows)))
+    return np.lexsort((edges, unmix64_column(roots)))
+
+
+def _firsts(anchors: Anchors) -> tuple[Column, Column]:
+    """The first anchor of each row; 0 where it has none."""
+    if anchors.offsets is None:
+        return anchors.roots, anchors.edges
+    has_one = np.diff(anchors.offsets) > 0
+    at = anchors.offsets[:-1][has_one]
+    roots, edges = np.zeros(anchors.rows, np.uint64), np.zeros(anchors.rows, np.uint64)
+    roots[has_one], edges[has_one] = anchors.roots[at], anchors.edges[at]
+    return roots, edges
+
+
+def _taken(anchors: Anchors, order: Positions) -> Anchors:
+    if anchors.offsets is None:
+        return Anchors(anchors.roots[order], anchors.edges[order])
+    lengths = np.diff(anchors.offsets)[order]
+    offsets = np.zeros(len(order) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    # The anchors of row i of the new order begin at offsets[i], and were at anchors.offsets[order[i]].
+    at = np.repeat(anchors.offsets[:-1][order] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return Anchors(anchors.roots[at], anchors.edges[at], offsets)

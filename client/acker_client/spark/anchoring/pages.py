@@ -1,0 +1,147 @@
+"""Pages: how it is known that rows of a frame are those that its rows were when they were counted. Pure.
+
+A row's *place* in a frame is its partition and its row in it, in one number (Spark's monotonically_increasing_id), and
+a *page* is 4096 places. Of each page is noted how many rows it has, and the XOR of their digests; a row's digest holds
+its place. Whoever reads rows reads whole pages, and a page with another count or XOR has other rows, or the same rows
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from acker_client.spark.anchoring.anchors import Positions
+from acker_protocol.ids import Column
+
+# As in Spark's monotonically_increasing_id.
+PARTITION_SHIFT = 33
+PAGE_SHIFT = 12
+
+OTHER_ROWS = (
+    "the frame gives other rows when it is computed anew ({what}): persist it to a storage that outlasts its executors,"
+    " checkpoint it, or make it deterministic; nothing of these rows was acked"
+)
+
+
+class OtherRows(Exception):
+    """A frame was computed anew, and is not what it was when its rows were counted."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(OTHER_ROWS.format(what=what))
+
+
+def place_of(partition: int, row: int) -> int:
+    """The place of a row."""
+    return partition << PARTITION_SHIFT | row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pages:
+    """What is noted of pages: ``ids`` (place >> 12, ascending), ``rows``: int64[m], ``digests: uint64[m]``."""
+
+    ids: Positions
+    rows: Positions
+    digests: Column
+
+    def some(self, ids: Positions) -> Pages:
+        """Those with these ``ids: int64[k]``, ascending, each of which is here."""
+        at = np.searchsorted(self.ids, ids)
+        return Pages(self.ids[at], self.rows[at], self.digests[at])
+
+    def partitions(self) -> dict[int, Pages]:
+        """The pages of each partition that has rows."""
+        owners = self.ids >> (PARTITION_SHIFT - PAGE_SHIFT)
+        found, starts = np.unique(owners, return_index=True)
+        stops = [*starts[1:].tolist(), len(owners)][: len(found)]
+        pieces = [slice(start, stop) for start, stop in zip(starts.tolist(), stops, strict=True)]
+        return {
+            int(owner): Pages(self.ids[piece], self.rows[piece], self.digests[piece])
+            for owner, piece in zip(found, pieces, strict=True)
+        }
+
+    def total(self) -> tuple[int, int]:
+        """(rows, XOR of all digests)."""
+        return int(self.rows.sum()), int(np.bitwise_xor.reduce(self.digests)) if len(self.digests) else 0
+
+
+class PageCheck:
+    """Holds what one task reads of a partition against what was noted."""
+
+    def __init__(self, noted: Pages) -> None:
+        self._noted = noted
+        self._rows = np.zeros(len(noted.ids), np.int64)
+        self._digests = np.zeros(len(noted.ids), np.uint64)
+
+    def take(self, places: Positions, digests: Column) -> None:
+        """Rows were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises :class:`OtherRows` for one in
+        a page that has none."""
+        if not len(places):
+            return
+        pages = places >> PAGE_SHIFT
+        starts = np.flatnonzero(np.append(True, pages[1:] != pages[:-1]))
+        ids = pages[starts]
+        at = np.minimum(np.searchsorted(self._noted.ids, ids), len(self._noted.ids) - 1)
+        if not len(self._noted.ids) or np.any(self._noted.ids[at] != ids):
+            raise OtherRows(f"partition {int(places[0]) >> PARTITION_SHIFT} has more rows than it had")
+        np.add.at(self._rows, at, np.diff(np.append(starts, len(places))))
+        np.bitwise_xor.at(self._digests, at, np.bitwise_xor.reduceat(digests, starts))
+
+    def end(self, partition: int) -> None:
+        """All of a partition that is to be read was read. Raises :class:`OtherRows` when it is not what was noted."""
+        first = np.searchsorted(self._noted.ids, place_of(partition, 0) >> PAGE_SHIFT)
+        after = np.searchsorted(self._noted.ids, place_of(partition + 1, 0) >> PAGE_SHIFT)
+        mine = slice(int(first), int(after))
+        noted, read = int(self._noted.rows[mine].sum()), int(self._rows[mine].sum())
+        if noted != read:
+            raise OtherRows(f"partition {partition} had {noted} rows where {read} are now")
+        if np.any(self._rows[mine] != self._noted.rows[mine]) or np.any(
+            self._digests[mine] != self._noted.digests[mine]
+        ):
+            raise OtherRows(f"rows of partition {partition} are not what they were")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Places that are to be read, and the number each gets: ``starts``, ``stops``: int64[r], of places, ascending;
+    ``numbers: int64[r]``, of the place at each start."""
+
+    starts: Positions
+    stops: Positions
+    numbers: Positions
+
+    @classmethod
+    def of(cls, places: Sequence[Positions], numbers: Sequence[int]) -> Runs:
+        """``places``: pieces, each ascending; ``numbers``: of the first of each piece, counted on within it."""
+        starts, stops, firsts = [], [], []
+        for piece, first in zip(places, numbers, strict=True):
+            cuts = np.flatnonzero(np.diff(piece) != 1) + 1
+            begin = np.append(0, cuts) if len(piece) else cuts
+            starts.append(piece[begin])
+            stops.append(piece[np.append(cuts, len(piece)) - 1] + 1 if len(piece) else cuts)
+            firsts.append(first + begin)
+        none = np.empty(0, np.int64)
+        joined = [np.concatenate([none, *each]) for each in (starts, stops, firsts)]
+        order = np.argsort(joined[0])
+        return cls(*(each[order] for each in joined))
+
+    def pages(self) -> Positions:
+        """The pages that these places lie in: int64[k], ascending."""
+        if not len(self.starts):
+            return np.empty(0, np.int64)
+        first, last = self.starts >> PAGE_SHIFT, (self.stops - 1) >> PAGE_SHIFT
+        # Runs of one page are many where records fell, and few are long.
+        long = np.flatnonzero(last > first + 1)
+        between = [np.arange(first[index], last[index] + 1) for index in long.tolist()]
+        return np.unique(np.concatenate([first, last, *between]))
+
+    def find(self, places: Positions) -> tuple[Positions, Positions]:
+        """(indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
+        if not len(self.starts):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        run = np.searchsorted(self.starts, places, side="right") - 1
+        inside = np.flatnonzero((run >= 0) & (places < self.stops[run]))
+        run = run[inside]
+        return inside, self.numbers[run] + (places[inside] - self.starts[run])

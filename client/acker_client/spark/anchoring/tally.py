@@ -1,0 +1,197 @@
+"""Tally: the account of one operator in one task, from the first row to the report at the end of input. Pure.
+
+Decides what an operator owes the acker: for each consumed anchor "this edge is done, and these are its children",
+folded per root as it comes; and under which identity it is reported: a hash of what was consumed, and of nothing else,
+so that every attempt at the same work has the same one. Neither partition numbers nor batch boundaries nor the process
+enter. It never sends, and reports nothing before the end.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+
+from acker_client.spark.anchoring import kernels
+from acker_client.spark.anchoring.anchors import Anchors, Positions
+from acker_protocol.ids import Column, hash64, identity_of, mix64_column
+from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
+
+# Folding anew is worth it when so many entries have come since, and at least as many as stood there before.
+COMPACT_ENTRIES = 1 << 21
+
+TRACEBACK_LENGTH_MAX = 4096
+# Reasons travel with every message of a report: beyond this, those of a task are cut down to their first words.
+REASONS_LENGTH_MAX = 1 << 16
+
+_NONE = np.empty(0, np.uint64)
+
+
+class MultipliedEdges(Exception):
+    """Rows of one task bear the same edge: something between two operators made copies of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that one sender reports at one point. ``inits``: the entries are initial ack vals of a batch."""
+
+    identity: Identity
+    entries: Entries
+    inits: InitScope | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to send."""
+        return not len(self.entries) and (self.inits is None or not len(self.inits.covered))
+
+
+def digest_parents(
+    counts: Positions, parents: Positions, kept: Column | None = None, children: Column | None = None
+) -> Column:
+    """Digest of what each of n parents became, which enters the edges of its children: uint64[n].
+
+    ``counts: int64[n]`` of children; ``parents: int64[m]``; ``kept: uint64[n]``, the hash of what a child keeps of its
+    parent; ``children: uint64[m]``, the hashes of their own values. None: not digested.
+    """
+    digests = np.empty(len(counts), np.uint64)
+    kernels.digest_counts(counts, digests)
+    if kept is not None:
+        digests = mix64_column(digests ^ kept)
+    if children is not None:
+        kernels.digest_children(parents, children, digests)
+    return digests
+
+
+class Tally:
+    """``name``: of the operator. ``finds_copies``: its rows come from outside the chain, where copies can arise."""
+
+    __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
+
+    def __init__(self, name: str, *, finds_copies: bool = False) -> None:
+        self.hash = np.uint64(hash64(name))
+        self._name = name
+        self._total = np.zeros(2, np.uint64)
+        self._chunks: list[tuple[Column, Column]] = []
+        self._folded = 0
+        self._unfolded = 0
+        self._marks: list[Column] | None = [] if finds_copies else None
+        self._reasons: dict[int, str] = {}
+        self._reasons_length = 0
+
+    def take(self, anchors: Anchors, produced: Column) -> None:
+        """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each of them the XOR of its
+        children's."""
+        n = len(anchors.roots)
+        roots, vals = np.empty(n, np.uint64), np.empty(n, np.uint64)
+        count = kernels.consume(anchors.roots, anchors.edges, produced, self._total, roots, vals)
+        self._chunks.append(
+            (roots[:count].copy(), vals[:count].copy()) if count < n // 2 else (roots[:count], vals[:count])
+        )
+        self._unfolded += count
+        if self._marks is not None:
+            # Kept to the end: eight bytes a row are the price of finding copies.
+            self._marks.append(anchors.edges.copy() if anchors.roots.all() else anchors.edges[anchors.roots != 0])
+        if self._unfolded > max(COMPACT_ENTRIES, self._folded):
+            self._compact()
+
+    def derive(self, anchors: Anchors, parents: Positions, digests: Column) -> Anchors:
+        """Count the rows of ``anchors`` as consumed, each with the children that name it; returns the children's
+        anchors.
+
+        ``parents: int64[m]``: for each child the index of its row, checked before; ``digests: uint64[n]``: see
+        :func:`digest_parents`. The k-th child of a row is the k-th that names it.
+        """
+        ordinals = np.zeros(len(digests), np.int64)
+        produced = np.zeros(len(anchors.roots), np.uint64)
+        if anchors.offsets is None:
+            edges = np.empty(len(parents), np.uint64)
+            kernels.thin_children(anchors.edges, parents, digests, self.hash, ordinals, edges, produced)
+            children = Anchors(anchors.roots[parents], edges)
+        else:
+            offsets = np.zeros(len(parents) + 1, np.int64)
+            np.cumsum(np.diff(anchors.offsets)[parents], out=offsets[1:])
+            roots, edges = np.empty(offsets[-1], np.uint64), np.empty(offsets[-1], np.uint64)
+            made = (offsets, roots, edges, produced)
+            parent_columns = (anchors.offsets, anchors.roots, anchors.edges)
+            kernels.packed_children(*parent_columns, parents, digests, self.hash, ordinals, *made)
+            children = Anchors(roots, edges, offsets)
+        self.take(anchors, produced)
+        return children
+
+    def fail(self, root: int, reason: str, brief: str) -> None:
+        """The tree of ``root``, whose edge is consumed by this operator, fails; the first reason of a task counts.
+
+        ``brief`` stands in its place once the reasons of the task have grown long.
+        """
+        if root in self._reasons:
+            return
+        if self._reasons_length > REASONS_LENGTH_MAX:
+            reason = brief
+        else:
+            self._reasons_length += len(reason)
+        self._reasons[root] = reason
+
+    def report(self, salt: int = 0) -> Report:
+        """The report of the task; to be asked for once, at the end of input. ``salt`` is added to what was consumed.
+
+        Raises :class:`MultipliedEdges` when copies of an edge were consumed.
+        """
+        self._refuse_copies()
+        self._compact()
+        roots, vals = self._chunks[0]
+        low, high = (int(part) for part in self._total)
+        identity = Identity(*identity_of(self._name, (high << 64 | low) + salt))
+        return Report(identity, self._entries(roots, vals))
+
+    def account(self) -> bytes:
+        """Everything counted so far, for another tally of the same operator in the same task to :meth:`absorb`."""
+        roots, vals = self._joined()
+        marks = np.concatenate(self._marks) if self._marks else _NONE
+        return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
+
+    def absorb(self, account: bytes) -> None:
+        """Count what another tally has counted."""
+        (low, high), roots, vals, marks, reasons = pickle.loads(account)
+        with np.errstate(over="ignore"):
+            self._total[0] += low
+            self._total[1] += high + np.uint64(self._total[0] < low)
+        self._chunks.append((roots, vals))
+        self._unfolded += len(roots)
+        if self._marks is not None:
+            self._marks.append(marks)
+        for root, reason in reasons.items():
+            self.fail(root, reason, reason.partition("\n")[0])
+        if self._unfolded > max(COMPACT_ENTRIES, self._folded):
+            self._compact()
+
+    def _joined(self) -> tuple[Column, Column]:
+        roots = np.concatenate([_NONE, *(chunk[0] for chunk in self._chunks)])
+        return roots, np.concatenate([_NONE, *(chunk[1] for chunk in self._chunks)])
+
+    def _compact(self) -> None:
+        roots, vals = self._joined()
+        count = kernels.sort_and_fold(roots, vals)
+        self._chunks = [(roots[:count], vals[:count])]
+        self._folded, self._unfolded = count, 0
+
+    def _entries(self, roots: Column, vals: Column) -> Entries:
+        if not self._reasons:
+            return Entries(roots, vals)
+        failed = np.fromiter(self._reasons, np.uint64, len(self._reasons))
+        positions = np.searchsorted(mix64_column(roots), mix64_column(failed))
+        order = np.argsort(positions)
+        kinds = np.full(len(roots), ACK, np.uint8)
+        kinds[positions] = ACK | FAIL
+        numbers: dict[str, int] = {}
+        reasons = list(self._reasons.values())
+        reason_ids = [numbers.setdefault(reasons[index], len(numbers)) for index in order.tolist()]
+        return Entries(roots, vals, kinds, np.array(reason_ids, np.uint32), tuple(numbers))
+
+    def _refuse_copies(self) -> None:
+        if self._marks and kernels.has_copies(np.concatenate(self._marks)):
+            raise MultipliedEdges(
+                f"{self._name!r} was handed several copies of one row: something between it and the step before"
+                " multiplied rows behind the acker's back (a join, an explode, a UDF that returns rows), so their edges"
+                " would cancel. Use acker_client.spark.explode, join or branch, which give every copy its own edge."
+            )

@@ -1,0 +1,448 @@
+"""Following: the frame that a sink is given, and every frame and RDD the user derives from it.
+
+Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, what an
+action of an RDD did, and which writes deliver the same rows to the same place. Functions over partitions and batches
+are watched from inside: a function that stops before the end of its input leaves a note. Actions of RDDs, iterators and
+writes are watched from outside. A followed frame, RDD or writer behaves like any other and computes the same. Spark
+passes rows to an operator below a user's function even if the function asks for none, so reaching the end of input
+there proves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, wraps
+from types import FunctionType, MethodType
+from typing import Any, get_type_hints
+
+from pyspark import RDD, StorageLevel
+from pyspark.core.rdd import PipelinedRDD
+from pyspark.sql import Column, DataFrame, DataFrameWriter, DataFrameWriterV2, GroupedData
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+from pyspark.sql.merge import MergeIntoWriter
+
+from acker_client.spark.commit_evidence.evidence import Action, Target
+from acker_client.spark.commit_evidence.witness import LOOKS, Trail, Witness, digest, frame_step, names_step, now_ms
+from acker_client.spark.driver.columns import into_python
+from acker_client.spark.driver.lineage import AGAIN, READS, new_tag
+from acker_client.spark.worker import reading
+from acker_client.spark.worker.chain import renamed
+
+# Actions of RDDs that hand all rows on; what they run reads its input to the end, or leaves a note.
+_COLLECTS = frozenset({"collect", "collectAsMap", "collectWithJobGroup"})
+_HANDS_ON = _COLLECTS | {
+    "foreach", "foreachPartition", "saveAsTextFile", "saveAsPickleFile", "saveAsHadoopFile", "saveAsHadoopDataset",
+    "saveAsNewAPIHadoopFile", "saveAsNewAPIHadoopDataset", "saveAsSequenceFile",
+}  # fmt: skip
+# RDD methods that make one row of several, or one RDD of several in which rows are missing.
+_GROUPS = frozenset({
+    "aggregateByKey", "cogroup", "combineByKey", "distinct", "foldByKey", "groupBy", "groupByKey", "groupWith",
+    "intersection", "reduceByKey", "subtract", "subtractByKey",
+})  # fmt: skip
+# Writer methods that write; all others only configure the write.
+_WRITES = frozenset({
+    "append", "create", "createOrReplace", "csv", "insertInto", "jdbc", "json", "merge", "orc", "overwrite",
+    "overwritePartitions", "parquet", "replace", "save", "saveAsTable", "text", "xml",
+})  # fmt: skip
+
+
+# PySpark's own method: `others` replaces it while a sink runs.
+_map_in_arrow: Any = ClassicFrame.mapInArrow
+
+
+class _Followed:
+    """Everything that this returns is followed too."""
+
+    _trail: Trail
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name.startswith("_"):
+            return value
+        trail = self._trail
+        return self._called(value, name) if isinstance(value, MethodType) else follow(value, trail)
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        trail = self._trail
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return follow(method(*args, **kwargs), trail)
+
+        return call
+
+
+class FollowedFrame(_Followed, ClassicFrame):
+    """A frame of a sink's rows."""
+
+    @cached_property
+    def rdd(self) -> RDD[Any]:
+        return self._rows(super().rdd, "rdd")
+
+    def toJSON(self, use_unicode: bool = True) -> Any:
+        made: Any = super().toJSON(use_unicode)
+        return self._rows(made, "toJSON") if isinstance(made, RDD) else made
+
+    def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
+        """``rdd``, which was made of this frame by ``step``."""
+        trail = self._trail.through(self)
+        if not trail.unread:
+            rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
+        followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
+        return followed
+
+    def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
+        trail = self._trail.through(self).after(frame_step(self))
+        make = super().toLocalIterator
+        return trail.witness.iterate(lambda: make(prefetchPartitions), trail)
+
+    def writeTo(self, table: str) -> DataFrameWriterV2:
+        made: DataFrameWriterV2 = self._writer(super().writeTo, table)
+        return made
+
+    def mergeInto(self, table: str, condition: Column) -> MergeIntoWriter:
+        made: MergeIntoWriter = self._writer(super().mergeInto, table, condition)
+        return made
+
+    def _writer(self, make: Callable[..., Any], table: str, *args: Any) -> Any:
+        """A writer into a table of a catalog. Making one may fail, which is a write that failed."""
+        began_ms = now_ms()
+        try:
+            writer = follow(make(table, *args), self._trail)
+        except Exception as error:
+            target = Target.unlike(f"the table {table}")
+            self._trail.witness.see_failure("tried to write them", began_ms, error, self._trail, target)
+            raise
+        writer._table, writer._df = table, self
+        return writer
+
+    def mapInArrow(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
+        return super().mapInArrow(_over_batches(func, self._trail.witness), *args, **kwargs)
+
+    def mapInPandas(self, func: Any, *args: Any, **kwargs: Any) -> DataFrame:
+        return super().mapInPandas(_over_batches(func, self._trail.witness), *args, **kwargs)
+
+    def checkpoint(self, eager: bool = True) -> DataFrame:
+        return self._checkpointed(lambda: super(FollowedFrame, self).checkpoint(eager))
+
+    def localCheckpoint(self, eager: bool = True, storageLevel: StorageLevel | None = None) -> DataFrame:
+        return self._checkpointed(lambda: super(FollowedFrame, self).localCheckpoint(eager, storageLevel))
+
+    def createTempView(self, name: str) -> None:
+        self._name_view(super().createTempView, name)
+
+    def createOrReplaceTempView(self, name: str) -> None:
+        self._name_view(super().createOrReplaceTempView, name)
+
+    def registerTempTable(self, name: str) -> None:
+        self._name_view(super().registerTempTable, name)
+
+    def createGlobalTempView(self, name: str) -> None:
+        self._name_view(super().createGlobalTempView, name)
+
+    def createOrReplaceGlobalTempView(self, name: str) -> None:
+        self._name_view(super().createOrReplaceGlobalTempView, name)
+
+    def _name_view(self, create: Callable[[str], None], name: str) -> None:
+        create(name)
+        self._trail.witness.views[name.lower()] = frame_step(self)
+
+    def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
+        """A checkpoint delivers nothing. A failed one counts as a failed delivery, as nobody knows what it was for."""
+        began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
+        try:
+            df = checkpoint()
+        except Exception as error:
+            witness.see_failure("tried to checkpoint them", began_ms, error, self._trail, target)
+            raise
+        return self._again(df)
+
+    def _again(self, df: DataFrame) -> DataFrame:
+        """Return ``df`` behind functions that pass rows through, and whose names mark them in a plan as the sink's. The
+        checkpoint has removed these names from the plan. One stands for the sink, the others for the user's functions
+        on the way."""
+        trail = self._trail.through(self)
+        if trail.unread:
+            partial: DataFrame = follow(df, trail)
+            return partial
+        schema = df.schema
+        df, names = into_python(df)
+        for function in (AGAIN + trail.witness.tag, *sorted(trail.functions)):
+            df, names = _map_in_arrow(df, _passing(function, names), schema), ()
+        return df
+
+
+def _passing(name: str, names: tuple[str, ...]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Hands batches on, under ``name`` in a plan; ``names``: to give back to their columns."""
+
+    def through(batches: Iterable[Any]) -> Iterator[Any]:
+        return (renamed(batch, names) for batch in batches)
+
+    through.__name__ = name
+    return through
+
+
+class FollowedGroups(_Followed, GroupedData):
+    """Groups of a sink's rows."""
+
+    def applyInPandas(self, func: Any, schema: Any) -> DataFrame:
+        return super().applyInPandas(_over_groups(func), schema)
+
+    def applyInArrow(self, func: Any, schema: Any) -> DataFrame:
+        return super().applyInArrow(_over_groups(func), schema)
+
+
+class _FollowedWrites(_Followed):
+    """A writer of a sink's rows. Spark's stores show every write that succeeded, but not every write that raised."""
+
+    # The catalog table that the writer was made for; "" if it was made for none.
+    _table = ""
+
+    @cached_property
+    def _given(self) -> list[str]:
+        """The calls that configured how and where to write, except ``mode``."""
+        return []
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        witness = self._trail.witness
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with witness.calling(name) as is_users:
+                if is_users and name in _WRITES:
+                    return self._write(method, name, args, kwargs)
+                if is_users and name != "mode":
+                    self._given.append(repr((name, args, sorted(kwargs.items()))))
+                return method(*args, **kwargs)
+
+        return call
+
+    def _write(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, trail, df = now_ms(), self._trail, self._df
+        target = self._target(name, args, kwargs, df)
+        try:
+            with trail.witness.delivering(df.sparkSession.sparkContext, target):
+                return method(*args, **kwargs)
+        except Exception as error:
+            trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+            raise
+
+    def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
+        given = repr((args, {key: value for key, value in kwargs.items() if key != "mode"}))
+        named = [kwargs[key] for key in ("path", "name", "tableName", "table") if key in kwargs]
+        # An URL of JDBC may hold a password.
+        place = (args[1:2] or named[:1]) if name == "jdbc" else (args[:1] or named[:1] or [self._table])
+        what = (names_step(df.sparkSession), given, self._table, *self._given)
+        return self._trail.target(" ".join([name, *map(str, place)]).strip(), name, what, frame_step(df))
+
+
+class FollowedWriter(_FollowedWrites, DataFrameWriter):
+    """See :class:`_FollowedWrites`."""
+
+
+class FollowedWriterV2(_FollowedWrites, DataFrameWriterV2):
+    """A writer of a sink's rows into a table of a catalog; see :class:`_FollowedWrites`."""
+
+
+class FollowedMerge(_FollowedWrites, MergeIntoWriter):
+    """A merge of a sink's rows into a table; see :class:`_FollowedWrites`."""
+
+    def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
+        # Two merges cannot be compared: nobody follows the objects that say what becomes of the rows.
+        return Target.unlike(f"{name} into {self._table}")
+
+
+class _FollowedRows(_Followed):
+    """An RDD of a sink's rows. Spark's stores say little about it, so what its caller sees is what counts."""
+
+    def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
+        """As the RDD's own, which stands behind all others that take a function."""
+        trail = self._trail
+        if trail.witness.is_looking:
+            plain: RDD[Any] = super().mapPartitionsWithIndex(f, preservesPartitioning)  # type: ignore[misc]
+            return plain
+        watched, name = _over_partitions(f, trail.witness)
+        mapped: Any = super().mapPartitionsWithIndex(watched, preservesPartitioning)  # type: ignore[misc]
+        followed: RDD[Any] = follow(mapped, trail.behind(name).after(digest(f)))
+        return followed
+
+    def foreachPartition(self, f: Any) -> None:
+        """As the RDD's own; what the function leaves unread is noted for this one action."""
+        watched, name = _over_partitions(lambda _, rows: reading.exhausted(f(rows)), self._trail.witness)
+        mapped: Any = super().mapPartitionsWithIndex(watched)  # type: ignore[misc]
+        trail, target = self._trail.behind(name), self._trail.target("foreachPartition", digest(f))
+        began_ms, did = now_ms(), "ran foreachPartition over them"
+        try:
+            mapped.count()
+        except Exception as error:
+            trail.witness.see_failure(did, began_ms, error, trail, target)
+            raise
+        trail.witness.see(Action(did, True, True, began_ms, now_ms(), "", target), trail)
+
+    def pipe(self, *args: Any, **kwargs: Any) -> RDD[Any]:
+        piped: Any = super().pipe(*args, **kwargs)  # type: ignore[misc]
+        # The command may end, or leave what it was given unread, and nobody sees it.
+        piped._trail = piped._trail.leaving_unread("piped them into a command, which need not have read them all")
+        made: RDD[Any] = piped
+        return made
+
+    def toLocalIterator(self, prefetchPartitions: bool = False) -> Iterator[Any]:
+        make = super().toLocalIterator  # type: ignore[misc]
+        return self._trail.witness.iterate(lambda: make(prefetchPartitions), self._trail)
+
+    def _called(self, method: MethodType, name: str) -> Callable[..., Any]:
+        trail = self._trail
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if name in LOOKS:
+                return self._look(method, name, args, kwargs)
+            if name in _HANDS_ON:
+                return self._hand_on(method, name, args, kwargs)
+            with trail.witness.seeing_failure(f"ran {name} over them", name, trail):
+                value = method(*args, **kwargs)
+            is_rdd = type(value) in (RDD, PipelinedRDD)
+            behind = trail.beside(_trails([*args, *kwargs.values()]))
+            made = follow(value, behind.after(name, digest(_plain([args, kwargs]))) if is_rdd else trail)
+            if name in _GROUPS:
+                made._trail = replace(made._trail, aggregates=True)
+            return made
+
+        return call
+
+    def _look(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, trail, witness = now_ms(), self._trail, self._trail.witness
+        with witness.seeing_failure(LOOKS[name], name, trail) as is_users, witness.tagging_jobs(self.ctx):
+            value = method(*args, **kwargs)
+        if is_users:
+            witness.see(Action(LOOKS[name], False, False, began_ms, now_ms()), trail)
+        return value
+
+    def _hand_on(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        began_ms, trail, did = now_ms(), self._trail, f"ran {name} over them"
+        delivers = not (trail.aggregates and name in _COLLECTS)
+        target = trail.target(
+            " ".join([name, *(arg for arg in args if isinstance(arg, str))]), name, digest((args, kwargs))
+        )
+        with trail.witness.calling(name) as is_users, trail.witness.tagging_jobs(self.ctx), trail.witness.running(name):
+            try:
+                value = method(*args, **kwargs)
+            except Exception as error:
+                if is_users and name != "foreachPartition":
+                    trail.witness.see_failure(did, began_ms, error, trail, target, delivers=delivers)
+                raise
+        if is_users and name != "foreachPartition":
+            trail.witness.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+        return value
+
+
+class FollowedRDD(_FollowedRows, RDD[Any]):
+    """See :class:`_FollowedRows`."""
+
+
+class FollowedPipelinedRDD(_FollowedRows, PipelinedRDD[Any, Any]):
+    """See :class:`_FollowedRows`."""
+
+
+_FOLLOWED: dict[type, type] = {
+    ClassicFrame: FollowedFrame,
+    GroupedData: FollowedGroups,
+    DataFrameWriter: FollowedWriter,
+    DataFrameWriterV2: FollowedWriterV2,
+    MergeIntoWriter: FollowedMerge,
+    RDD: FollowedRDD,
+    PipelinedRDD: FollowedPipelinedRDD,
+}
+
+
+def follow(value: Any, trail: Trail) -> Any:
+    """``value``, followed when it is a frame, groups, a writer or an RDD of PySpark's: another object, alike."""
+    kind = _FOLLOWED.get(type(value))
+    if kind is None:
+        return value
+    # PySpark makes these in a hundred places, each by its own constructor.
+    return remade(kind, value, _trail=trail)
+
+
+def follow_rows(made: Any, data: Sequence[object], name: str) -> Any:
+    """Return ``made``, followed if ``data`` holds a followed RDD. ``name``: the call that made it, for the trail."""
+    trails = list(_trails(data))
+    return follow(made, trails[0].beside(trails[1:]).after(name, digest(_plain(data)))) if trails else made
+
+
+def _plain(given: Any) -> Any:
+    """``given`` without the followed RDDs in it: their trails say what they are."""
+    if isinstance(given, _FollowedRows):
+        return ()
+    if isinstance(given, list | tuple):
+        return [_plain(each) for each in given]
+    return {key: _plain(value) for key, value in given.items()} if isinstance(given, dict) else given
+
+
+def _trails(given: Iterable[object]) -> Iterator[Trail]:
+    """The trails of the followed RDDs among these, and in lists of them."""
+    for each in given:
+        if isinstance(each, _FollowedRows):
+            yield each._trail
+        elif isinstance(each, list | tuple):
+            yield from _trails(each)
+
+
+def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
+    """Record a failed write: ``writer`` wrote by the call ``name``, but ``error`` kept the output from its place."""
+    if isinstance(writer, FollowedWriter):
+        trail, target = writer._trail, writer._target(name, args, {}, writer._df)
+        trail.witness.see_failure("tried to write them", now_ms(), error, trail, target)
+
+
+def remade(kind: type, value: Any, **attributes: Any) -> Any:
+    """An object of ``kind`` with what ``value`` has, and these attributes besides."""
+    made: Any = object.__new__(kind)
+    vars(made).update(vars(value), **attributes)
+    return made
+
+
+def analyzed(df: DataFrame) -> str:
+    """The analysed plan of a frame, as text."""
+    return str(df._jdf.queryExecution().analyzed().treeString())
+
+
+def _over_batches(function: Any, witness: Witness) -> Any:
+    """The user's function over batches, with a note when it ends before its input does."""
+    return reading.over_batches(function, _name(function), witness.tag, witness.note_writer)
+
+
+def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
+    """The same for a function over (index, rows) of a partition; and its name in notes."""
+    name = READS + new_tag()
+    return reading.over_partitions(function, name, witness.tag, witness.note_writer), name
+
+
+def _over_groups(function: Any) -> Any:
+    """Return the user's function under a name that marks it as over whole groups. A function over an iterator of parts
+    is returned unchanged, since it need not read to the end."""
+    if not isinstance(function, FunctionType) or _may_iterate(function):
+        return function
+    # PySpark counts its arguments, so it must not be wrapped.
+    made = FunctionType(
+        function.__code__, function.__globals__, _name(function), function.__defaults__, function.__closure__
+    )
+    made.__annotations__, made.__kwdefaults__ = function.__annotations__, function.__kwdefaults__
+    return made
+
+
+def _may_iterate(function: FunctionType) -> bool:
+    """Whether a function's annotations have PySpark give it an iterator, or nobody knows what they stand for."""
+    try:
+        hints = get_type_hints(function)
+    except Exception:  # noqa: BLE001  # whatever the annotations are
+        return True
+    return any("Iterator" in str(hint) for hint in hints.values())
+
+
+def _name(function: Any) -> str:
+    """Return the name that marks a user's function in a plan; equal for equal functions."""
+    name = re.sub(r"\W", "_", str(getattr(function, "__name__", "function")))
+    return f"{READS}{name}_{digest(function)}"

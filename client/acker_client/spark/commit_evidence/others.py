@@ -1,0 +1,102 @@
+"""Others: frames and RDDs with a sink's rows that do not derive from the sink's frame: `other.join(rows)`, a view, SQL,
+`other.union(rows.rdd)`.
+
+Decides, while a sink runs, that such a frame is followed from the moment that its rows are taken. The frame's plan says
+whose rows it holds. An RDD has no plan: it is followed if it was made of one that is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import getattr_static
+from itertools import starmap
+from typing import Any
+
+from pyspark import RDD, SparkContext
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+
+from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow, follow_rows
+from acker_client.spark.commit_evidence.witness import Trail
+
+# Attributes that take rows out of a frame, or hand them to a function of the user's.
+_TAKES = ("write", "groupBy", "groupby", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
+# Methods that make one RDD of several. PySpark builds joins and co-groups from unions.
+_UNIONS = ((RDD, "union"), (RDD, "cartesian"), (RDD, "zip"), (SparkContext, "union"))
+
+_lock = threading.Lock()
+_trails: list[Trail] = []
+_takings: list[_Taking] = []
+
+
+@contextmanager
+def followed_too(trail: Trail) -> Iterator[None]:
+    """Follow every frame with the rows of ``trail`` while the block runs."""
+    with _lock:
+        if not _trails:
+            _takings.extend([*(_Taking(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
+            for taking in _takings:
+                taking.do()
+        _trails.append(trail)
+    try:
+        yield
+    finally:
+        with _lock:
+            _trails.remove(trail)
+            if not _trails:
+                while _takings:
+                    _takings.pop().undo()
+
+
+class _Taking:
+    """Stands in for an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed
+    first; any other one gets the attribute as it was."""
+
+    def __init__(self, owner: type, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._own = vars(owner).get(name)
+        self._before = getattr_static(owner, name)
+
+    def __get__(self, frame: Any, kind: type | None = None) -> Any:
+        trail = _trail_of(frame) if type(frame) is ClassicFrame else None
+        if trail is not None:
+            return getattr(follow(frame, trail), self._name)
+        return self._before.__get__(frame, kind)
+
+    def do(self) -> None:
+        setattr(self._owner, self._name, self)
+
+    def undo(self) -> None:
+        if vars(self._owner).get(self._name) is not self:
+            # Somebody else has replaced this one and calls it, so it has to stay.
+            return
+        if self._own is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._own)
+
+
+class _Union(_Taking):
+    """Stands in for a method that makes one RDD of several. The new RDD is followed if a given one is."""
+
+    def __get__(self, one: Any, kind: type | None = None) -> Any:
+        method = self._before.__get__(one, kind)
+        if one is None or hasattr(one, "_trail"):
+            return method
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [*args, *kwargs.values()] if self._owner is SparkContext else [one, *args, *kwargs.values()]
+            return follow_rows(method(*args, **kwargs), given, self._name)
+
+        return call
+
+
+def _trail_of(frame: ClassicFrame) -> Trail | None:
+    with _lock:
+        trails = list(_trails)
+    plan = analyzed(frame) if trails else ""
+    return next((trail for trail in trails if trail.witness.places.are_in(plan)), None)

@@ -1,0 +1,132 @@
+"""Statements: SQL text that a session runs over views of a sink's rows, while the sink runs.
+
+Decides which statements are over the rows (they name a view of them, or are given a frame of them), what of them is a
+delivery, and where to: a statement that Spark cannot analyse leaves nothing in Spark's stores. What a session does for
+others passes through as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
+
+from acker_client.spark.commit_evidence.evidence import Target
+from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow_rows
+from acker_client.spark.commit_evidence.graph import each
+from acker_client.spark.commit_evidence.witness import Trail, frame_step, names_step, now_ms
+from acker_client.spark.driver.lineage import new_tag
+
+_DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
+_VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
+# What Spark parses statements with a query of their own into.
+_HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
+# So much of a statement says which one it is.
+_PLACE_CHARS = 80
+_SEEN = ("sql", "createDataFrame")
+_TRAILS = "_acker_trails"
+_lock = threading.Lock()
+
+
+@contextmanager
+def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
+    """Statements of ``spark`` meanwhile are seen where they are over the rows of ``trail``."""
+    attributes: dict[str, Any] = vars(spark)
+    with _lock:
+        if _TRAILS not in attributes:
+            # Somebody else may have put another in its place.
+            attributes[_TRAILS] = [], {name: attributes[name] for name in _SEEN if name in attributes}
+            attributes["sql"] = _seen(spark, spark.sql, attributes[_TRAILS][0])
+            attributes["createDataFrame"] = _framed(spark.createDataFrame)
+        trails, before = attributes[_TRAILS]
+        trails.append(trail)
+    try:
+        yield
+    finally:
+        with _lock:
+            trails.remove(trail)
+            if not trails:
+                for name in (*_SEEN, _TRAILS):
+                    del attributes[name]
+                attributes.update(before)
+
+
+def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> Callable[..., Any]:
+    @wraps(sql)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        text = str(args[0] if args else kwargs["sqlQuery"])
+        with _lock:
+            over = [(trail, views) for trail in trails if (views := _views(trail, text, kwargs))]
+        if not over:
+            return sql(*args, **kwargs)
+        began_ms, delivers = now_ms(), bool(_DELIVERS.search(text))
+        place = f"SQL {' '.join(text.split())[:_PLACE_CHARS]}"
+        given = repr((args, [(key, repr(kwargs[key])) for key in sorted(kwargs)]))
+        plan = _analysed(spark, text) if delivers else ()
+        where = None if plan is None else (names_step(spark), given, plan)
+        targets = [
+            (trail, Target.unlike(place) if where is None else trail.target(place, "sql", where, views))
+            for trail, views in over
+        ]
+        with ExitStack() as stack:
+            if delivers:
+                # One statement over rows of two sinks bears one call; the other sink compares plans.
+                stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
+            try:
+                made = sql(*args, **kwargs)
+            except Exception as error:
+                if delivers:
+                    for trail, target in targets:
+                        trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+                raise
+        for trail, _ in over:
+            trail.witness.views.update({name.lower(): new_tag() for name in _VIEW.findall(text)})
+        return made
+
+    return run
+
+
+def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(create)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return follow_rows(create(*args, **kwargs), [args[0] if args else kwargs.get("data")], "createDataFrame")
+
+    return run
+
+
+def _analysed(spark: SparkSession, text: str) -> Hashable | None:
+    """Return what the query of a statement (else the statement itself) is analysed to, which runs nothing of it: equal
+    for two that do the same. The target is compared by the text, as its table may be missing at first. None if Spark
+    refuses the query, or it has parameters."""
+    # py4j gives Java objects no type that a checker could use.
+    state: Any = spark._jsparkSession.sessionState()
+    try:
+        parsed = state.sqlParser().parsePlan(text)
+        if str(parsed.getClass().getSimpleName()) in _HAVE_QUERIES:
+            parsed = parsed.query()
+        plan = state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
+    except Exception:  # noqa: BLE001  # the statement itself will say so
+        return None
+    # A command that is a leaf hides its queries from Spark's hash.
+    queries = [query.semanticHash() for query in each(plan.innerChildren())]
+    is_leaf = plan.children().isEmpty() and bool(queries)
+    return tuple(queries) if is_leaf else (plan.semanticHash(),)
+
+
+def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
+    """The frames of the rows that a statement is over, each the same for the same rows."""
+    words = set(re.findall(r"\w+", text.lower()))
+    given = [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
+    return (*(step for name, step in sorted(trail.witness.views.items()) if name in words), *given)
+
+
+def _is_over(value: object, trail: Trail) -> bool:
+    if isinstance(value, FollowedFrame):
+        return True
+    return isinstance(value, ClassicFrame) and trail.witness.places.are_in(analyzed(value))

@@ -1,0 +1,287 @@
+"""Witness: what is seen from the client of one run of a sink, and how a frame or an RDD has come from its rows.
+
+Decides how much an action proves that the client saw at its own call, and where the action delivers to. An action over
+a part of the rows delivers only a part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark import RDD, SparkContext
+from pyspark.serializers import CloudPickleSerializer
+from pyspark.sql import DataFrame, SparkSession
+
+from acker_client.error_text import gist
+from acker_client.spark.commit_evidence.evidence import NEVER_MS, Action, Target
+from acker_client.spark.commit_evidence.graph import Graph, Places
+from acker_client.spark.driver.lineage import JOB_TAG, new_tag
+from acker_client.spark.driver.session import CALL_SITE
+from acker_client.spark.worker.notes import NoteWriter
+from acker_client.spark.worker.reading import to_its_end
+
+# Actions of RDDs that only look, and what they did.
+LOOKS = {
+    "count": "counted them", "isEmpty": "asked whether there are any", "take": "read a part", "first": "read a part",
+    "takeSample": "read a part", "takeOrdered": "read a part", "top": "read a part", "sum": "summed them up",
+    "countByKey": "counted them", "countByValue": "counted them", "reduce": "summed them up", "fold": "summed them up",
+    "aggregate": "summed them up",
+}  # fmt: skip
+# In an analysed plan.
+_LIMITS = re.compile(r"\b(GlobalLimit|LocalLimit|Offset|Tail)\b")
+# PySpark's errors for a look at an RDD without rows.
+_FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
+
+
+class Witness:
+    """The actions that the client sees during one run of a sink. ``tag``: the tag of the sink's step; ``functions``:
+    names of functions that mark the sink's rows in a plan. Thread-safe."""
+
+    def __init__(self, tag: str, functions: tuple[str, ...], note_writer: NoteWriter) -> None:
+        self.tag = tag
+        self.places = Places(functions)
+        self.note_writer = note_writer
+        # Targets of the client's own calls, by the call site that their executions carry.
+        self.calls: dict[str, Target] = {}
+        # Views of the sink's rows by name, each with a key that is equal for equal rows.
+        self.views: dict[str, Hashable] = {}
+        self._lock = threading.Lock()
+        self._inside = threading.local()
+        self._rdds: list[RDD[Any]] = []
+        self._seen: list[tuple[Action, Trail]] = []
+        self._running: list[Action] = []
+
+    def actions(self, cut: Collection[str]) -> list[Action]:
+        """What the client's own calls have shown. ``cut``: the functions that have left rows unread."""
+        with self._lock:
+            seen, running = list(self._seen), list(self._running)
+        return [*(_partial(action, trail, cut) if trail.is_cut(cut) else action for action, trail in seen), *running]
+
+    def partitions(self) -> dict[tuple[str, int], int]:
+        """How many partitions each RDD of all rows has, by (tag, number in notes)."""
+        with self._lock:
+            rdds = list(enumerate(self._rdds))
+        return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
+
+    def watch(self, rdd: RDD[Any], *, notes_empty: bool) -> RDD[Any]:
+        """Return the same RDD; each partition that is read to its end leaves a note. ``notes_empty``: the note also
+        says if the partition has no rows. Pass False behind a user's function: an empty partition there says nothing
+        about the sink's rows."""
+        with self._lock:
+            number = len(self._rdds)
+            self._rdds.append(rdd)
+        through = to_its_end(self.tag, number, self.note_writer, notes_empty=notes_empty)
+        return rdd.mapPartitionsWithIndex(through, preservesPartitioning=True)
+
+    def iterate(self, make: Callable[[], Iterator[Any]], trail: Trail) -> Iterator[Any]:
+        """Return the rows that ``make`` iterates over, and record an action when they were read to the end or raised.
+        Spark runs the jobs of shuffles when ``make`` is called."""
+        began_ms, delivers, target = now_ms(), not trail.aggregates, trail.target("an iterator")
+        did = "iterated over them"
+
+        @contextmanager
+        def seen() -> Iterator[None]:
+            try:
+                yield
+            except Exception as error:
+                self.see_failure(did, began_ms, error, trail, target, delivers=delivers)
+                raise
+
+        def iterated() -> Iterator[Any]:
+            with seen():
+                yield from rows
+            self.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+
+        with seen():
+            rows = make()
+        return iterated()
+
+    def see(self, action: Action, trail: Trail) -> None:
+        """Record an action on the rows that ``trail`` leads to."""
+        with self._lock:
+            self._seen.append((action, trail))
+
+    def see_failure(
+        self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target, *, delivers: bool = True
+    ) -> None:
+        """Record a delivery, or a look, that raised ``error``."""
+        text = "".join(traceback.format_exception(error))
+        action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
+        self.see(action, trail)
+
+    @contextmanager
+    def seeing_failure(self, did: str, name: str, trail: Trail) -> Iterator[bool]:
+        """Enter the call ``name``, and record a look that failed if the call raises and is the user's own; yields as
+        :meth:`calling`."""
+        began_ms = now_ms()
+        with self.calling(name) as is_users:
+            try:
+                yield is_users
+            except Exception as error:
+                if is_users and str(error) not in _FOUND_NONE:
+                    self.see_failure(did, began_ms, error, trail, Target.unlike(name), delivers=False)
+                raise
+
+    @contextmanager
+    def delivering(self, context: SparkContext, target: Target) -> Iterator[None]:
+        """While the block runs, mark what this thread executes as a delivery to ``target``."""
+        call, (_, key) = f"acker-delivery-{new_tag()}", CALL_SITE
+        before = context.getLocalProperty(key)
+        with self._lock:
+            self.calls[call] = target
+        context.setLocalProperty(key, call)
+        try:
+            yield
+        finally:
+            context.setLocalProperty(key, before)  # type: ignore[arg-type]  # None removes it
+
+    @contextmanager
+    def tagging_jobs(self, context: SparkContext) -> Iterator[None]:
+        """Tag this thread's jobs while the block runs: their caller observes how they end."""
+        tag = JOB_TAG + self.tag
+        had_it = tag in context.getJobTags()
+        context.addJobTag(tag)
+        try:
+            yield
+        finally:
+            if not had_it:
+                context.removeJobTag(tag)
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """Show an action that delivers rows as running while the block runs."""
+        action = Action(f"ran {name} over them", True, False, now_ms(), NEVER_MS)
+        with self._lock:
+            self._running.append(action)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.remove(action)
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether this thread is within a call that only looks: what it leaves unread says nothing."""
+        return getattr(self._inside, "call", "") in LOOKS
+
+    @contextmanager
+    def calling(self, name: str) -> Iterator[bool]:
+        """Enter the call ``name``; yield whether it is the user's own, not one that PySpark makes within another."""
+        outer = getattr(self._inside, "call", "")
+        self._inside.call = name if name in LOOKS or not outer else outer
+        try:
+            yield not outer
+        finally:
+            self._inside.call = outer
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """The way from a sink's rows to a frame or an RDD. ``unread``: the step that may have left rows unread ("": none);
+    ``is_limited``: only limits in the plan leave rows unread; ``functions``: the watched functions on the way;
+    ``aggregates``: there is an aggregate on the way; ``steps``: the steps that made an RDD, each as a key that is equal
+    for equal rows."""
+
+    witness: Witness
+    unread: str = ""
+    is_limited: bool = True
+    functions: frozenset[str] = frozenset()
+    aggregates: bool = False
+    steps: tuple[Hashable, ...] = ()
+
+    def through(self, df: DataFrame) -> Trail:
+        """The trail of ``df``, by the plan that Spark has made for it."""
+        graph = Graph.of(df)
+        ways = graph.over("Scan ExistingRDD") if self.steps else graph.places(self.witness.places)
+        if not ways:
+            if _is_filtered_empty(df):
+                return self
+            return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
+        cut = next((f"read a part ({way.cut or way.unproven})" for way in ways if way.is_cut(())), "")
+        is_whole = any(not way.is_cut(()) for way in ways)
+        return replace(
+            self,
+            unread=self.unread or ("" if is_whole else cut),
+            is_limited=self.is_limited and (is_whole or all(way.is_limited(()) for way in ways)),
+            functions=self.functions.union(*(way.reads for way in ways)),
+            aggregates=self.aggregates or all(way.aggregates for way in ways),
+        )
+
+    def leaving_unread(self, what: str) -> Trail:
+        """The trail behind something that need not have read them all."""
+        return replace(self, unread=self.unread or what, is_limited=False)
+
+    def behind(self, function: str) -> Trail:
+        """The trail of what ``function`` makes."""
+        return replace(self, functions=self.functions | {function})
+
+    def after(self, *step: Hashable) -> Trail:
+        """The trail of what ``step`` makes of it."""
+        return replace(self, steps=(*self.steps, step))
+
+    def beside(self, others: Iterable[Trail]) -> Trail:
+        """The trail of what is made of this and ``others``: it has all rows only if each of them has."""
+        trails = [self, *others]
+        return replace(
+            self,
+            unread=next((trail.unread for trail in trails if trail.unread), ""),
+            is_limited=all(trail.is_limited for trail in trails),
+            functions=frozenset().union(*(trail.functions for trail in trails)),
+            aggregates=any(trail.aggregates for trail in trails),
+            steps=tuple(step for trail in trails for step in trail.steps),
+        )
+
+    def target(self, place: str, *what: Hashable) -> Target:
+        """Where something delivers these rows to. ``what``: all that it was given, as far as it says where."""
+        return Target(place, (what, self.steps))
+
+    def is_cut(self, cut: Collection[str]) -> bool:
+        """Whether some rows may not have come this far."""
+        return bool(self.unread) or not self.functions.isdisjoint(cut)
+
+
+def _is_filtered_empty(df: DataFrame) -> bool:
+    """Whether Spark knows without running anything that a frame has no rows, and no limit is why: a filter that lets
+    nothing through is the sink's own decision."""
+    execution: Any = df._jdf.queryExecution()
+    most = execution.optimizedPlan().maxRows()
+    is_empty = bool(most.isDefined()) and int(most.get()) == 0
+    return is_empty and not _LIMITS.search(str(execution.analyzed().treeString()))
+
+
+def frame_step(df: DataFrame) -> tuple[str, int]:
+    """A frame as a step of a trail: the same for one that is analysed to the same plan."""
+    return ("frame", int(df._jdf.semanticHash()))
+
+
+def names_step(spark: SparkSession) -> tuple[str, str, str]:
+    """Where ``spark`` looks names of tables up: the same name is another table's in another database."""
+    return ("names", spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
+
+
+def digest(value: object) -> str:
+    """12 hex digits that are the same for the same functions and values; new ones for what cannot be pickled."""
+    pickler: Any = CloudPickleSerializer
+    try:
+        return hashlib.sha256(pickler().dumps(value)).hexdigest()[:12]
+    except Exception:  # noqa: BLE001  # whatever an object says to being pickled
+        return new_tag()
+
+
+def _partial(action: Action, trail: Trail, cut: Collection[str]) -> Action:
+    if not action.delivers:
+        return action
+    is_limited = trail.is_limited and trail.functions.isdisjoint(cut)
+    return replace(action, did=trail.unread or "read a part", is_whole=False, is_doubtful=not is_limited)
+
+
+def now_ms() -> float:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,106 @@
+"""Fusing: how a step is put into a plan: in one chain with the steps before it where they touch, else in a new one.
+
+Decides which frames the next step may join in (the library's own, as they came, and not cached), and what the guard is
+to know of the chain that is planned. Whether a step may stand there at all is the guard's (``plan``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from acker_client.spark.commit_evidence import acked
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.columns import into_python, tracking_fields
+from acker_client.spark.plan_check import plan
+from acker_client.spark.worker.chain import Arriving, Chain, Step, task_function
+from acker_client.spark.worker.notes import note_store_of
+
+_ATTRIBUTE = "_acker_chain"
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedChain:
+    """A chain and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
+
+    Holds its batches, so that the guard knows the frame as long as the frame lives.
+    """
+
+    base: DataFrame
+    chain: Chain
+    batches: tuple[Any, ...]
+
+
+def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """Plan ``step`` over ``df``: the frame of what it makes, in one chain with the steps before it where they touch.
+
+    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
+    exactly those of the chain before.
+    """
+    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
+
+
+def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
+    applied = applied_to(df) or arriving(df, upstream)
+    return extend(applied, upstream, step, kind, schema)
+
+
+def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
+    """A chain that begins with the rows of ``df``."""
+    batches: tuple[Any, ...] = upstream.batches
+    base, names = into_python(df)
+    # Rows of several batches may meet, each of which lives somewhere else.
+    pins = tuple({(pin.session, pin.batch): pin for batch in batches for pin in batch.settings.pins}.values())
+    return AppliedChain(base, Chain(replace(batches[0].settings, pins=pins), Arriving(names)), batches)
+
+
+def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
+    chain = applied.chain.then(step)
+    columns, batches = upstream.columns, applied.batches
+    out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, batches)
+    node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
+    remember(out, AppliedChain(applied.base, chain, batches))
+    # The copies of a branch are made anew each time, of rows that are cached.
+    if kind != "branch" and batches[0].once.wants(kind, step.name):
+        batches[0].keep_cached(out)
+        node.moving_boundaries = False
+    return out
+
+
+def plan_chain(
+    base: DataFrame,
+    chain: Chain,
+    kind: str,
+    name: str,
+    schema: StructType,
+    columns: tuple[str, ...],
+    batches: tuple[object, ...],
+) -> tuple[DataFrame, lineage.Node]:
+    """Put ``chain`` into the plan of ``base`` under a name by which the guard knows it."""
+    node = lineage.register(kind, name, *batches)
+    note_store = note_store_of(base.sparkSession.sparkContext)
+    note_store.keep(node.tag)
+    function = task_function(replace(chain, tag=node.tag, note_writer=note_store.note_writer))
+    function.__name__ = node.function
+    fields = [*schema.fields, *tracking_fields(columns)] if chain.is_tracked else schema.fields
+    df = acked.plain(base).mapInArrow(function, StructType(fields))
+    return acked.of_body(df, batches[0]) if chain.is_tracked else df, node
+
+
+def remember(df: DataFrame, applied: AppliedChain) -> None:
+    """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
+    setattr(df, _ATTRIBUTE, applied)
+
+
+def applied_to(df: DataFrame) -> AppliedChain | None:
+    """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
+    applied = vars(df).get(_ATTRIBUTE)
+    if not isinstance(applied, AppliedChain) or df.is_cached:
+        return None
+    level = df.storageLevel
+    return None if level.useMemory or level.useDisk else applied

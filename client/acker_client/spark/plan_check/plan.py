@@ -1,0 +1,346 @@
+"""Plan: the guard that stands before every operator and sink.
+
+Decides, from the analysed plan, whether the rows that reach a consumer are exactly those that tracked steps made: it
+walks down to the steps, known by the names of their functions, and traces each tracking column to its own position in
+their output. What keeps rows one to one may stand between; everything else is refused with what to use instead.
+Reads plans only: it runs no job, changes no frame and knows nothing of the server.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from acker_client.spark import compat
+from acker_client.spark.anchoring.anchors import MIXED, PACKED, THIN, TRACKING
+from acker_client.spark.commit_evidence.executions import Executions
+from acker_client.spark.commit_evidence.graph import each
+from acker_client.spark.driver import lineage
+from acker_client.spark.driver.lineage import Consumer, Node
+from acker_client.spark.plan_check import refusals
+from acker_client.spark.plan_check.refusals import REFUSALS, MovingBoundaries, Refused
+
+__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "is_plain", "meeting", "take"]
+
+# py4j gives Java objects no type that a checker could use.
+Plan = Any
+Positions = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What a consumer stands on: the tracked steps whose rows reach it, one for each leg of a union.
+
+    ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
+    ``moves``: that is so for a node between these steps and the consumer. ``repeated``: the same sink had these rows
+    before.
+    """
+
+    nodes: tuple[Node, ...]
+    columns: tuple[str, ...]
+    moving_boundaries: bool
+    moves: bool = False
+    repeated: bool = False
+
+    @property
+    def node(self) -> Node:
+        """The step before; of a union, that of its first leg."""
+        return self.nodes[0]
+
+    @property
+    def batch(self) -> object:
+        """The batch of :attr:`node`."""
+        return self.node.batch
+
+    @property
+    def batches(self) -> tuple[object, ...]:
+        """All batches whose rows reach the consumer, each once."""
+        return tuple({id(batch): batch for node in self.nodes for batch in node.batches}.values())
+
+
+# One row in, the same row out, whatever else is computed beside it.
+_ONE_TO_ONE = frozenset({
+    "SubqueryAlias", "Repartition", "RepartitionByExpression", "RebalancePartitions", "Sort", "ResolvedHint", "View",
+    "CollectMetrics", "Window", "AttachDistributedSequence", "EventTimeWatermark", "PipeOperator",
+})  # fmt: skip
+
+_STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArrow"})
+
+
+def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
+    """Check that ``consumer`` (the name of an operator or sink) may take the rows of ``df``, and mark them as its own.
+
+    ``kind`` is how errors call it; only a ``"sink"`` may take the same rows again. Marks nothing when it raises.
+    Raises :class:`Refused` with the node and the fix.
+    """
+    return take(df, inspect(df, f"{kind} {consumer!r}"), consumer, kind=kind)
+
+
+def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "operator") -> Upstream:
+    """The second half of :func:`guard`: mark the rows of ``df``, in which :func:`inspect` found ``upstream``."""
+    taker = Consumer(kind, consumer, repeatable=kind == "sink")
+    try:
+        repeated = lineage.consume(upstream.nodes, taker)
+    except lineage.Consumed as error:
+        raise refusals.second_consumer(taker, error.node) from None
+    if upstream.moving_boundaries and taker.repeatable and (repeated or _have_run(df, upstream.nodes)):
+        warnings.warn(refusals.moving_boundaries(taker), stacklevel=4)
+    for node in upstream.nodes:
+        node.is_moved |= upstream.moves
+    return replace(upstream, repeated=repeated)
+
+
+def inspect(df: DataFrame, consumer: str) -> Upstream:
+    """As :func:`guard`, without marking: what stands below ``df``. ``consumer`` is named in errors as it is given."""
+    walk = _Walk(df, consumer)
+    walk.run()
+    _refuse_doubles(walk.nodes, consumer)
+    moving = walk.moving or any(node.moving_boundaries for node in walk.nodes)
+    return Upstream(tuple(walk.nodes), walk.columns, moving, walk.moving)
+
+
+def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
+    """What a consumer of several frames at once stands on, where each of them by itself stands on one of ``upstreams``.
+
+    Raises :class:`Refused` when the rows of a step reach it by more than one of them.
+    """
+    nodes = [node for upstream in upstreams for node in upstream.nodes]
+    _refuse_doubles(nodes, consumer)
+    moving = any(upstream.moving_boundaries for upstream in upstreams)
+    return Upstream(tuple(nodes), PACKED, moving, any(upstream.moves for upstream in upstreams))
+
+
+def is_plain(df: DataFrame) -> bool:
+    """Whether a frame is a plain table: nothing below it is tracked, and it is not of a stream."""
+    return not df.isStreaming and not any(map(_is_tracked, _every(df._jdf.queryExecution().analyzed())))
+
+
+def refuse_other_frames(df: object, consumer: str) -> None:
+    """Raise TypeError for what is no DataFrame, and :class:`Refused` for one whose plan is not here to be read."""
+    if not isinstance(df, DataFrame):
+        raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
+    if compat.is_connect(df):
+        raise refusals.connect_frame(consumer)
+
+
+def _have_run(df: DataFrame, nodes: Sequence[Node]) -> bool:
+    return Executions(df.sparkSession).have_run([node.function for node in nodes])
+
+
+class _Walk:
+    """One walk from the top of a frame down to every tracked step below it."""
+
+    def __init__(self, df: DataFrame, consumer: str) -> None:
+        refuse_other_frames(df, consumer)
+        self._df = df
+        self._consumer = consumer
+        self._session = df.sparkSession
+        jvm: Any = self._session._jvm
+        self._attribute_seq = getattr(jvm.org.apache.spark.sql.catalyst.expressions, "package$AttributeSeq")
+        self._definitions: dict[int, Plan] = {}
+        self.nodes: list[Node] = []
+        self.moving = False
+        self.columns = _columns_of(df, consumer)
+
+    def run(self) -> None:
+        names, top = self._df.columns, self._df._jdf.queryExecution().analyzed()
+        if not self.columns:
+            raise self._why_lost(top)
+        if respelled := refusals.respelled(self._consumer, names):
+            raise respelled
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refusals.doubled_name(self._consumer, twice)
+        self._down(top, {column: names.index(column) for column in self.columns})
+
+    def _down(self, plan: Plan, positions: Positions) -> None:
+        """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the steps below."""
+        name = plan.getClass().getSimpleName()
+        if name in _STEPS:
+            self._arrive(name, plan, positions)
+        elif name == "Project":
+            self._down(plan.child(), self._through_project(plan, positions))
+        elif name == "Union":
+            for child in each(plan.children()):
+                self._down(child, positions)
+        elif name == "WithCTE":
+            self._definitions.update((definition.id(), definition.child()) for definition in each(plan.cteDefs()))
+            self._down(plan.plan(), positions)
+        elif name == "CTERelationRef":
+            self._down(self._definition(plan), positions)
+        elif name == "Join" and _is_ours(plan):
+            self._down(plan.left(), self._through(plan, plan.left(), positions))
+        elif name in _ONE_TO_ONE:
+            self._note_boundaries(name, plan)
+            self._down(plan.child(), self._through(plan, plan.child(), positions))
+        else:
+            raise self._refusal(name, plan)
+
+    def _arrive(self, name: str, plan: Plan, positions: Positions) -> None:
+        function = plan.functionExpr().name()
+        node = lineage.node_of(function)
+        if node is None and lineage.is_ours(function):
+            raise refusals.settled_batch(self._consumer)
+        if node is None:
+            raise self._refusal(name, plan)
+        for column, position in positions.items():
+            if plan.output().apply(position).name() != column:
+                raise refusals.altered_column(self._consumer, column, self.columns)
+        # Of a mixed frame's columns those of the one form are null in this leg, and those of the other are the step's.
+        if tuple(positions) not in (THIN, PACKED):
+            lacking = next(column for column in self.columns if column not in positions)
+            raise refusals.altered_column(self._consumer, lacking, self.columns)
+        self.nodes.append(node)
+
+    def _through_project(self, plan: Plan, positions: Positions) -> dict[str, int]:
+        below = self._attribute_seq(plan.child().output())
+        projected = {column: plan.projectList().apply(position) for column, position in positions.items()}
+        return {
+            column: self._position(below, _source_of(expression), column)
+            for column, expression in projected.items()
+            if not _is_null(expression)
+        }
+
+    def _through(self, plan: Plan, child: Plan, positions: Positions) -> dict[str, int]:
+        below = self._attribute_seq(child.output())
+        return {
+            column: self._position(below, plan.output().apply(position), column)
+            for column, position in positions.items()
+        }
+
+    def _position(self, below: Any, attribute: Any | None, column: str) -> int:
+        position = -1 if attribute is None else below.indexOf(attribute.exprId())
+        if position < 0:
+            raise refusals.altered_column(self._consumer, column, self.columns)
+        return int(position)
+
+    def _definition(self, reference: Plan) -> Plan:
+        definition = self._definitions.get(reference.cteId())
+        if definition is None or reference.recursive():
+            raise self._refusal("CTERelationRef", reference)
+        return definition
+
+    def _note_boundaries(self, name: str, plan: Plan) -> None:
+        if not self.moving and _may_move(name, plan) and not self._is_cached(plan):
+            self.moving = True
+
+    def _is_cached(self, moving: Plan) -> bool:
+        """Whether a cached frame stands between the consumer and ``moving``, or is it: then it is evaluated once."""
+        session = self._session._jsparkSession
+        cache = session.sharedState().cacheManager()
+        above = self._df._jdf.queryExecution().analyzed()
+        return any(cache.lookupCachedData(session, plan).isDefined() for plan in _between(above, moving))
+
+    def _why_lost(self, top: Plan) -> Refused:
+        """Why a frame without tracking columns has none: nothing tracks it, a node has merged them, or a select lost
+        them."""
+        if self._df.isStreaming:
+            return refusals.streaming_frame(self._consumer)
+        if not any(map(_is_tracked, _every(top))):
+            leaf = next(plan for plan in _every(top) if not plan.children().size())
+            return refusals.untracked_leaf(self._consumer, leaf.nodeName())
+        if respelled := refusals.respelled(self._consumer, self._df.columns):
+            return respelled
+        for plan in _every(top):
+            name = plan.getClass().getSimpleName()
+            if _is_tracked(plan) or (name == "Join" and _is_ours(plan)):
+                break
+            if name in REFUSALS:
+                return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
+        return refusals.lost_columns(self._consumer)
+
+    def _refusal(self, name: str, plan: Plan) -> Refused:
+        if name in REFUSALS:
+            return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
+        if not plan.children().size():
+            return refusals.untracked_leaf(self._consumer, plan.nodeName())
+        return refusals.unknown_node(self._consumer, plan.nodeName())
+
+
+def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
+    """The tracking columns of ``df``; none when it lacks one of those it should have."""
+    names = df.columns
+    for columns in (THIN, PACKED):
+        if any(names.count(column) > 1 for column in columns):
+            raise refusals.doubled_columns(consumer, columns)
+    present = tuple(column for column in TRACKING if column in names)
+    return present if present in (THIN, PACKED, MIXED) else ()
+
+
+def _source_of(expression: Any) -> Any | None:
+    """The attribute that a projected expression hands on unchanged, or None when it computes something."""
+    kind = expression.getClass().getSimpleName()
+    while kind in ("Alias", "Cast"):
+        child = expression.child()
+        if kind == "Cast" and not expression.dataType().equals(child.dataType()):
+            return None
+        expression, kind = child, child.getClass().getSimpleName()
+    return expression if kind == "AttributeReference" else None
+
+
+def _is_null(expression: Any) -> bool:
+    """Whether a projected expression is a null: what ``allowMissingColumns`` gives a leg for a column it lacks."""
+    while expression.getClass().getSimpleName() in ("Alias", "Cast"):
+        expression = expression.child()
+    return expression.getClass().getSimpleName() == "Literal" and expression.value() is None
+
+
+def _may_move(name: str, plan: Plan) -> bool:
+    """Whether a second evaluation may cut the rows above this node into other tasks.
+
+    Range partitioning samples anew for each job; without a number of partitions AQE decides anew how many there are.
+    """
+    if name == "Sort":
+        return bool(getattr(plan, "global")())
+    if name == "RebalancePartitions":
+        return True
+    if name != "RepartitionByExpression":
+        return False
+    kinds = (expression.getClass().getSimpleName() for expression in each(plan.partitionExpressions()))
+    return not plan.optNumPartitions().isDefined() or "SortOrder" in kinds
+
+
+def _between(above: Plan, below: Plan) -> Iterator[Plan]:
+    """``below`` and every plan on the ways from ``above`` down to it."""
+    if above.fastEquals(below):
+        yield above
+        return
+    for child in each(above.children()):
+        way = tuple(_between(child, below))
+        if way:
+            yield above
+            yield from way
+            return
+
+
+def _is_ours(join: Plan) -> bool:
+    """Whether this is the left outer join that the stock ``join`` plans, with at most one right row a key."""
+    right = join.right()
+    if join.joinType().toString() != "LeftOuter" or right.getClass().getSimpleName() != "SubqueryAlias":
+        return False
+    return lineage.is_admitted_join(right.alias())
+
+
+def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
+    seen: set[str] = set()
+    for node in nodes:
+        if node.tag in seen:
+            raise refusals.rows_twice(consumer, node)
+        seen.add(node.tag)
+
+
+def _is_tracked(plan: Plan) -> bool:
+    """Whether a node is a tracked step, of this batch or of a forgotten one."""
+    return plan.getClass().getSimpleName() in _STEPS and lineage.is_ours(plan.functionExpr().name())
+
+
+def _every(plan: Plan) -> Iterator[Plan]:
+    """``plan`` and every plan below it, the nearest first."""
+    level = [plan]
+    while level:
+        yield from level
+        level = [child for parent in level for child in each(parent.children())]

@@ -1,0 +1,196 @@
+"""Returns: what the function of a batch operator, or of a group, may give back.
+
+Decides how it is checked against the declared schema and the rows that it was given, and what is said where it does not
+fit: in the words of the operator's kind, and with what to return instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from acker_client.spark.anchoring.anchors import Positions
+from acker_client.spark.anchoring.derive import batch_of
+from acker_client.spark.worker.rows import arrow_schema
+
+BatchFunction = Callable[[Any], Any]
+
+# What is given by mistake, and what to do about it.
+_HINTS = {
+    "NoneType": "return what was made of the rows; for none at all, no rows and parents=[]",
+    "generator": "return one, do not yield",
+    "list": "return one, of all rows together",
+    "tuple": "return one, or (rows, parents)",
+}
+_ARROW_HINTS = {
+    "DataFrame": "use pa.Table.from_pandas(frame, preserve_index=False)",
+    "dict": "use pa.RecordBatch.from_pydict(...)",
+    "list": "use pa.RecordBatch.from_pylist(...) for a list of dicts, pa.Table.from_batches(...) for one of batches",
+}
+_PANDAS_HINTS = {
+    "Series": "return a DataFrame, as series.to_frame({column!r})",
+    "ndarray": "return a DataFrame, as frame.assign({column}=array)",
+    "dict": "return pandas.DataFrame(...) of it",
+    "list": "return a DataFrame, as pandas.concat(...) of frames or pandas.DataFrame(...) of rows",
+    "Table": "use @arrow_operator, or return table.to_pandas()",
+    "RecordBatch": "use @arrow_operator, or return batch.to_pandas()",
+}
+
+
+class OperatorError(TypeError):
+    """A batch operator broke its contract: what it returned fits neither its schema nor its input. The task fails."""
+
+
+def checked_batch(given: Any, schema: pa.Schema, rows: int, who: str) -> tuple[list[Any], Positions | None]:
+    """The declared columns and the parents out of what a batch operator gave for ``rows`` rows. Raises
+    :class:`OperatorError`."""
+    data, parents = _with_parents(given, who)
+    columns, children = checked_columns(data, schema, who)
+    if parents is not None:
+        return columns, checked_parents(parents, children, rows, who)
+    if children != rows:
+        raise OperatorError(
+            f"{who} returned {children} rows for {rows}, without parents: return (rows, parents), where parents[j] is"
+            " the position of the input row that row j descends from"
+        )
+    return columns, None
+
+
+def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], int]:
+    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises
+    :class:`OperatorError`."""
+    if not isinstance(data, (pa.RecordBatch, pa.Table)):
+        hint = _ARROW_HINTS.get(_type(data), _HINTS.get(_type(data), "return a table of the declared columns"))
+        raise OperatorError(f"{who} returned {kind_of(data)} where a pyarrow RecordBatch or Table is expected: {hint}")
+    batch = one_batch(data)
+    return [_checked_column(batch, field, who) for field in schema], batch.num_rows
+
+
+def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positions:
+    """``parents`` as int64[children], each an index of one of ``rows`` rows. Raises :class:`OperatorError`."""
+    if isinstance(parents, (pa.Array, pa.ChunkedArray)) and parents.null_count:
+        raise OperatorError(
+            f"{who}: parents has nulls; give each row the position of the one row that it descends from"
+        )
+    try:
+        column = np.asarray(parents)
+    except ValueError:
+        column = np.asarray(None)
+    if column.size == 0:
+        column = column.astype(np.int64)
+    if column.ndim != 1 or column.dtype.kind not in "iu":
+        raise OperatorError(
+            f"{who}: parents are to be whole numbers, one a row, as a list or an array of ints; got"
+            f" {kind_of(parents)} of {column.dtype}"
+        )
+    if len(column) != children:
+        raise OperatorError(f"{who} returned {children} rows and {len(column)} parents; give one a row")
+    positions: Positions = np.ascontiguousarray(column, np.int64)
+    if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
+        bad = int(positions[(positions < 0) | (positions >= rows)][0])
+        had = f"rows 0 up to {rows - 1}" if rows else "no rows"
+        raise OperatorError(f"{who}: {bad} is no parent; its input had {had}, and parents are positions in it")
+    return positions
+
+
+def over_pandas(function: BatchFunction, schema: StructType, name: str) -> BatchFunction:
+    """A function over pandas as one over Arrow."""
+
+    who = f"operator {name!r}"
+
+    def over_arrow(batch: pa.RecordBatch) -> Any:
+        frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), who)
+        fields = arrow_schema(schema)
+        if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
+            hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
+            column = schema.names[0] if schema.names else "x"
+            raise OperatorError(
+                f"{who} returned {kind_of(frame)} where a pandas DataFrame is expected: {hint.format(column=column)}"
+            )
+        names = list(frame.columns)
+        for field in fields:
+            if names.count(field.name) != 1:
+                lack = "lacks it" if field.name not in names else "has it more than once"
+                raise OperatorError(f"{who} declares a column {field.name!r}, and the frame {lack}: it has {names}")
+        columns = [_pandas_column(frame[field.name], field, who) for field in fields]
+        return batch_of(columns, schema.names, len(frame)), parents
+
+    return over_arrow
+
+
+def kind_of(value: Any) -> str:
+    """What ``value`` is, as errors say it: ``a list``, ``an int``, ``None``."""
+    kind = type(value).__name__
+    return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
+
+
+def _with_parents(given: Any, who: str) -> tuple[Any, Any]:
+    """(what was made, parents or None) of what a batch operator gave."""
+    if not isinstance(given, tuple):
+        return given, None
+    if len(given) != 2:
+        raise OperatorError(
+            f"{who} returned a tuple of {len(given)}: return the rows alone, or (rows, parents), where parents[j] is"
+            " the position of the input row that row j descends from"
+        )
+    return given
+
+
+def one_batch(data: Any) -> pa.RecordBatch:
+    if not isinstance(data, pa.Table):
+        return data
+    columns = [column.combine_chunks() for column in data.columns]
+    columns = [pa.concat_arrays(c.chunks) if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    return batch_of(columns, data.schema.names, data.num_rows)
+
+
+def _checked_column(data: pa.RecordBatch, field: pa.Field, who: str) -> Any:
+    found = data.schema.names.count(field.name)
+    if found != 1:
+        lack = "lacks it" if not found else f"has it {found} times"
+        raise OperatorError(
+            f"{who} declares a column {field.name!r}, and what it returned {lack}: it has {data.schema.names}"
+        )
+    column = data.column(field.name)
+    if column.type != field.type:
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowException as error:
+            raise OperatorError(
+                f"{who}: column {field.name!r} is declared {field.type}, and is {column.type} in what it returned"
+                f" ({_line(error)}); cast it, or declare what it is"
+            ) from None
+    if not field.nullable and column.null_count:
+        raise OperatorError(
+            f"{who}: column {field.name!r} is declared not null, and has a null in what it returned; fill it, or drop"
+            " 'not null' from the schema"
+        )
+    return column
+
+
+def _pandas_column(series: Any, field: pa.Field, who: str) -> Any:
+    # A column without a value has whatever dtype pandas thought of, and Arrow would go by that.
+    if series.isna().all():
+        return pa.nulls(len(series), field.type)
+    try:
+        if pa.types.is_binary(field.type) and getattr(series.dtype, "kind", "O") in "biufmM":
+            raise TypeError("numbers are no bytes")
+        made = pa.Array.from_pandas(series, type=field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise OperatorError(
+            f"{who}: column {field.name!r} is declared {field.type}, and is {series.dtype} in the frame"
+            f" ({_line(error)}); cast it, or declare what it is"
+        ) from None
+    return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+
+
+def _type(value: Any) -> str:
+    return type(value).__name__
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,284 @@
+"""Rows: between Arrow batches and the Python rows that a row operator sees and gives.
+
+Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give
+(rows as tuples, Rows, dicts, or the bare value where there is one column), and how that is checked against the declared
+schema. Knows nothing of anchors.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections import namedtuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import itemgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CharType,
+    DataType,
+    DateType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    UserDefinedType,
+    VarcharType,
+)
+
+from acker_client.spark import compat
+from acker_client.spark.worker import ddl
+
+Child = tuple[Any, ...]
+
+# Arrow would cut 2.5 to 2, read True as 1.0 and a datetime as its day, and take bytes for text.
+_TAKEN: dict[type[DataType], tuple[type, ...]] = {
+    IntegralType: (int, np.integer),
+    FractionalType: (float, int, np.floating, np.integer, decimal.Decimal),
+    StringType: (str,),
+    BinaryType: (bytes, bytearray, memoryview),
+    DateType: (datetime.date,),
+}
+_NARROWER = (bool, datetime.datetime)
+
+# What is one row, although one could iterate over it.
+_SINGLE = (tuple, dict, str, bytes, bytearray)
+
+
+class Mismatch(TypeError):
+    """What user code gave does not fit the declared schema. The message names the field and what came."""
+
+
+def struct_type(schema: str | StructType) -> StructType:
+    """A schema as users write it: DDL or a StructType; ``char(n)`` and ``varchar(n)`` become strings.
+
+    DDL is Spark's to read; without a session we read what we can. ValueError where it cannot be read, with why.
+    """
+    fields = schema if isinstance(schema, DataType) else _parsed(schema)
+    if not isinstance(fields, StructType):
+        raise ValueError(f"the schema {schema!r} is a type, not columns; {ddl.EXAMPLE}")
+    made: StructType = _without_sizes(fields)
+    return made
+
+
+def checked_schema(schema: Any, who: str, example: str) -> StructType | None:
+    """The schema that ``who`` is declared with; None where it takes a session to know, and there is none.
+
+    Raises TypeError or ValueError for what is no schema. ``example``: what to write instead of ``who`` alone.
+    """
+    if callable(schema) and not isinstance(schema, (str, DataType)):
+        raise TypeError(f"{who} needs the schema of what it makes: write {example} above the function")
+    if not isinstance(schema, (str, StructType)):
+        raise TypeError(f"{who}: the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
+    try:
+        if has_session() or isinstance(schema, StructType):
+            return struct_type(schema)
+        return ddl.parse(schema)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from None
+
+
+def has_session() -> bool:
+    """Whether a session of Spark is there to read DDL."""
+    return SparkContext._active_spark_context is not None
+
+
+def _parsed(schema: Any) -> DataType:
+    if not isinstance(schema, str):
+        raise TypeError(f"the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
+    if has_session():
+        try:
+            return StructType.fromDDL(schema)
+        except PySparkException as error:
+            said = " ".join(str(error).strip().splitlines()[:1])
+            raise ValueError(f"the schema {schema!r} cannot be read: {said}; {ddl.EXAMPLE}") from None
+    fields = ddl.parse(schema)
+    if fields is None:
+        raise ValueError(f"reading the schema {schema!r} needs a SparkSession: build one first, or give a StructType")
+    return fields
+
+
+def _without_sizes(kind: Any) -> Any:
+    """A type with strings for ``char(n)`` and ``varchar(n)``, which only tables have."""
+    if isinstance(kind, StructType):
+        return StructType(
+            [StructField(field.name, _without_sizes(field.dataType), field.nullable, field.metadata) for field in kind]
+        )
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_sizes(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_without_sizes(kind.keyType), _without_sizes(kind.valueType), kind.valueContainsNull)
+    return StringType() if isinstance(kind, (CharType, VarcharType)) else kind
+
+
+def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
+    """The Arrow schema that Spark expects of a step with this schema. ``large``: strings and bytes with offsets of 64
+    bits, as ``spark.sql.execution.arrow.useLargeVarTypes`` asks for."""
+    return compat.arrow_schema(schema, large=large)
+
+
+class RowReader:
+    """Makes Rows of the columns of a batch. Not picklable; made in the task."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._converters = [_from_arrow(field.dataType) for field in schema.fields]
+        self._make: Callable[[Child], Row] = partial(tuple.__new__, _row_class(tuple(schema.names)))
+
+    def rows(self, batch: pa.RecordBatch) -> list[Row]:
+        """One Row for each row of ``batch``, whose columns are in the order of the schema."""
+        if not batch.num_columns:
+            return [self._make(()) for _ in range(batch.num_rows)]
+        columns = [
+            values if convert is None else [convert(value) for value in values]
+            for values, convert in zip(map(compat.values, batch.columns), self._converters, strict=True)
+        ]
+        return list(map(self._make, zip(*columns, strict=True)))
+
+
+class RowWriter:
+    """Makes Arrow columns of what a row operator gives. Not picklable; made in the task."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._schema = schema
+        self._width = len(schema.fields)
+        self._types = arrow_schema(schema).types
+        self._converters = [_to_arrow(field.dataType) for field in schema.fields]
+
+    def listed(self, given: Any) -> list[Any]:
+        """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end.
+
+        Raises :class:`Mismatch` for a frame or table, over whose columns Python would iterate.
+        """
+        if type(given) is list:
+            return given.copy()
+        if given is None:
+            return []
+        if isinstance(given, _SINGLE):
+            return [given]
+        if hasattr(given, "columns") and hasattr(given, "shape"):
+            raise Mismatch(
+                f"give rows of ({self._ddl}), got a {type(given).__name__}: a function that returns frames is a"
+                " @pandas_operator, one that returns tables an @arrow_operator"
+            )
+        if not isinstance(given, Iterable):
+            return [given]
+        return list(given)
+
+    def columns(self, children: list[Any]) -> list[Any]:
+        """Arrow arrays of ``children``: tuples, Rows, dicts, or bare values where there is one column. A Row that has
+        the schema's names in another order is taken by name, any other by position.
+
+        Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`.
+        """
+        kinds = set(map(type, children))
+        if self._width == 1 and not any(issubclass(kind, (tuple, dict)) for kind in kinds):
+            return [self._column(0, children, kinds)]
+        if not kinds <= {tuple} or not set(map(len, children)) <= {self._width}:
+            children = self.tuples(children)
+        return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
+
+    def tuples(self, children: list[Any]) -> list[Child]:
+        """``children`` as tuples. Raises :class:`Mismatch`."""
+        return [self._child(child) for child in children]
+
+    def check(self, children: list[Child]) -> None:
+        """Raise :class:`Mismatch` for the first value of ``children`` that does not fit its field."""
+        for child in children:
+            for index, value in enumerate(child):
+                try:
+                    self._column(index, [value])
+                except Exception as error:  # noqa: BLE001  # what Arrow raises for a value is not one type
+                    raise self._mismatch(index, value, error) from None
+
+    def _column(self, index: int, values: list[Any], kinds: set[type] | None = None) -> Any:
+        """``kinds``: the types of ``values``, where they are known already."""
+        field, convert = self._schema.fields[index], self._converters[index]
+        kinds = kinds or set(map(type, values))
+        if not field.nullable and type(None) in kinds:
+            raise Mismatch(f"field {field.name!r} is declared not null, got None")
+        if convert is not None:
+            values = [convert(value) for value in values]
+            kinds = set(map(type, values))
+        if not all(_is_taken(kind, field.dataType) for kind in kinds):
+            raise TypeError(f"field {field.name!r}")
+        return pa.array(values, self._types[index])
+
+    def _child(self, child: Any) -> Child:
+        if isinstance(child, dict):
+            unknown = child.keys() - set(self._schema.names)
+            if unknown:
+                raise Mismatch(
+                    f"a dict names {sorted(map(str, unknown))}, which the schema ({self._ddl}) does not have"
+                )
+            return tuple(child.get(name) for name in self._schema.names)
+        if not isinstance(child, tuple):
+            if self._width == 1:
+                return (child,)
+            raise Mismatch(f"give a tuple, Row or dict of ({self._ddl}), got {_shown(child)}")
+        if len(child) != self._width:
+            raise Mismatch(f"give {self._width} values of ({self._ddl}), got {len(child)}: {_shown(child)}")
+        names = getattr(child, "__fields__", None)
+        if names is not None and names != self._schema.names and sorted(names) == sorted(self._schema.names):
+            return tuple(child[names.index(name)] for name in self._schema.names)
+        return tuple(child)
+
+    def _mismatch(self, index: int, value: Any, error: Exception) -> Mismatch:
+        if isinstance(error, Mismatch):
+            return error
+        field = self._schema.fields[index]
+        return Mismatch(f"field {field.name!r} is {field.dataType.simpleString()}, got {_shown(value)}")
+
+    @property
+    def _ddl(self) -> str:
+        return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in self._schema.fields)
+
+
+def _row_class(names: tuple[str, ...]) -> type[Row]:
+    """A Row whose fields are found without a search. It pickles and prints as any Row."""
+    # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
+    make: Any = namedtuple  # noqa: PYI024  # its fields are known at run time only
+    getters = make("Getters", [f"at_{index}" for index in range(len(names))])
+    fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
+    return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
+
+
+def _is_taken(kind: type, declared: DataType) -> bool:
+    """Whether values of a Python type are taken for a declared type. Where nothing is said here, Arrow decides."""
+    for field, taken in _TAKEN.items():
+        if isinstance(declared, field):
+            return kind is NoneType or (issubclass(kind, taken) and not (kind in _NARROWER and kind not in taken))
+    return True
+
+
+def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    return None if isinstance(kind, BinaryType) else compat.from_arrow(kind)
+
+
+def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
+    # Spark's converters turn anything into a string; ours holds strings, numbers and dates to the schema as they are.
+    if not isinstance(
+        kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)
+    ) and kind.typeName() not in (
+        "variant",
+        "geography",
+        "geometry",
+    ):
+        return None
+    return compat.to_arrow(kind)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
