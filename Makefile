@@ -10,7 +10,7 @@
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
 #   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
 #   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
-#   make check        format, lint, types, floors and doors, generated code, the documents, the alert rules
+#   make check        format, lint, types, imports, generated code, the documents, the package, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew
@@ -98,6 +98,8 @@ check: $(READY) proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/packaging/test_documents.py tests/packaging/test_rules.py
+	rm -rf .build/dist && $(BIN)/python -m build --no-isolation --outdir .build/dist . > /dev/null
+	$(BIN)/twine check --strict .build/dist/*
 	tools="$$(.ci/prometheus)"; "$$tools/promtool" check config deploy/prometheus/prometheus.yml; \
 		"$$tools/promtool" test rules tests/deploy/alerts.yaml
 
