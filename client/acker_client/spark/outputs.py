@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from acker_client.spark.commit_evidence.following import see_unplaced
+from acker_client.spark.commit_evidence.following import record_unplaced
 from acker_client.spark.commit_evidence.witness import frame_step
 from acker_client.spark.driver.query import run_uninterrupted
 
@@ -69,7 +69,7 @@ def write_parquet(
             raise OSError(f"{draft} could not be renamed to {place}")
     except Exception as error:
         # A sink that swallows this has delivered nothing, though the write itself succeeded.
-        see_unplaced(writer, error, "parquet", draft)
+        record_unplaced(writer, error, "parquet", draft)
         raise
 
 

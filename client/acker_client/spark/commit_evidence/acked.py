@@ -1,9 +1,9 @@
-"""Acked: the frames of a loop's body, and what is seen there of rows that ``ack()`` acks.
+"""Acked: the frames in the body of a user's loop, and what is done there with rows behind an ``ack()`` column.
 
-Decides that a tracked frame, and every frame the user derives from it, knows when an ``ack()`` column enters it: the
-batches whose rows it acks hear of it, and where such rows were evaluated more than once, the frame is
-cached. When it is written or leaves SQL (as an RDD, an iterator, a checkpoint, through a function over batches), what
-comes is followed as a sink's rows are (``following``). All else is Spark's own.
+A tracked frame, and every frame the user derives from it, registers each ``ack()`` column that is added to it with the
+batches whose rows it acks. The frame is cached if such rows were evaluated more than once in an earlier batch. When the
+frame is written or leaves SQL (as an RDD, an iterator, a checkpoint, or through a function over batches), its rows are
+followed in the same way as a sink's rows (``following``). Everything else behaves as in Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ ACKS = re.compile(rf"{ACK}.*?_[0-9a-f]{{12}}", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """A frame ``df`` into which ``ack()`` columns came: their functions in a plan, and those of the steps below."""
+    """A frame with ``ack()`` columns.
+
+    ``functions``: names of their functions in a plan; ``nodes``: functions of the tracked steps below.
+    """
 
     functions: tuple[str, ...]
     nodes: frozenset[str]
@@ -38,11 +41,12 @@ class Acked:
 
 
 class BodyFrame(ClassicFrame):
-    """A tracked frame in a body, or one derived from it."""
+    """A tracked frame in the body of a user's loop, or a frame derived from one."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        return value if name.startswith("_") or not isinstance(value, MethodType) else _giving_body_frames(self, value)
+        is_plain = name.startswith("_") or not isinstance(value, MethodType)
+        return value if is_plain else _returning_body_frames(self, value)
 
     @cached_property
     def rdd(self) -> RDD[Any]:
@@ -71,7 +75,7 @@ class BodyFrame(ClassicFrame):
         return self._leaving().writeTo(table)
 
     def _leaving(self) -> DataFrame:
-        """This frame as it leaves the body: followed where ``ack()`` is in its plan."""
+        """Return this frame as one of Spark's own; followed if ``ack()`` is in its plan."""
         df, text = plain(self), analyzed(self)
         if ACK not in text:
             return df
@@ -80,13 +84,13 @@ class BodyFrame(ClassicFrame):
 
 
 def of_body(df: DataFrame, batch: Any) -> DataFrame:
-    """``df``, a frame of Spark's own, as a body's; ``batch``: its batch, or one of them."""
+    """Return ``df``, a frame of Spark's own, as a body frame. ``batch``: its batch, or one of its batches."""
     body: DataFrame = remade(BodyFrame, df, _acker_batch=batch)
     return body
 
 
 def plain(df: DataFrame) -> DataFrame:
-    """``df`` as Spark's own frame, when it is a body's."""
+    """Return a body frame as Spark's own frame, and any other frame unchanged."""
     if type(df) is not BodyFrame:
         return df
     frame: DataFrame = remade(ClassicFrame, df)
@@ -94,25 +98,25 @@ def plain(df: DataFrame) -> DataFrame:
     return frame
 
 
-def _giving_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., Any]:
-    """``method`` of ``df``; a frame that it gives is a body's too."""
+def _returning_body_frames(df: BodyFrame, method: MethodType) -> Callable[..., Any]:
+    """Wrap ``method`` of ``df`` so that a frame it returns is a body frame too."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         value = method(*args, **kwargs)
         if type(value) is not ClassicFrame:
             return value
-        given = of_body(value, vars(df)["_acker_batch"])
+        made = of_body(value, vars(df)["_acker_batch"])
         functions = [function for column in _columns((args, kwargs)) for function in ACKS.findall(str(column))]
         if functions:
-            _enter(given, functions)
-        return given
+            _register_acks(made, functions)
+        return made
 
     return call
 
 
 def _columns(value: Any) -> Iterator[Column]:
-    """The columns among the arguments of a call."""
+    """Yield the columns among the arguments of a call."""
     if isinstance(value, Column):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -122,28 +126,28 @@ def _columns(value: Any) -> Iterator[Column]:
         yield from _columns(list(value.values()))
 
 
-def _enter(df: DataFrame, functions: Sequence[str]) -> None:
-    """``ack()`` columns with these functions have entered ``df``."""
-    acked, batches = _below(analyzed(df))
+def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:
+    """Tell the batches below ``df`` that ``ack()`` columns with these functions were added to it."""
+    acked, batches = _steps_below(analyzed(df))
     ack = Acked(tuple(functions), frozenset(node.function for node in acked), plain(df))
-    # Each of them is to hear of it, whatever the first says.
-    if any([batch.see_acked(ack) for batch in batches]):  # noqa: C419  # any() of a generator would stop at the first
+    # Every batch has to register the frame; any() over a generator would stop at the first that returns True.
+    if any([batch.add_acked_frame(ack) for batch in batches]):  # noqa: C419
         batches[0].keep_cached(df)
 
 
-def _below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
-    """The steps that a plan names, and their batches, each once."""
+def _steps_below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
+    """Return the steps that a plan names, and their batches without duplicates."""
     nodes = [node for node in lineage.known() if node.function in plan]
     return nodes, list({id(batch): batch for node in nodes for batch in node.batches}.values())
 
 
 def _witness(df: DataFrame, plan: str) -> Witness:
-    """Who sees what is done with the rows of ``df``; its batches know it from now on."""
-    acked, batches = _below(plan)
+    """Make the witness of what is done with the rows of ``df``, and register it with the batches below."""
+    acked, batches = _steps_below(plan)
     note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *batches)
     note_store.keep(node.tag)
     witness = Witness(node.tag, (ACK, AGAIN + node.tag), note_store.note_writer)
     for batch in batches:
-        batch.see_acks([each.function for each in acked], witness)
+        batch.add_ack_witness([each.function for each in acked], witness)
     return witness

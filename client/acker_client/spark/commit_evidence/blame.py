@@ -1,9 +1,9 @@
-"""Blame: whether an error that broke a batch is the program's, so that trying again cannot help.
+"""Blame: whether the program itself caused the error that broke a batch, so that a retry cannot help.
 
-Decides by the kind of the error: what the guard or another function of the acker refused, what an operator returned
-against its own schema, what Spark could not analyse, a name that is not defined. A wrong call or attribute is the
-program's as long as the driver has seen no row of the batch. Anything else may be of a record, of Spark or of what is
-written to.
+Decides by the kind of the error. The program is to blame for what the plan guard or another function of the acker
+refused, an operator's output that does not fit its schema, a plan that Spark could not analyse, and an undefined name.
+It is also to blame for a wrong call or attribute, as long as the driver has seen no row of the batch. Any other error
+may come from a record, from Spark or from the target of a write.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from acker_client.spark.anchoring.tally import MultipliedEdges
 from acker_client.spark.commit_evidence.evidence import Undelivered
 from acker_client.spark.worker.returns import OperatorError
 
-# What a wrong call, a wrong attribute or a missing module raises; a value of a row may raise them, too.
+# The errors of a wrong call, a wrong attribute or a missing module. A value in a row may cause them too.
 MISTAKES = (TypeError, AttributeError, ImportError)
 
-# In a task they are raised in another process, and only their names come back.
+# Errors in a task are raised in another process, and only their text reaches the driver.
 _RAISED_IN_TASKS = tuple(f"{kind.__module__}.{kind.__name__}:" for kind in (OperatorError, MultipliedEdges, OtherRows))
 
 
 def is_of_the_program(error: BaseException) -> bool:
-    """Whether ``error`` would come again with any record, at any other try."""
+    """Whether ``error`` would occur with any record and in any retry."""
     if getattr(error, "is_of_the_program", False) or _is_refused_argument(error):
         return True
     if isinstance(error, (OperatorError, OtherRows, AnalysisException, NameError)):
@@ -33,12 +33,12 @@ def is_of_the_program(error: BaseException) -> bool:
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Whether ``error`` is the program's unless a row was at hand to cause it."""
+    """Whether the program caused ``error``, unless a row may have caused it."""
     return isinstance(error, MISTAKES) or getattr(error, "is_mistake", False)
 
 
 def _is_refused_argument(error: BaseException) -> bool:
-    """Whether a function of the acker raised ``error`` for what it was called with."""
+    """Whether a function of the acker raised ``error`` about its arguments."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -47,13 +47,13 @@ def _is_refused_argument(error: BaseException) -> bool:
 
 
 def other_rows(error: BaseException) -> str:
-    """What a frame that gives other rows when it is computed anew has broken; nothing ("") where none did."""
+    """Return the message of :class:`OtherRows` if ``error`` is one or was caused by one in a task, else ""."""
     if isinstance(error, OtherRows):
         return str(error)
-    _, _, said = str(error).partition(f"{OtherRows.__module__}.{OtherRows.__name__}: ")
-    return said.partition("\n")[0]
+    _, _, message = str(error).partition(f"{OtherRows.__module__}.{OtherRows.__name__}: ")
+    return message.partition("\n")[0]
 
 
 def is_without_evidence(error: BaseException) -> bool:
-    """Whether a batch is not done, and no write of it failed."""
+    """Whether a batch is not done only for lack of evidence: no write of it failed."""
     return isinstance(error, Undelivered) and not error.is_transient

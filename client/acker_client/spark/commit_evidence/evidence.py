@@ -3,10 +3,10 @@
 Decides by actions alone: what ran over the rows, where it delivered them to, how it ended, in which order. *Done* needs
 an action that delivers all the rows and succeeded. Each delivery that failed needs a later one to the same target. A
 look (count, show, a collected aggregate) that succeeds neither helps nor harms. Nothing makes up for a failed look, not
-even its repetition: its exception may have kept the sink from a write that nobody sees. The user's word
+even its repetition: its exception may have kept the sink from a write that leaves no trace. The user's word
 (``batch.done()``) stands for what cannot be proven. A sink may filter rows away before it writes. A limit is different:
-the rows behind it were not read. Where an action comes from (Spark's stores, or the client's own calls) is for its
-collector to know (``executions``, ``following``); this module knows neither Spark nor rows.
+the rows behind it were not read. The modules ``executions`` and ``following`` collect the actions from Spark's stores
+and from the client's own calls. This module knows neither Spark nor rows.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Target:
 class Action:
     """Something that Spark ran over the rows of a sink.
 
-    ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows to somebody (a write,
-    foreach, collect), or only looks; ``is_whole``: whether it is known to take in every row; ``is_doubtful``: it may
-    have stopped before the end of its rows, and not because a limit in the plan says so; ``began_ms``, ``ended_ms``:
-    Unix time, ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the
-    same in full, where it is known.
+    ``did``: what it did with them, as in "it counted them"; ``delivers``: whether it hands rows on (a write, foreach,
+    collect), or only looks; ``is_whole``: whether it is known to read every row; ``is_doubtful``: it may have stopped
+    before the end of its rows, and not because of a limit in the plan; ``began_ms``, ``ended_ms``: Unix time,
+    ``NEVER_MS`` while it runs; ``failure``: why it failed, in one line, "" if it did not; ``traceback``: the same in
+    full, where it is known.
     """
 
     did: str
@@ -57,7 +57,7 @@ class Action:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has ended, and well."""
+        """Whether it has ended without a failure."""
         return not self.failure and self.ended_ms < NEVER_MS
 
     @property
@@ -73,7 +73,7 @@ class Action:
 
 class Undelivered(AckerError):
     """A batch has no evidence that it was done, so it is abandoned. ``is_transient``: a write failed and the exception
-    was swallowed, so another try may help; otherwise the code is to be mended."""
+    was swallowed, so a retry may help; otherwise the program has to be changed."""
 
     def __init__(self, reason: str, *, is_transient: bool = False) -> None:
         super().__init__(reason)
@@ -81,14 +81,14 @@ class Undelivered(AckerError):
 
 
 def judge(
-    who: str,
+    subject: str,
     actions: Sequence[Action],
     *,
     forgotten: bool = False,
     vouched_ms: float = -NEVER_MS,
     rerun_ms: float = -NEVER_MS,
 ) -> Undelivered | None:
-    """Return why the rows of ``who`` (a sink, as "save()") are not done; None when they are.
+    """Return why the rows of ``subject`` (a sink, as "save()") are not done; None when they are.
 
     ``forgotten``: the collector knows that some actions are missing. ``vouched_ms``: when the user called
     ``batch.done()``, which covers everything done by then. ``rerun_ms``: when the sink was called again after it had
@@ -164,46 +164,46 @@ def judge(
     """
     if forgotten and vouched_ms == -NEVER_MS:
         return Undelivered(
-            f"Spark has forgotten some of what it ran for {who}, so nobody can tell whether its write succeeded: raise"
-            " spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
+            f"Spark has forgotten some of what it ran for {subject}, so nobody can tell whether its write succeeded:"
+            " raise spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
         )
     since_ms = max(vouched_ms, rerun_ms)
     late = [each for each in actions if each.ended_ms > since_ms]
-    # A look that still runs may be of a thread that nobody waits for.
+    # A look may still run in a thread that the sink does not wait for, so it is no failure.
     failures = [each for each in late if each.failure or (each.delivers and not each.succeeded)]
     unmended = [failed for failed in failures if not any(action.mends(failed) for action in actions)]
     if unmended:
         last = max(unmended, key=lambda action: action.ended_ms)
-        return Undelivered(_missing(who, last), is_transient=any(failed.delivers for failed in unmended))
+        return Undelivered(_missing(subject, last), is_transient=any(failed.delivers for failed in unmended))
     if vouched_ms > -NEVER_MS and all(action.began_ms < vouched_ms for action in actions):
         return None
     doubtful = [each for each in late if each.delivers and each.is_doubtful]
     unproven = [doubt for doubt in doubtful if not any(action.mends(doubt) for action in actions)]
     if unproven:
         return Undelivered(
-            f"nobody can prove that all of {who}'s rows were delivered: it {_listed(unproven)}. If they were, say so"
-            " after the sink: batch.done()"
+            f"nobody can prove that all of {subject}'s rows were delivered: it {_listed(unproven)}. If they were, say"
+            " so after the sink: batch.done()"
         )
     if any(action.is_delivery for action in actions):
         return None
     return Undelivered(
-        f"no write of {who}'s rows succeeded: it {_listed(actions)}. If they are delivered all the same, say so after"
-        " the sink: batch.done()"
+        f"no write of {subject}'s rows succeeded: it {_listed(actions)}. If they are delivered all the same, say so"
+        " after the sink: batch.done()"
     )
 
 
-def _missing(who: str, failed: Action) -> str:
+def _missing(subject: str, failed: Action) -> str:
     """Return why the batch is not done after ``failed``, and what to do."""
     how = f"failed: {failed.failure}" if failed.failure else "still runs"
     if not failed.delivers:
         return (
-            f"{who} swallowed the exception of a look at its rows ({failed.target.place or failed.did}), which {how}. A"
-            " write may have been skipped for it. Let the exception leave the sink; if the rows are delivered all the"
-            " same, say so after the sink: batch.done()"
+            f"{subject} swallowed the exception of a look at its rows ({failed.target.place or failed.did}), which"
+            f" {how}. A write may have been skipped for it. Let the exception leave the sink; if the rows are delivered"
+            " all the same, say so after the sink: batch.done()"
         )
     place = f" to {failed.target.place}" if failed.target.place else ""
     return (
-        f"no write of {who}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
+        f"no write of {subject}'s rows{place} succeeded after the one that {how}. Let the exception of a write leave"
         " the sink, or repeat the same write until it succeeds; if the rows are delivered all the same, say so"
         " after the sink: batch.done()"
     )

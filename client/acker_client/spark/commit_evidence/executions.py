@@ -1,7 +1,7 @@
-"""Executions: what Spark's own stores know of what it ran: executions of SQL and jobs of RDDs.
+"""Executions: the SQL executions and RDD jobs that Spark's own stores recorded.
 
-Decides what has run since a moment, whether the stores may have forgotten some of it, and how long an end is waited
-for. Looks at Spark's stores, which are complete without the UI; never at rows.
+Decides what has run since a given moment, whether the stores may have forgotten some of it, and how long to wait for an
+end to be recorded. Reads Spark's stores, which are complete without the UI, and never rows.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from acker_client.spark.commit_evidence.shape import shape_of
 from acker_client.spark.driver.lineage import JOB_TAG
 from acker_client.spark.worker.notes import EXECUTION
 
-# The methods of Spark's that hand rows to the driver.
+# Spark's methods that hand rows to the driver.
 _COLLECTS = ("collectToPython", "collectAsArrowToPython")
 
-# How many executions a look back for an earlier evaluation of the same frame takes in.
+# How many of the newest executions are searched for an earlier evaluation of the same frame.
 LOOK_BACK = 50
 
-# How many are kept; then the oldest are forgotten without a trace.
+# Settings: how many executions and jobs Spark keeps. It drops the oldest ones without a trace.
 EXECUTIONS, JOBS = "spark.sql.ui.retainedExecutions", "spark.ui.retainedJobs"
 
-# Spark's own patience with its listeners is 10 s; a driver that writes a large event log can be further behind.
+# Spark itself waits 10 s for its listeners. A driver that writes a large event log can be further behind.
 BUS_WAIT_MS = 300_000
 
-# How long an action that has returned may take to be known as ended.
+# How long Spark may take to record the end of an action that has returned, and how often it is polled.
 END_WAIT_S = 2.0
 END_LOOK_S = 0.01
 
-# So much of a command says where it writes to.
+# How much of a command's text names its target in messages.
 PLACE_CHARS = 120
 
 _ROOT_TAG = "execution-root-id-"
 
 
 class Executions:
-    """The executions of SQL and the jobs of RDDs that begin after this object was made."""
+    """The SQL executions and RDD jobs that begin after this object was made."""
 
     def __init__(self, spark: SparkSession) -> None:
         # py4j gives Java objects no type that a checker could use.
@@ -56,14 +56,14 @@ class Executions:
         self._core: Any = context.statusStore()
         self._bus: Any = context.listenerBus()
         self._sources: Any = session.sessionState().dataSourceManager()
-        # In foreachBatch a thread is within an execution, and its jobs of RDDs bear the tag of that one.
+        # In foreachBatch the thread runs within an execution, and its RDD jobs have that execution's tag.
         self._is_within = context.getLocalProperty(EXECUTION) is not None
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         self._before = self._newest()
         self._job_before = self._newest_job()
 
     def have_run(self, functions: Collection[str]) -> bool:
-        """Whether one of the steps whose ``functions`` these are has run in an execution before now."""
+        """Whether a step with one of these ``functions`` has run in one of the last executions."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         for execution in reversed(self._listed(LOOK_BACK)):
             plan = str(self._store.execution(execution).get().physicalPlanDescription())
@@ -72,12 +72,12 @@ class Executions:
         return False
 
     def ran(self) -> Ran:
-        """What has run up to now."""
+        """Return what has run so far."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
         began, newest = self._began()
         jobs, newest_job, kept_jobs = self._jobs(self._jobs_of(began) if self._is_within else frozenset())
-        # Numbers are nearly dense (one may be drawn and never used), so where some are missing, and the store is so
-        # full that it forgets, some were forgotten.
+        # Ids are nearly dense (Spark may draw one and never use it). So if ids are missing and the store is full enough
+        # to drop entries, some were dropped.
         lacks_executions = len(began) < newest - self._before
         lacks_jobs = kept_jobs < newest_job - self._job_before
         is_forgetful = (lacks_executions and self._is_full(self._store.executionsCount(), EXECUTIONS)) or (
@@ -90,7 +90,7 @@ class Executions:
         return bool(self._sources.dataSourceExists(table))
 
     def _is_full(self, kept: int, setting: str) -> bool:
-        """Whether a store may have forgotten: above its bound it drops down to nine tenths of it."""
+        """Whether a store may have dropped entries: above its bound it drops down to nine tenths of it."""
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
@@ -103,7 +103,7 @@ class Executions:
         return [execution for execution in listed if execution > self._before], newest
 
     def _listed(self, count: int) -> list[int]:
-        """The newest ``count`` executions, oldest first."""
+        """Return the ids of the newest ``count`` executions, oldest first."""
         kept = int(self._store.executionsCount())
         count = min(count, kept)
         if count < 1:
@@ -116,13 +116,16 @@ class Executions:
         return int(listed.apply(0).jobId()) if listed.size() else -1
 
     def _jobs_of(self, executions: Sequence[int]) -> frozenset[int]:
-        """The jobs of these executions, as far as they have ended."""
+        """Return the job ids of these executions; jobs that still run may be missing."""
         numbers = (each(self._store.execution(number).get().jobs().keySet().toSeq()) for number in executions)
         return frozenset(int(number) for listed in numbers for number in listed)
 
     def _jobs(self, of_executions: Collection[int]) -> tuple[list[Job], int, int]:
-        """The jobs of RDDs since this was made, oldest first; the newest job's number, and how many are kept. Within
-        an execution they are those that are not ``of_executions``; elsewhere they bear the tag of none."""
+        """Return the RDD jobs since this object was made, oldest first; the newest job's id; and the number of jobs.
+
+        Within an execution, RDD jobs are the jobs that are not in ``of_executions``. Elsewhere they are the jobs
+        without an execution's tag.
+        """
         listed: Any = self._core.jobsList(None)
         found: list[Job] = []
         newest, kept = self._job_before, 0
@@ -141,8 +144,8 @@ class Executions:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What ran between two moments: ``executions`` and ``jobs`` (of RDDs), oldest first. ``is_forgetful``: some of it
-    Spark's stores have forgotten."""
+    """What ran between two moments: SQL ``executions`` and RDD ``jobs``, oldest first. ``is_forgetful``: Spark's stores
+    have dropped some of it."""
 
     executions: list[Execution]
     jobs: list[Job]
@@ -150,7 +153,7 @@ class Ran:
 
 
 class Execution:
-    """One execution of SQL in Spark's store; it is waited for until it has ended, when that is asked for."""
+    """One SQL execution in Spark's store. What depends on its end waits until the end is recorded."""
 
     def __init__(self, store: Any, number: int, is_python_source: Callable[[str], bool]) -> None:
         self.number = number
@@ -159,7 +162,7 @@ class Execution:
 
     @cached_property
     def plan(self) -> str:
-        """The plan as text, before and after it was adapted."""
+        """The plan as text, before and after adaptive changes."""
         return str(self._data.physicalPlanDescription())
 
     @property
@@ -168,7 +171,7 @@ class Execution:
 
     @cached_property
     def graph(self) -> Graph:
-        self._ended  # noqa: B018 (the plan is the last one only when it has ended)
+        self._ended  # noqa: B018 (only then is the plan the final one)
         return Graph(self._store.planGraph(self.number), self._is_python_source)
 
     @cached_property
@@ -177,8 +180,8 @@ class Execution:
 
     @cached_property
     def method(self) -> str:
-        """The method of Spark's that began it, as ``Dataset.collectToPython``; within a call of the client's, what its
-        executions bear."""
+        """Spark's method that began it, as ``Dataset.collectToPython``; within a call of the client's own, the call
+        site that the client has set for it."""
         return str(self._data.details()).partition("\n")[0].partition("(")[0]
 
     @cached_property
@@ -187,7 +190,7 @@ class Execution:
         return not self._ended.jobs().isEmpty()
 
     def target(self, places: Places) -> Target:
-        """Where it delivers the rows at ``places`` to."""
+        """Return where it delivers the rows at ``places`` to."""
         if self.method in places.calls:
             return places.calls[self.method]
         place = self.graph.writing.removeprefix("Execute ")[:PLACE_CHARS] or self.method.rpartition(".")[2]
@@ -209,26 +212,26 @@ class Execution:
 
     @cached_property
     def failure(self) -> str:
-        """Why it failed, in one line; nothing ("") when it did not, or still runs."""
+        """Why it failed, in one line; "" if it did not fail, or still runs."""
         return self.message and (gist(self.message) or "no reason given")
 
     @cached_property
     def message(self) -> str:
-        """What Spark says of its failure, "" when it did not fail."""
+        """Spark's message about its failure; "" if it did not fail."""
         error = self._ended.errorMessage()
-        # Success is no message, or an empty one.
+        # An execution that succeeded has no message, or an empty one.
         return str(error.get()).strip() if error.isDefined() else ""
 
     def found_none(self, places: Places) -> bool:
-        """Whether it has looked everywhere and found no rows: then there was nothing to hand on."""
+        """Whether it has read everything at ``places`` and found no rows, so that there was nothing to deliver."""
         has_ended = any(note.kind == "end" and note.execution == self.number for note in places.notes)
         return self.graph.found_none(places, self._store.executionMetrics(self.number), has_ended)
 
     @cached_property
     def has_left_out(self) -> bool:
-        """Whether it may have skipped its write because the target exists. Its jobs do not rule that out: Spark runs
-        the plan below an exchange before it plans the part above."""
-        self._ended  # noqa: B018 (metrics are complete then)
+        """Whether it may have skipped its write because the target exists. That it ran jobs does not rule this out:
+        Spark runs the plan below an exchange before it plans the part above."""
+        self._ended  # noqa: B018 (only then are the metrics complete)
         return self.graph.has_left_out(self._store.executionMetrics(self.number))
 
     def encloses(self, other: Execution) -> bool:
@@ -245,7 +248,7 @@ class Execution:
 
 
 class Job:
-    """One job of RDDs in Spark's store. ``is_seen``: its caller sees what becomes of it (``following``)."""
+    """One RDD job in Spark's store. ``is_seen``: the client observes at its call how it ends (``following``)."""
 
     def __init__(self, core: Any, jvm: Any, number: int, is_seen: bool) -> None:
         self.number = number
@@ -255,7 +258,7 @@ class Job:
 
     @cached_property
     def action(self) -> str:
-        """What began it: ``collect``, ``foreachPartition``; ``runJob at`` and where, when Spark's own code did."""
+        """What began it, as ``collect``; ``runJob at`` and the place if Spark's own code did."""
         what, _, where = str(self._known.name()).partition(" at ")
         return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
 
@@ -265,7 +268,7 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has, without waiting for it."""
+        """Whether it has ended; does not wait for the end."""
         return not self._known.completionTime().isEmpty()
 
     @cached_property
@@ -283,14 +286,14 @@ class Job:
         return NEVER_MS if ended.isEmpty() else float(ended.get().getTime())
 
     def computes(self, *operators: str) -> bool:
-        """Whether one of its stages names one of these operators of SQL in what it computes."""
+        """Whether one of its stages computes one of these SQL operators."""
         return any(operator in self._dot(stage) for stage in self.stages for operator in operators)
 
     def _dot(self, stage: int) -> str:
         try:
             graph = self._core.operationGraphForStage(stage)
             return str(self._jvm.org.apache.spark.ui.scope.RDDOperationGraph.makeDotFile(graph))
-        except Exception:  # noqa: BLE001  # a stage that Spark skipped, or has forgotten, has no graph
+        except Exception:  # noqa: BLE001  # a stage that Spark skipped or dropped has no graph
             return ""
 
     @cached_property
@@ -303,7 +306,7 @@ class Job:
 
 
 def _ended(read: Callable[[], Any]) -> Any:
-    """What a store knows. It records an end from a thread of its own, a moment later."""
+    """Return a store's record, once it has an end or ``END_WAIT_S`` has passed: Spark records ends asynchronously."""
     until = time.monotonic() + END_WAIT_S
     while True:
         data = read()

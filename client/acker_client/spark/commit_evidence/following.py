@@ -48,12 +48,12 @@ _WRITES = frozenset({
 })  # fmt: skip
 
 
-# PySpark's own method: `others` replaces it while a sink runs.
+# PySpark's own method, because `others` replaces it while a sink runs.
 _map_in_arrow: Any = ClassicFrame.mapInArrow
 
 
 class _Followed:
-    """Everything that this returns is followed too."""
+    """Follows everything that its attributes and methods return."""
 
     _trail: Trail
 
@@ -86,7 +86,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         return self._rows(made, "toJSON") if isinstance(made, RDD) else made
 
     def _rows(self, rdd: RDD[Any], step: str) -> RDD[Any]:
-        """``rdd``, which was made of this frame by ``step``."""
+        """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
         if not trail.unread:
             rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
@@ -107,13 +107,13 @@ class FollowedFrame(_Followed, ClassicFrame):
         return made
 
     def _writer(self, make: Callable[..., Any], table: str, *args: Any) -> Any:
-        """A writer into a table of a catalog. Making one may fail, which is a write that failed."""
+        """Make a followed writer into a table of a catalog. If that raises, it counts as a failed write."""
         began_ms = now_ms()
         try:
             writer = follow(make(table, *args), self._trail)
         except Exception as error:
             target = Target.unlike(f"the table {table}")
-            self._trail.witness.see_failure("tried to write them", began_ms, error, self._trail, target)
+            self._trail.witness.record_failure("tried to write them", began_ms, error, self._trail, target)
             raise
         writer._table, writer._df = table, self
         return writer
@@ -150,19 +150,22 @@ class FollowedFrame(_Followed, ClassicFrame):
         self._trail.witness.views[name.lower()] = frame_step(self)
 
     def _checkpointed(self, checkpoint: Callable[[], DataFrame]) -> DataFrame:
-        """A checkpoint delivers nothing. A failed one counts as a failed delivery, as nobody knows what it was for."""
+        """Make a checkpoint, which delivers nothing. If it fails, it counts as a failed delivery: its purpose is
+        unknown."""
         began_ms, witness, target = now_ms(), self._trail.witness, self._trail.target("a checkpoint", frame_step(self))
         try:
             df = checkpoint()
         except Exception as error:
-            witness.see_failure("tried to checkpoint them", began_ms, error, self._trail, target)
+            witness.record_failure("tried to checkpoint them", began_ms, error, self._trail, target)
             raise
-        return self._again(df)
+        return self._marked_again(df)
 
-    def _again(self, df: DataFrame) -> DataFrame:
-        """Return ``df`` behind functions that pass rows through, and whose names mark them in a plan as the sink's. The
-        checkpoint has removed these names from the plan. One stands for the sink, the others for the user's functions
-        on the way."""
+    def _marked_again(self, df: DataFrame) -> DataFrame:
+        """Return ``df`` with functions that pass rows through, and whose names mark the rows in a plan as the sink's.
+
+        The checkpoint has removed these names from the plan. One function stands for the sink, and the others stand for
+        the user's functions between the sink's frame and the checkpoint.
+        """
         trail = self._trail.through(self)
         if trail.unread:
             partial: DataFrame = follow(df, trail)
@@ -175,7 +178,7 @@ class FollowedFrame(_Followed, ClassicFrame):
 
 
 def _passing(name: str, names: tuple[str, ...]) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Hands batches on, under ``name`` in a plan; ``names``: to give back to their columns."""
+    """Return a function that passes batches through, with ``name`` in a plan. ``names``: the columns' own names."""
 
     def through(batches: Iterable[Any]) -> Iterator[Any]:
         return (renamed(batch, names) for batch in batches)
@@ -226,13 +229,13 @@ class _FollowedWrites(_Followed):
             with trail.witness.delivering(df.sparkSession.sparkContext, target):
                 return method(*args, **kwargs)
         except Exception as error:
-            trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+            trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
             raise
 
     def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
         given = repr((args, {key: value for key, value in kwargs.items() if key != "mode"}))
         named = [kwargs[key] for key in ("path", "name", "tableName", "table") if key in kwargs]
-        # An URL of JDBC may hold a password.
+        # Leave out a JDBC URL, which may hold a password.
         place = (args[1:2] or named[:1]) if name == "jdbc" else (args[:1] or named[:1] or [self._table])
         what = (names_step(df.sparkSession), given, self._table, *self._given)
         return self._trail.target(" ".join([name, *map(str, place)]).strip(), name, what, frame_step(df))
@@ -250,15 +253,15 @@ class FollowedMerge(_FollowedWrites, MergeIntoWriter):
     """A merge of a sink's rows into a table; see :class:`_FollowedWrites`."""
 
     def _target(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], df: DataFrame) -> Target:
-        # Two merges cannot be compared: nobody follows the objects that say what becomes of the rows.
+        # Two merges cannot be compared: the objects that say what becomes of the rows are not followed.
         return Target.unlike(f"{name} into {self._table}")
 
 
 class _FollowedRows(_Followed):
-    """An RDD of a sink's rows. Spark's stores say little about it, so what its caller sees is what counts."""
+    """An RDD of a sink's rows. Spark's stores say little about it, so what counts is what the caller observes."""
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:
-        """As the RDD's own, which stands behind all others that take a function."""
+        """Do the same as the RDD's own method, on which all other methods with a function are built."""
         trail = self._trail
         if trail.witness.is_looking:
             plain: RDD[Any] = super().mapPartitionsWithIndex(f, preservesPartitioning)  # type: ignore[misc]
@@ -269,7 +272,7 @@ class _FollowedRows(_Followed):
         return followed
 
     def foreachPartition(self, f: Any) -> None:
-        """As the RDD's own; what the function leaves unread is noted for this one action."""
+        """Do the same as the RDD's own method; rows that the function leaves unread are noted for this action only."""
         watched, name = _over_partitions(lambda _, rows: reading.exhausted(f(rows)), self._trail.witness)
         mapped: Any = super().mapPartitionsWithIndex(watched)  # type: ignore[misc]
         trail, target = self._trail.behind(name), self._trail.target("foreachPartition", digest(f))
@@ -277,13 +280,13 @@ class _FollowedRows(_Followed):
         try:
             mapped.count()
         except Exception as error:
-            trail.witness.see_failure(did, began_ms, error, trail, target)
+            trail.witness.record_failure(did, began_ms, error, trail, target)
             raise
-        trail.witness.see(Action(did, True, True, began_ms, now_ms(), "", target), trail)
+        trail.witness.record(Action(did, True, True, began_ms, now_ms(), "", target), trail)
 
     def pipe(self, *args: Any, **kwargs: Any) -> RDD[Any]:
         piped: Any = super().pipe(*args, **kwargs)  # type: ignore[misc]
-        # The command may end, or leave what it was given unread, and nobody sees it.
+        # Nothing shows whether the command ended early, or left some of its input unread.
         piped._trail = piped._trail.leaving_unread("piped them into a command, which need not have read them all")
         made: RDD[Any] = piped
         return made
@@ -301,7 +304,7 @@ class _FollowedRows(_Followed):
                 return self._look(method, name, args, kwargs)
             if name in _HANDS_ON:
                 return self._hand_on(method, name, args, kwargs)
-            with trail.witness.seeing_failure(f"ran {name} over them", name, trail):
+            with trail.witness.recording_failure(f"ran {name} over them", name, trail):
                 value = method(*args, **kwargs)
             is_rdd = type(value) in (RDD, PipelinedRDD)
             behind = trail.beside(_trails([*args, *kwargs.values()]))
@@ -314,10 +317,10 @@ class _FollowedRows(_Followed):
 
     def _look(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         began_ms, trail, witness = now_ms(), self._trail, self._trail.witness
-        with witness.seeing_failure(LOOKS[name], name, trail) as is_users, witness.tagging_jobs(self.ctx):
+        with witness.recording_failure(LOOKS[name], name, trail) as is_users, witness.tagging_jobs(self.ctx):
             value = method(*args, **kwargs)
         if is_users:
-            witness.see(Action(LOOKS[name], False, False, began_ms, now_ms()), trail)
+            witness.record(Action(LOOKS[name], False, False, began_ms, now_ms()), trail)
         return value
 
     def _hand_on(self, method: MethodType, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -331,10 +334,10 @@ class _FollowedRows(_Followed):
                 value = method(*args, **kwargs)
             except Exception as error:
                 if is_users and name != "foreachPartition":
-                    trail.witness.see_failure(did, began_ms, error, trail, target, delivers=delivers)
+                    trail.witness.record_failure(did, began_ms, error, trail, target, delivers=delivers)
                 raise
         if is_users and name != "foreachPartition":
-            trail.witness.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+            trail.witness.record(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
         return value
 
 
@@ -358,11 +361,11 @@ _FOLLOWED: dict[type, type] = {
 
 
 def follow(value: Any, trail: Trail) -> Any:
-    """``value``, followed when it is a frame, groups, a writer or an RDD of PySpark's: another object, alike."""
+    """Return a followed copy of ``value`` if it is PySpark's frame, groups, writer or RDD, else ``value`` itself."""
     kind = _FOLLOWED.get(type(value))
     if kind is None:
         return value
-    # PySpark makes these in a hundred places, each by its own constructor.
+    # Copies the object instead of constructing it: PySpark makes these in many places, with different constructors.
     return remade(kind, value, _trail=trail)
 
 
@@ -373,7 +376,7 @@ def follow_rows(made: Any, data: Sequence[object], name: str) -> Any:
 
 
 def _plain(given: Any) -> Any:
-    """``given`` without the followed RDDs in it: their trails say what they are."""
+    """Return ``given`` without the followed RDDs in it: their trails already identify them."""
     if isinstance(given, _FollowedRows):
         return ()
     if isinstance(given, list | tuple):
@@ -382,7 +385,7 @@ def _plain(given: Any) -> Any:
 
 
 def _trails(given: Iterable[object]) -> Iterator[Trail]:
-    """The trails of the followed RDDs among these, and in lists of them."""
+    """Yield the trails of the followed RDDs in ``given``, and in lists and tuples in it."""
     for each in given:
         if isinstance(each, _FollowedRows):
             yield each._trail
@@ -390,32 +393,32 @@ def _trails(given: Iterable[object]) -> Iterator[Trail]:
             yield from _trails(each)
 
 
-def see_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
+def record_unplaced(writer: DataFrameWriter, error: Exception, name: str, *args: Any) -> None:
     """Record a failed write: ``writer`` wrote by the call ``name``, but ``error`` kept the output from its place."""
     if isinstance(writer, FollowedWriter):
         trail, target = writer._trail, writer._target(name, args, {}, writer._df)
-        trail.witness.see_failure("tried to write them", now_ms(), error, trail, target)
+        trail.witness.record_failure("tried to write them", now_ms(), error, trail, target)
 
 
 def remade(kind: type, value: Any, **attributes: Any) -> Any:
-    """An object of ``kind`` with what ``value`` has, and these attributes besides."""
+    """Return an object of ``kind`` with the attributes of ``value`` and the given ones."""
     made: Any = object.__new__(kind)
     vars(made).update(vars(value), **attributes)
     return made
 
 
 def analyzed(df: DataFrame) -> str:
-    """The analysed plan of a frame, as text."""
+    """Return the analysed plan of a frame, as text."""
     return str(df._jdf.queryExecution().analyzed().treeString())
 
 
 def _over_batches(function: Any, witness: Witness) -> Any:
-    """The user's function over batches, with a note when it ends before its input does."""
+    """Wrap the user's function over batches, so that it leaves a note if it ends before its input does."""
     return reading.over_batches(function, _name(function), witness.tag, witness.note_writer)
 
 
 def _over_partitions(function: Any, witness: Witness) -> tuple[Any, str]:
-    """The same for a function over (index, rows) of a partition; and its name in notes."""
+    """Do the same for a function over (index, rows) of a partition. Return it, and its name in notes."""
     name = READS + new_tag()
     return reading.over_partitions(function, name, witness.tag, witness.note_writer), name
 
@@ -434,10 +437,10 @@ def _over_groups(function: Any) -> Any:
 
 
 def _may_iterate(function: FunctionType) -> bool:
-    """Whether a function's annotations have PySpark give it an iterator, or nobody knows what they stand for."""
+    """Whether PySpark gives the function an iterator because of its annotations; True if they cannot be resolved."""
     try:
         hints = get_type_hints(function)
-    except Exception:  # noqa: BLE001  # whatever the annotations are
+    except Exception:  # noqa: BLE001  # annotations may raise anything
         return True
     return any("Iterator" in str(hint) for hint in hints.values())
 

@@ -1,8 +1,8 @@
-"""Graph: the physical plan of an execution: the ways from the rows of a sink up to what was done with them.
+"""Graph: the physical plan of an execution, and the paths in it from the rows of a sink up to what was done with them.
 
-Decides what on such a way reads to the end of its input (a list; what is not on it proves nothing), what cuts rows off,
-what groups them, and what writes. Knows where rows are by the names of our functions (:class:`Places`), and Spark by
-the names of its nodes.
+Decides which nodes on such a path read to the end of their input (a list; other nodes prove nothing), which cut rows
+off, which group them, and which write. Recognizes rows by the names of the acker's functions (:class:`Places`), and
+Spark's nodes by their names.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from acker_client.spark.commit_evidence.evidence import Target
 from acker_client.spark.driver.lineage import READS
 from acker_client.spark.worker.notes import Note
 
-# What ends before it has read its input, or hands on a part of it.
+# Nodes that end before they have read their input, or hand on only a part of it.
 CUTS = frozenset({"CollectLimit", "GlobalLimit", "LocalLimit", "TakeOrderedAndProject", "CollectTail", "Offset"})
 
-# Behind one of these, unless it only drops copies (no functions), a cut cuts off groups and not rows.
+# Nodes that aggregate. A cut behind one of them cuts off groups and not rows, unless it has no functions (a distinct).
 AGGREGATES = frozenset({
     "HashAggregate", "SortAggregate", "ObjectHashAggregate", "AggregateInPandas", "ArrowAggregatePython",
 })  # fmt: skip
 
-# Functions over an iterator of batches: they need not read it to its end.
+# Nodes with a function over an iterator of batches, which need not read to its end.
 ITERATING = frozenset({"MapInArrow", "MapInPandas", "PythonMapInArrow"})
 GROUPING = frozenset({"FlatMapGroupsInPandas", "FlatMapGroupsInArrow"})
 PYTHON = ITERATING | {"ArrowEvalPython"}
 
-# What reads to the end of its input, or leaves out only rows that can have no part in what it makes (a join).
+# Nodes that read to the end of their input, or leave out only rows that cannot be part of their output (a join).
 _READS_ALL = AGGREGATES | {
     "AQEShuffleRead", "AdaptiveSparkPlan", "ArrowEvalPython", "ArrowWindowPython", "AttachDistributedSequence",
     "BatchEvalPython", "BroadcastExchange", "BroadcastHashJoin", "BroadcastNestedLoopJoin", "BroadcastQueryStage",
@@ -42,13 +42,13 @@ _READS_ALL = AGGREGATES | {
     "ReusedExchange", "RowToColumnar", "Sample", "SerializeFromObject", "ShuffleQueryStage", "ShuffledHashJoin", "Sort",
     "SortMergeJoin", "TableCacheQueryStage", "Union", "Window", "WindowGroupLimit", "WindowInPandas",
 }  # fmt: skip
-# What AQE shows in the place of nodes that it did without. Below it stand logical nodes, which did not run either, and
-# a LogicalQueryStage above those that did.
+# AQE shows this node in place of nodes that it removed. Below it are logical nodes, which did not run either, and a
+# LogicalQueryStage above nodes that did run.
 _EMPTY = "EmptyRelation"
 _DID_NOT_RUN = frozenset({
     _EMPTY, "Aggregate", "Join", "LogicalQueryStage", "RebalancePartitions", "Repartition", "RepartitionByExpression",
 })  # fmt: skip
-# Of the user's functions over groups, those that get whole ones (202 of pandas, 252 of Arrow); others get an iterator.
+# The user's functions that are given whole groups (202: pandas, 252: Arrow); others are given an iterator.
 _OVER_WHOLE_GROUPS = re.compile(r", (202|252)$")
 _OURS = re.compile(rf"^\w+ acker_(?!{READS.removeprefix('acker_')})")
 _READ = re.compile(rf"{READS}\w*?_[0-9a-f]{{12}}")
@@ -61,7 +61,7 @@ _WRITES = re.compile(
 _INSERTS = re.compile(r"^Execute Insert")
 # Inserts into a partition of a Hive table report metrics even when they skip. The second flag is IF NOT EXISTS.
 _MAY_SKIP = re.compile(r"^Execute InsertIntoHiveTable .*, \w+, true, \[")
-# A write by Spark's second interface, and the name of what it writes to.
+# A write by Spark's data source V2 interface, and the name of its target.
 _V2 = re.compile(
     r"^(?:AppendData|Overwrite\w*|ReplaceData|WriteDelta|WriteToDataSourceV2|(?!Execute)\w*AsSelect) ?(.*)"
 )
@@ -69,11 +69,12 @@ _V2 = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How the rows of a sink are known in what Spark ran.
+    """How to recognize the rows of a sink in what Spark ran.
 
-    ``functions``: names of functions in a plan, any of them, with the function ``below`` somewhere under it where one
-    is given; ``notes`` of its tasks; ``partitions``: how many each watched RDD has, by (tag, number in notes);
-    ``calls``: where the client's own calls deliver to, by what the executions within them bear.
+    ``functions``: the rows come out of a plan node that runs one of these functions. ``below``: if set, that node must
+    be above one that runs this function. ``notes``: what tasks wrote about the rows. ``partitions``: the number of
+    partitions of each watched RDD, by (tag, number in notes). ``calls``: where the client's own calls deliver to, by
+    the call site that the executions within them have.
     """
 
     functions: tuple[str, ...]
@@ -84,7 +85,7 @@ class Places:
 
     @property
     def cut(self) -> frozenset[str]:
-        """The functions of the user's that have left a part of their rows unread."""
+        """The user's functions that have left some of their rows unread."""
         return frozenset(note.function for note in self.notes if note.kind == "cut")
 
     def are_in(self, text: str) -> bool:
@@ -92,10 +93,14 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """From a place in a plan up to its top: the names of the nodes above; the first ``cut``, as Spark describes it;
-    whether rows are grouped by something that computes, and whether any aggregate stands on it; the functions of the
-    user's over batches that are watched; the first node that need not read to its end ("": none)."""
+class PlanPath:
+    """The path from a place in a plan up to its top.
+
+    ``names``: of the nodes above the place. ``cut``: the first node that cuts rows off, as Spark describes it.
+    ``groups``: whether an aggregate that computes something groups the rows. ``aggregates``: whether there is any
+    aggregate. ``reads``: the user's watched functions over batches. ``unproven``: the first node that need not read its
+    input to the end ("" if there is none).
+    """
 
     names: tuple[str, ...]
     cut: str
@@ -105,11 +110,11 @@ class Way:
     unproven: str
 
     def is_cut(self, cut: Collection[str]) -> bool:
-        """Whether not all rows are known to have come through; ``cut``: the functions that have left rows unread."""
+        """Whether some rows may not have come through. ``cut``: the functions that have left rows unread."""
         return bool(self.cut or self.unproven) or not self.reads.isdisjoint(cut)
 
     def is_limited(self, cut: Collection[str]) -> bool:
-        """Whether nothing but a limit that stands in the plan leaves rows out."""
+        """Whether only a limit in the plan leaves rows out."""
         return bool(self.cut) and not self.unproven and self.reads.isdisjoint(cut)
 
     @property
@@ -118,8 +123,8 @@ class Way:
 
 
 class Graph:
-    """A physical plan, as Spark keeps it. ``is_python_source``: whether a table of this name is a Python data source,
-    whose writer may stop when it likes."""
+    """A physical plan in Spark's store. ``is_python_source``: whether a table of this name is a Python data source,
+    whose writer may stop before the end of its rows."""
 
     def __init__(self, graph: Any, is_python_source: Callable[[str], bool]) -> None:
         self._is_python_source = is_python_source
@@ -131,7 +136,7 @@ class Graph:
             self._nodes[number] = name, str(node.desc())
             if name in PYTHON or _INSERTS.match(name):
                 self._metrics[number] = node.metrics()
-        # More than one where an exchange is used again.
+        # A node has several parents if its exchange is reused.
         self._above: dict[int, list[int]] = defaultdict(list)
         for edge in each(graph.edges()):
             self._above[int(edge.fromId())].append(int(edge.toId()))
@@ -151,39 +156,41 @@ class Graph:
 
     @property
     def writing(self) -> str:
-        """What writes, as Spark describes it; "" where nothing does."""
+        """The node that writes, as Spark describes it; "" if none does."""
         return next((text for name, text in self._nodes.values() if _WRITES.match(name)), "")
 
     def has(self, names: Collection[str]) -> bool:
         return any(name in names for name, _ in self._nodes.values())
 
-    def places(self, places: Places) -> list[Way]:
-        """The ways up from each node that runs one of the functions."""
+    def paths_from(self, places: Places) -> list[PlanPath]:
+        """Return the paths up from each node that runs one of the functions."""
         found = self._found(places)
         if places.below:
             under = [number for number, (_, text) in self._nodes.items() if places.below in text]
-            over = {above for number in under for way in self._ups(number) for above in way}
+            over = {above for number in under for path in self._paths_up(number) for above in path}
             found = [number for number in found if number in over]
-        ways = [self._way(way) for number in found for way in self._ups(number)]
-        return [way for way in ways if _EMPTY not in way.names]
+        paths = [self._plan_path(path) for number in found for path in self._paths_up(number)]
+        return [path for path in paths if _EMPTY not in path.names]
 
-    def emptied(self, places: Places) -> list[Way]:
-        """The ways up from each node that runs one of the functions, where AQE has put an EmptyRelation in the place of
-        that node or of one above it: what the user's functions on such a way left unread may be why it was empty."""
-        ways = [way for number in self._found(places) for way in self._ups(number)]
-        hidden = [way for way in ways if any(self._nodes[up][0] == _EMPTY for up in way)]
-        return [self._way([up for up in way if self._nodes[up][0] not in _DID_NOT_RUN]) for way in hidden]
+    def removed_paths(self, places: Places) -> list[PlanPath]:
+        """Return the paths up from each node that runs one of the functions, if AQE removed that node or one above it.
 
-    def over(self, name: str) -> list[Way]:
-        """The ways up from each node that is called ``name``."""
-        found = [number for number, (called, _) in self._nodes.items() if called == name]
-        return [self._way(way) for number in found for way in self._ups(number)]
+        AQE shows an EmptyRelation there. The reason may be that the user's functions on the path left rows unread.
+        """
+        paths = [path for number in self._found(places) for path in self._paths_up(number)]
+        hidden = [path for path in paths if any(self._nodes[up][0] == _EMPTY for up in path)]
+        return [self._plan_path([up for up in path if self._nodes[up][0] not in _DID_NOT_RUN]) for path in hidden]
+
+    def paths_from_nodes(self, name: str) -> list[PlanPath]:
+        """Return the paths up from each node with this ``name``."""
+        found = [number for number, (node_name, _) in self._nodes.items() if node_name == name]
+        return [self._plan_path(path) for number in found for path in self._paths_up(number)]
 
     def found_none(self, places: Places, values: Any, has_ended: bool) -> bool:
-        """Whether nothing came out of any of the places. ``values``: of metrics; ``has_ended``: the execution itself
-        has read rows there to the end of a task, and not only what another one has cached."""
+        """Whether no rows came out of any of the places. ``values``: of the metrics; ``has_ended``: the execution has
+        itself read the rows to the end of a task, and not only rows that another one has cached."""
         found = self._found(places)
-        names = {self._nodes[above][0] for number in found for way in self._ups(number) for above in way}
+        names = {self._nodes[above][0] for number in found for path in self._paths_up(number) for above in path}
         if not found or _EMPTY in names or ("InMemoryTableScan" in names and not has_ended):
             return False
         return all(_is_zero(self._metrics[number], values) for number in found)
@@ -197,16 +204,16 @@ class Graph:
     def _found(self, places: Places) -> list[int]:
         return [number for number, (name, text) in self._nodes.items() if name in PYTHON and places.are_in(text)]
 
-    def _ups(self, number: int) -> Iterator[tuple[int, ...]]:
-        """Each way up from a node: the nodes above it, the nearest first."""
+    def _paths_up(self, number: int) -> Iterator[tuple[int, ...]]:
+        """Yield each path up from a node as the nodes above it, the nearest first."""
         above = self._above.get(number)
         if not above:
             yield ()
             return
         for up in above:
-            yield from ((up, *way) for way in self._ups(up))
+            yield from ((up, *path) for path in self._paths_up(up))
 
-    def _way(self, ups: Sequence[int]) -> Way:
+    def _plan_path(self, ups: Sequence[int]) -> PlanPath:
         above = [self._nodes[up] for up in ups]
         names = tuple(name for name, _ in above)
         groups = (at for at, (name, text) in enumerate(above) if name in AGGREGATES and _groups(text))
@@ -215,10 +222,10 @@ class Graph:
         unproven = next((text for name, text in above if not self._reads_all(name, text)), "")
         reads = frozenset(read for name, text in above if name in ITERATING for read in _READ.findall(text))
         aggregates = any(name in AGGREGATES | GROUPING for name in names)
-        return Way(names, cut, groups_at < len(above), aggregates, reads, unproven)
+        return PlanPath(names, cut, groups_at < len(above), aggregates, reads, unproven)
 
     def _reads_all(self, name: str, text: str) -> bool:
-        """Whether a node reads to the end of its input, or cuts it off where that is seen, or is watched."""
+        """Whether a node reads to the end of its input, or cuts it off visibly, or is watched."""
         if name in ITERATING:
             return READS in text or bool(_OURS.search(text))
         if name in GROUPING:
@@ -231,19 +238,19 @@ class Graph:
 
 
 def _is_zero(metrics: Any, values: Any) -> bool:
-    """Whether a node is known, by its metrics, to have put out no rows."""
+    """Whether a node's metrics show that it put out no rows."""
     return set(_rows(metrics, values)) == {"0"}
 
 
 def _rows(metrics: Any, values: Any) -> list[str]:
-    """How many rows a node has put out, by each of its metrics that say so; "" for one that was not reported."""
+    """Return the value of each metric for a node's number of output rows; "" for one that was not reported."""
     rows = [metric for metric in each(metrics) if metric.name() == "number of output rows"]
     counts = [values.get(metric.accumulatorId()) for metric in rows]
     return [str(count.get()) if count.isDefined() else "" for count in counts]
 
 
 def _groups(aggregate: str) -> bool:
-    """Whether an aggregate computes something of its rows; a distinct hands on rows, and a cut behind it cuts rows."""
+    """Whether an aggregate computes something. A distinct does not: it hands on rows, so a cut behind it cuts rows."""
     return "functions=[]" not in aggregate
 
 

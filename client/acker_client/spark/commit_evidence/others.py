@@ -1,8 +1,8 @@
 """Others: frames and RDDs with a sink's rows that do not derive from the sink's frame: `other.join(rows)`, a view, SQL,
 `other.union(rows.rdd)`.
 
-Decides, while a sink runs, that such a frame is followed from the moment that its rows are taken. The frame's plan says
-whose rows it holds. An RDD has no plan: it is followed if it was made of one that is.
+While a sink runs, such a frame is followed from the moment that its rows are taken out. The frame's plan shows whose
+rows it holds. An RDD has no plan: it is followed if it was made from an RDD that is followed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 from acker_client.spark.commit_evidence.following import FollowedFrame, analyzed, follow, follow_rows
 from acker_client.spark.commit_evidence.witness import Trail
 
-# Attributes that take rows out of a frame, or hand them to a function of the user's.
+# Attributes that take rows out of a frame, or hand them to the user's function.
 _TAKES = ("write", "groupBy", "groupby", *(name for name in vars(FollowedFrame) if not name.startswith("_")))
-# Methods that make one RDD of several. PySpark builds joins and co-groups from unions.
+# Methods that make one RDD of several. PySpark builds joins and cogroups from unions.
 _UNIONS = ((RDD, "union"), (RDD, "cartesian"), (RDD, "zip"), (SparkContext, "union"))
 
 _lock = threading.Lock()
 _trails: list[Trail] = []
-_takings: list[_Taking] = []
+_patches: list[_PatchedAttribute] = []
 
 
 @contextmanager
@@ -36,9 +36,9 @@ def followed_too(trail: Trail) -> Iterator[None]:
     """Follow every frame with the rows of ``trail`` while the block runs."""
     with _lock:
         if not _trails:
-            _takings.extend([*(_Taking(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
-            for taking in _takings:
-                taking.do()
+            _patches.extend([*(_PatchedAttribute(ClassicFrame, name) for name in _TAKES), *starmap(_Union, _UNIONS)])
+            for patch in _patches:
+                patch.install()
         _trails.append(trail)
     try:
         yield
@@ -46,13 +46,13 @@ def followed_too(trail: Trail) -> Iterator[None]:
         with _lock:
             _trails.remove(trail)
             if not _trails:
-                while _takings:
-                    _takings.pop().undo()
+                while _patches:
+                    _patches.pop().uninstall()
 
 
-class _Taking:
-    """Stands in for an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed
-    first; any other one gets the attribute as it was."""
+class _PatchedAttribute:
+    """Replaces an attribute of PySpark's frames while a sink runs. A frame with that sink's rows is followed first. Any
+    other frame gets the original attribute."""
 
     def __init__(self, owner: type, name: str) -> None:
         self._owner = owner
@@ -66,12 +66,12 @@ class _Taking:
             return getattr(follow(frame, trail), self._name)
         return self._before.__get__(frame, kind)
 
-    def do(self) -> None:
+    def install(self) -> None:
         setattr(self._owner, self._name, self)
 
-    def undo(self) -> None:
+    def uninstall(self) -> None:
         if vars(self._owner).get(self._name) is not self:
-            # Somebody else has replaced this one and calls it, so it has to stay.
+            # Other code has replaced this attribute and still calls it, so it has to stay.
             return
         if self._own is None:
             delattr(self._owner, self._name)
@@ -79,8 +79,8 @@ class _Taking:
             setattr(self._owner, self._name, self._own)
 
 
-class _Union(_Taking):
-    """Stands in for a method that makes one RDD of several. The new RDD is followed if a given one is."""
+class _Union(_PatchedAttribute):
+    """Replaces a method that makes one RDD of several. The new RDD is followed if one of the given RDDs is."""
 
     def __get__(self, one: Any, kind: type | None = None) -> Any:
         method = self._before.__get__(one, kind)

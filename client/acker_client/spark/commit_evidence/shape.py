@@ -1,7 +1,7 @@
 """Shape: the text of an execution's plan, normalized so that two executions that do the same have equal texts.
 
-Decides which parts belong to the plan (nodes and arguments, as planned) and which to one execution (numbers, adaptive
-changes). Returns "" if Spark's text leaves something out, because then it cannot be compared.
+Decides which parts belong to the plan (nodes and arguments, as planned) and which to one execution (ids, adaptive
+changes). A plan cannot be compared, and has the shape "", if Spark's text leaves something out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from acker_client.spark.driver.lineage import ACK, AGAIN, READS
 
-# Where Spark has left out or hidden a part, or never says what is in it: rows of the driver's, an RDD, a function.
+# Text that Spark shortened or hid, or that never shows its content: rows of the driver, an RDD, a function.
 _HIDING = re.compile(r"\.\.\.|redacted|LocalTableScan|LocalRelation|ExistingRDD|LogicalRDD|UDF\(|Subquer(?!yAlias)")
-# Nodes of the user's functions. Spark shows only a function's name; a watched one has a name that identifies it.
+# Nodes with the user's functions. Spark shows only a function's name. The name of a watched function identifies it.
 _FUNCTIONS = re.compile(r"Python|MapIn|FlatMap|InPandas")
 _ADAPTED = re.compile(r"== (?:Final|Current) Plan ==.*?(?=\+- == Initial Plan ==)", re.DOTALL)
 _NODE = re.compile(r"^(?P<indent>[\s:+|*-]*)[^\s:+|*-].*\((?P<number>\d+)\)")
@@ -25,17 +25,17 @@ def shape_of(plan: str, functions: Sequence[str]) -> str:
     """Return the plan without what lies below the nodes that run one of ``functions``, as text. Equal plans give equal
     texts; "" if the plan cannot be compared. ``plan``: Spark's description in its own "formatted" mode."""
     tree, *blocks = re.split(r"\n\n+(?=\(\d+\) )", _ADAPTED.sub("", plan))
-    said = {block[1 : block.index(")")]: block for block in blocks}
+    blocks_by_number = {block[1 : block.index(")")]: block for block in blocks}
     kept: list[str] = []
     below: int | None = None
     for line in tree.splitlines():
         node = _NODE.match(line)
-        if node is None or node["number"] not in said:
+        if node is None or node["number"] not in blocks_by_number:
             continue
         indent = len(node["indent"])
         if below is not None and indent > below:
             continue
-        block = said[node["number"]]
+        block = blocks_by_number[node["number"]]
         is_place = any(function in block for function in functions)
         is_hidden = not is_place and READS not in block and _FUNCTIONS.search(block.partition("\n")[0])
         # The user's own plan is below a checkpoint of the rows, and below an `ack()` column.

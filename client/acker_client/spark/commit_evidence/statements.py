@@ -1,8 +1,8 @@
 """Statements: SQL text that a session runs over views of a sink's rows, while the sink runs.
 
-Decides which statements are over the rows (they name a view of them, or are given a frame of them), what of them is a
-delivery, and where to: a statement that Spark cannot analyse leaves nothing in Spark's stores. What a session does for
-others passes through as it is.
+Decides which statements are over the rows (they name a view of them, or have a frame of them as an argument), which of
+these deliver, and where to. Spark's stores do not show a statement that Spark cannot analyse. All other statements of
+the session run unchanged.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from acker_client.spark.driver.lineage import new_tag
 
 _DELIVERS = re.compile(r"\b(insert|merge|update|delete|overwrite|(create|replace)\s+table)\b", re.IGNORECASE)
 _VIEW = re.compile(r"\b(?:view|cache\s+(?:lazy\s+)?table)\s+(?:if\s+not\s+exists\s+)?`?(\w+)", re.IGNORECASE)
-# What Spark parses statements with a query of their own into.
+# The plan nodes of statements that contain a query.
 _HAVE_QUERIES = ("InsertIntoStatement", "CreateTableAsSelect", "ReplaceTableAsSelect")
-# So much of a statement says which one it is.
+# How much of a statement names it in messages.
 _PLACE_CHARS = 80
-_SEEN = ("sql", "createDataFrame")
+_PATCHED = ("sql", "createDataFrame")
 _TRAILS = "_acker_trails"
 _lock = threading.Lock()
 
 
 @contextmanager
 def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
-    """Statements of ``spark`` meanwhile are seen where they are over the rows of ``trail``."""
+    """Watch the statements of ``spark`` over the rows of ``trail`` while the block runs."""
     attributes: dict[str, Any] = vars(spark)
     with _lock:
         if _TRAILS not in attributes:
-            # Somebody else may have put another in its place.
-            attributes[_TRAILS] = [], {name: attributes[name] for name in _SEEN if name in attributes}
-            attributes["sql"] = _seen(spark, spark.sql, attributes[_TRAILS][0])
-            attributes["createDataFrame"] = _framed(spark.createDataFrame)
+            # Other code may have patched the session already.
+            attributes[_TRAILS] = [], {name: attributes[name] for name in _PATCHED if name in attributes}
+            attributes["sql"] = _watching_sql(spark, spark.sql, attributes[_TRAILS][0])
+            attributes["createDataFrame"] = _following_frames(spark.createDataFrame)
         trails, before = attributes[_TRAILS]
         trails.append(trail)
     try:
@@ -52,12 +52,12 @@ def watched(spark: SparkSession, trail: Trail) -> Iterator[None]:
         with _lock:
             trails.remove(trail)
             if not trails:
-                for name in (*_SEEN, _TRAILS):
+                for name in (*_PATCHED, _TRAILS):
                     del attributes[name]
                 attributes.update(before)
 
 
-def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> Callable[..., Any]:
+def _watching_sql(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> Callable[..., Any]:
     @wraps(sql)
     def run(*args: Any, **kwargs: Any) -> Any:
         text = str(args[0] if args else kwargs["sqlQuery"])
@@ -76,14 +76,14 @@ def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> 
         ]
         with ExitStack() as stack:
             if delivers:
-                # One statement over rows of two sinks bears one call; the other sink compares plans.
+                # A statement has one call site, so only the first sink is found by it. Another one compares plans.
                 stack.enter_context(over[0][0].witness.delivering(spark.sparkContext, targets[0][1]))
             try:
                 made = sql(*args, **kwargs)
             except Exception as error:
                 if delivers:
                     for trail, target in targets:
-                        trail.witness.see_failure("tried to write them", began_ms, error, trail, target)
+                        trail.witness.record_failure("tried to write them", began_ms, error, trail, target)
                 raise
         for trail, _ in over:
             trail.witness.views.update({name.lower(): new_tag() for name in _VIEW.findall(text)})
@@ -92,7 +92,7 @@ def _seen(spark: SparkSession, sql: Callable[..., Any], trails: list[Trail]) -> 
     return run
 
 
-def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
+def _following_frames(create: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(create)
     def run(*args: Any, **kwargs: Any) -> Any:
         return follow_rows(create(*args, **kwargs), [args[0] if args else kwargs.get("data")], "createDataFrame")
@@ -101,9 +101,11 @@ def _framed(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _analysed(spark: SparkSession, text: str) -> Hashable | None:
-    """Return what the query of a statement (else the statement itself) is analysed to, which runs nothing of it: equal
-    for two that do the same. The target is compared by the text, as its table may be missing at first. None if Spark
-    refuses the query, or it has parameters."""
+    """Analyse the query of a statement (else the statement itself), without running it. Return a key that is equal for
+    two statements that do the same; None if Spark refuses the query, or it has parameters.
+
+    The key leaves out the target, whose table may not exist at first: the caller compares the statement's text.
+    """
     # py4j gives Java objects no type that a checker could use.
     state: Any = spark._jsparkSession.sessionState()
     try:
@@ -111,16 +113,16 @@ def _analysed(spark: SparkSession, text: str) -> Hashable | None:
         if str(parsed.getClass().getSimpleName()) in _HAVE_QUERIES:
             parsed = parsed.query()
         plan = state.executePlan(parsed, getattr(state, "executePlan$default$2")()).analyzed()
-    except Exception:  # noqa: BLE001  # the statement itself will say so
+    except Exception:  # noqa: BLE001  # the statement itself will raise the same
         return None
-    # A command that is a leaf hides its queries from Spark's hash.
+    # Spark's hash leaves out the queries of a command that is a leaf.
     queries = [query.semanticHash() for query in each(plan.innerChildren())]
     is_leaf = plan.children().isEmpty() and bool(queries)
     return tuple(queries) if is_leaf else (plan.semanticHash(),)
 
 
 def _views(trail: Trail, text: str, kwargs: dict[str, Any]) -> tuple[object, ...]:
-    """The frames of the rows that a statement is over, each the same for the same rows."""
+    """Return the views and frames of the rows that a statement uses, each as a key that is equal for equal rows."""
     words = set(re.findall(r"\w+", text.lower()))
     given = [frame_step(value) for _, value in sorted(kwargs.items()) if _is_over(value, trail)]
     return (*(step for name, step in sorted(trail.witness.views.items()) if name in words), *given)

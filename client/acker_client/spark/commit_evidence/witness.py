@@ -1,7 +1,7 @@
-"""Witness: what is seen from the client of one run of a sink, and how a frame or an RDD has come from its rows.
+"""Witness: what the client observes of one run of a sink, and how a frame or an RDD derives from the sink's rows.
 
-Decides how much an action proves that the client saw at its own call, and where the action delivers to. An action over
-a part of the rows delivers only a part.
+Decides how much an action proves that the client observed at its own call, and where the action delivers to. An action
+over a part of the rows delivers only a part.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOKS = {
     "countByKey": "counted them", "countByValue": "counted them", "reduce": "summed them up", "fold": "summed them up",
     "aggregate": "summed them up",
 }  # fmt: skip
-# In an analysed plan.
+# The nodes of limits in an analysed plan.
 _LIMITS = re.compile(r"\b(GlobalLimit|LocalLimit|Offset|Tail)\b")
 # PySpark's errors for a look at an RDD without rows.
 _FOUND_NONE = ("RDD is empty", "Can not reduce() empty RDD")
@@ -60,13 +60,14 @@ class Witness:
         self._running: list[Action] = []
 
     def actions(self, cut: Collection[str]) -> list[Action]:
-        """What the client's own calls have shown. ``cut``: the functions that have left rows unread."""
+        """Return the actions that the client's own calls have shown. ``cut``: the functions that have left rows
+        unread."""
         with self._lock:
             seen, running = list(self._seen), list(self._running)
         return [*(_partial(action, trail, cut) if trail.is_cut(cut) else action for action, trail in seen), *running]
 
     def partitions(self) -> dict[tuple[str, int], int]:
-        """How many partitions each RDD of all rows has, by (tag, number in notes)."""
+        """Return the number of partitions of each watched RDD, by (tag, number in notes)."""
         with self._lock:
             rdds = list(enumerate(self._rdds))
         return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
@@ -92,42 +93,42 @@ class Witness:
             try:
                 yield
             except Exception as error:
-                self.see_failure(did, began_ms, error, trail, target, delivers=delivers)
+                self.record_failure(did, began_ms, error, trail, target, delivers=delivers)
                 raise
 
         def iterated() -> Iterator[Any]:
             with seen():
                 yield from rows
-            self.see(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
+            self.record(Action(did, delivers, True, began_ms, now_ms(), "", target), trail)
 
         with seen():
             rows = make()
         return iterated()
 
-    def see(self, action: Action, trail: Trail) -> None:
+    def record(self, action: Action, trail: Trail) -> None:
         """Record an action on the rows that ``trail`` leads to."""
         with self._lock:
             self._seen.append((action, trail))
 
-    def see_failure(
+    def record_failure(
         self, did: str, began_ms: float, error: Exception, trail: Trail, target: Target, *, delivers: bool = True
     ) -> None:
         """Record a delivery, or a look, that raised ``error``."""
         text = "".join(traceback.format_exception(error))
         action = Action(did, delivers, False, began_ms, now_ms(), gist(error), target, text)
-        self.see(action, trail)
+        self.record(action, trail)
 
     @contextmanager
-    def seeing_failure(self, did: str, name: str, trail: Trail) -> Iterator[bool]:
-        """Enter the call ``name``, and record a look that failed if the call raises and is the user's own; yields as
-        :meth:`calling`."""
+    def recording_failure(self, did: str, name: str, trail: Trail) -> Iterator[bool]:
+        """Enter the call ``name``, and record a failed look if the call raises and is the user's own. Yields the same
+        as :meth:`calling`."""
         began_ms = now_ms()
         with self.calling(name) as is_users:
             try:
                 yield is_users
             except Exception as error:
                 if is_users and str(error) not in _FOUND_NONE:
-                    self.see_failure(did, began_ms, error, trail, Target.unlike(name), delivers=False)
+                    self.record_failure(did, began_ms, error, trail, Target.unlike(name), delivers=False)
                 raise
 
     @contextmanager
@@ -169,7 +170,7 @@ class Witness:
 
     @property
     def is_looking(self) -> bool:
-        """Whether this thread is within a call that only looks: what it leaves unread says nothing."""
+        """Whether this thread is within a call that only looks: rows that it leaves unread prove nothing."""
         return getattr(self._inside, "call", "") in LOOKS
 
     @contextmanager
@@ -185,10 +186,12 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """The way from a sink's rows to a frame or an RDD. ``unread``: the step that may have left rows unread ("": none);
-    ``is_limited``: only limits in the plan leave rows unread; ``functions``: the watched functions on the way;
-    ``aggregates``: there is an aggregate on the way; ``steps``: the steps that made an RDD, each as a key that is equal
-    for equal rows."""
+    """How a frame or an RDD derives from a sink's rows.
+
+    ``unread``: the step that may have left rows unread ("": none). ``is_limited``: only limits in the plan leave rows
+    unread. ``functions``: the watched functions that the rows went through. ``aggregates``: an aggregate is among the
+    steps. ``steps``: the steps that made an RDD, each as a key that is equal for equal rows.
+    """
 
     witness: Witness
     unread: str = ""
@@ -198,37 +201,37 @@ class Trail:
     steps: tuple[Hashable, ...] = ()
 
     def through(self, df: DataFrame) -> Trail:
-        """The trail of ``df``, by the plan that Spark has made for it."""
+        """Return the trail of ``df``, from the plan that Spark has made for it."""
         graph = Graph.of(df)
-        ways = graph.over("Scan ExistingRDD") if self.steps else graph.places(self.witness.places)
-        if not ways:
+        paths = graph.paths_from_nodes("Scan ExistingRDD") if self.steps else graph.paths_from(self.witness.places)
+        if not paths:
             if _is_filtered_empty(df):
                 return self
             return self if self.unread else self.leaving_unread("made a frame of them that does not show them")
-        cut = next((f"read a part ({way.cut or way.unproven})" for way in ways if way.is_cut(())), "")
-        is_whole = any(not way.is_cut(()) for way in ways)
+        cut = next((f"read a part ({path.cut or path.unproven})" for path in paths if path.is_cut(())), "")
+        is_whole = any(not path.is_cut(()) for path in paths)
         return replace(
             self,
             unread=self.unread or ("" if is_whole else cut),
-            is_limited=self.is_limited and (is_whole or all(way.is_limited(()) for way in ways)),
-            functions=self.functions.union(*(way.reads for way in ways)),
-            aggregates=self.aggregates or all(way.aggregates for way in ways),
+            is_limited=self.is_limited and (is_whole or all(path.is_limited(()) for path in paths)),
+            functions=self.functions.union(*(path.reads for path in paths)),
+            aggregates=self.aggregates or all(path.aggregates for path in paths),
         )
 
     def leaving_unread(self, what: str) -> Trail:
-        """The trail behind something that need not have read them all."""
+        """Return the trail behind a step that need not have read all rows. ``what``: the step, for messages."""
         return replace(self, unread=self.unread or what, is_limited=False)
 
     def behind(self, function: str) -> Trail:
-        """The trail of what ``function`` makes."""
+        """Return the trail of the output of ``function``."""
         return replace(self, functions=self.functions | {function})
 
     def after(self, *step: Hashable) -> Trail:
-        """The trail of what ``step`` makes of it."""
+        """Return the trail of what ``step`` makes."""
         return replace(self, steps=(*self.steps, step))
 
     def beside(self, others: Iterable[Trail]) -> Trail:
-        """The trail of what is made of this and ``others``: it has all rows only if each of them has."""
+        """Return the trail of what is made of this one and ``others``. It has all rows only if each of them has."""
         trails = [self, *others]
         return replace(
             self,
@@ -240,7 +243,7 @@ class Trail:
         )
 
     def target(self, place: str, *what: Hashable) -> Target:
-        """Where something delivers these rows to. ``what``: all that it was given, as far as it says where."""
+        """Return the target of a delivery of these rows. ``what``: the call's arguments that say where to."""
         return Target(place, (what, self.steps))
 
     def is_cut(self, cut: Collection[str]) -> bool:
@@ -249,8 +252,8 @@ class Trail:
 
 
 def _is_filtered_empty(df: DataFrame) -> bool:
-    """Whether Spark knows without running anything that a frame has no rows, and no limit is why: a filter that lets
-    nothing through is the sink's own decision."""
+    """Whether Spark knows without running anything that a frame has no rows, and not because of a limit. A sink may
+    filter all its rows away."""
     execution: Any = df._jdf.queryExecution()
     most = execution.optimizedPlan().maxRows()
     is_empty = bool(most.isDefined()) and int(most.get()) == 0
@@ -258,21 +261,21 @@ def _is_filtered_empty(df: DataFrame) -> bool:
 
 
 def frame_step(df: DataFrame) -> tuple[str, int]:
-    """A frame as a step of a trail: the same for one that is analysed to the same plan."""
+    """Return a frame as a step of a trail. Frames with the same analysed plan have equal steps."""
     return ("frame", int(df._jdf.semanticHash()))
 
 
 def names_step(spark: SparkSession) -> tuple[str, str, str]:
-    """Where ``spark`` looks names of tables up: the same name is another table's in another database."""
+    """Return where ``spark`` looks up names of tables, because in another database a name is another table's."""
     return ("names", spark.catalog.currentCatalog(), spark.catalog.currentDatabase())
 
 
 def digest(value: object) -> str:
-    """12 hex digits that are the same for the same functions and values; new ones for what cannot be pickled."""
+    """Return 12 hex digits that are equal for equal functions and values, and random for what cannot be pickled."""
     pickler: Any = CloudPickleSerializer
     try:
         return hashlib.sha256(pickler().dumps(value)).hexdigest()[:12]
-    except Exception:  # noqa: BLE001  # whatever an object says to being pickled
+    except Exception:  # noqa: BLE001  # pickling an object may raise anything
         return new_tag()
 
 

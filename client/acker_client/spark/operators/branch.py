@@ -32,7 +32,7 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
     upstream = plan.guard(df, name)
     batch: Any = upstream.batch
     if cache is None:
-        cache = upstream.moving_boundaries or batch.once.wants("branch", name)
+        cache = upstream.moving_boundaries or batch.once.must_cache("branch", name)
     if cache:
         df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     schema = user_schema(df)

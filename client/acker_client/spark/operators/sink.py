@@ -109,7 +109,7 @@ class Sink(Generic[Args, Value]):
             return df
         applied = fusing.applied_to(df)
         batches: Any = applied.batches if applied else plan.inspect(df, f"sink {self.name!r}").batches
-        if self._cache or any(batch.once.wants("sink", self.name) for batch in batches):
+        if self._cache or any(batch.once.must_cache("sink", self.name) for batch in batches):
             batches[0].keep_cached(df)
         return df
 

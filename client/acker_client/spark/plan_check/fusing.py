@@ -66,7 +66,7 @@ def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str
     node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
     remember(out, AppliedChain(applied.base, chain, batches))
     # The copies of a branch are made anew each time, of rows that are cached.
-    if kind != "branch" and batches[0].once.wants(kind, step.name):
+    if kind != "branch" and batches[0].once.must_cache(kind, step.name):
         batches[0].keep_cached(out)
         node.moving_boundaries = False
     return out

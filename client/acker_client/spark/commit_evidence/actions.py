@@ -1,7 +1,7 @@
-"""Look: what was done with the rows of a sink, as :class:`~acker_client.spark.commit_evidence.evidence.Action`.
+"""Actions: finds what was done with the rows of a sink in what Spark ran.
 
-Decides how each execution of SQL and each job of RDDs is read: what it did with the rows, whether with all of them, how
-it ended. What that proves is ``core.evidence``'s to decide.
+Decides for each SQL execution and each RDD job what it did with the rows, whether with all of them, and how it ended,
+as an :class:`~acker_client.spark.commit_evidence.evidence.Action`. ``evidence`` decides what that proves.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from acker_client.spark.commit_evidence.evidence import Action, Target
 from acker_client.spark.commit_evidence.executions import Execution, Job, Ran
-from acker_client.spark.commit_evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, Way
+from acker_client.spark.commit_evidence.graph import AGGREGATES, CUTS, GROUPING, ITERATING, Places, PlanPath
 from acker_client.spark.driver.lineage import AGAIN
 from acker_client.spark.worker.notes import Note
 
@@ -25,22 +25,20 @@ _DID = {
     "Dataset.checkpoint": "checkpointed them",
 }
 
-# The client sees how an iterator ends.
+# The client itself observes how an iterator ends.
 _ITERATES = "toPythonIterator"
 
-# Jobs of RDDs that only look, by what began them.
+# The actions that begin RDD jobs which only look.
 _LOOKS = frozenset({"runJob at PythonRDD", "take", "first", "isEmpty", "count", "sum", "localCheckpoint"})
 
 # As Spark writes "CollectLimit 5" and "TakeOrderedAndProject(limit=5, orderBy=...".
 _LIMIT = re.compile(r"^\w+(?: |\(limit=)(\d+)")
-
-
-# So much says which consumer it is.
+# How much of a consumer's description names it in messages.
 CONSUMER_CHARS = 80
 
 
-class Look:
-    """A look at what ``ran`` between two moments."""
+class ActionFinder:
+    """Finds the actions on a sink's rows in what ``ran`` between two moments."""
 
     def __init__(self, ran: Ran) -> None:
         self.executions = ran.executions
@@ -48,7 +46,7 @@ class Look:
         self.is_forgetful = ran.is_forgetful
 
     def actions(self, places: Places) -> list[Action]:
-        """What was done with the rows at ``places``, in the order in which it began."""
+        """Return the actions on the rows at ``places``, ordered by their start."""
         found = [action for execution in self.executions if (action := self._of_execution(execution, places))]
         found += [action for job in self.jobs if (action := self._of_job(job))]
         found += self._found_none(places)
@@ -62,7 +60,7 @@ class Look:
         )
 
     def evaluations(self, places: Places) -> int:
-        """How many actions have read the rows to the end of a task. Jobs of an iterator are one."""
+        """Count the actions that have read the rows to the end of a task. All jobs of an iterator count as one."""
         ended = [note for note in places.notes if note.kind == "end"]
         executions = {note.execution for note in ended if note.execution >= 0}
         stages = {note.stage for note in ended if note.execution < 0}
@@ -74,27 +72,27 @@ class Look:
         return len(executions) + len(jobs)
 
     def names(self, function: str) -> bool:
-        """Whether something ran whose plan names ``function``."""
+        """Whether the plan of an execution names ``function``."""
         return any(function in execution.plan for execution in self.executions)
 
     def has_user_code(self, function: str) -> bool:
-        """Whether something ran over the rows of ``function`` that may hold a ``Collector``: a job of RDDs, or a
-        function of the user's over batches."""
+        """Whether code that may hold a ``Collector`` ran over the rows of ``function``: an RDD job, or the user's
+        function over batches."""
         return any(_is_over_tracked_rows(job) for job in self.jobs) or any(
-            any(way.unproven for way in execution.graph.places(Places((function,))))
+            any(path.unproven for path in execution.graph.paths_from(Places((function,))))
             for execution in self.executions
             if function in execution.plan
         )
 
     def has_arrow_code(self) -> bool:
-        """Whether a job of RDDs ran a function over Arrow columns, as ``ack()`` is."""
+        """Whether an RDD job ran a function over Arrow columns, such as ``ack()``."""
         return any(job.computes("ArrowEvalPython") for job in self.jobs)
 
     def _of_execution(self, execution: Execution, places: Places) -> Action | None:
-        # What an RDD has made of the rows nobody can say, so a frame of it has to be written.
+        # Behind an RDD the plan does not show what became of the rows, so only a write counts there, not a collect.
         collects = execution.collects and places.are_in(execution.plan)
         if places.are_in(execution.plan):
-            above, is_followed = execution.graph.places(places), True
+            above, is_followed = execution.graph.paths_from(places), True
             if not above:
                 return self._pruned(execution, places)
         else:
@@ -102,18 +100,18 @@ class Look:
         if not above:
             return None
         parent = self._writing_parent(execution, places)
-        hands_on = [way for way in above if parent is not None or way.writes or (collects and not _looks(way))]
+        hands_on = [path for path in above if parent is not None or path.writes or (collects and not _only_looks(path))]
         failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
         if failed.failure and execution.method.endswith(_ITERATES):
             return None
-        # Beside a way that hands all rows on, one that aggregates says nothing.
-        ways = [way for way in above if not way.groups] or above
-        is_whole = is_followed and any(not way.is_cut(places.cut) for way in ways)
-        is_part = is_followed and all(way.is_limited(places.cut) for way in ways)
+        # If a path hands rows on, a path that groups them beside it proves nothing.
+        paths = [path for path in above if not path.groups] or above
+        is_whole = is_followed and any(not path.is_cut(places.cut) for path in paths)
+        is_part = is_followed and all(path.is_limited(places.cut) for path in paths)
         if not failed.failure and not (hands_on and is_whole) and execution.found_none(places):
             return Action("found none", True, True, execution.began_ms, execution.ended_ms)
         left_out = "" if failed.failure or not hands_on else self._left_out(execution)
-        # Only the user can say whether a write that was skipped was needed.
+        # Only the user knows whether a skipped write was needed.
         delivers, is_whole = bool(hands_on) and not (left_out and execution.collects), is_whole and not left_out
         did = left_out or _did(execution, above, delivers, is_whole)
         return Action(
@@ -129,13 +127,13 @@ class Look:
         )
 
     def _left_out(self, execution: Execution) -> str:
-        """Return why an execution that writes may have written nothing, "" if nothing points to that."""
+        """Return why an execution that writes may have written nothing; "" if nothing points to that."""
         if not (execution.has_jobs or any(inner.has_jobs for inner in self._within(execution))):
             return "ran no job for its write"
         return "left its write out" if execution.has_left_out else ""
 
     def _within(self, execution: Execution) -> list[Execution]:
-        """The executions that ran within one. A command names the plan of what it runs in an execution of its own."""
+        """Return the executions that ran within this one: a command runs its query in an execution of its own."""
         return [
             other
             for other in self.executions
@@ -143,7 +141,7 @@ class Look:
         ]
 
     def _pruned(self, execution: Execution, places: Places) -> Action | None:
-        """An execution that needed no rows in the end: what it wrote, it wrote without them."""
+        """Return the action of an execution that was planned over the rows and then wrote without reading them."""
         unread = ""
         if execution.failure and execution.graph.writes and not self._within(execution):
             did, is_whole = "tried to write them", False
@@ -157,17 +155,18 @@ class Look:
         return Action(did, True, is_whole, began_ms, ended_ms, failure, target, message, is_doubtful=bool(unread))
 
     def _left_unread(self, execution: Execution, places: Places) -> str:
-        """Return what may have left rows unread, so that an execution that was emptied had none to write; "" for
-        nothing."""
-        ways = execution.graph.emptied(places)
-        cut = next((way for way in ways if way.is_cut(places.cut)), None)
+        """Return what may have left rows unread, so that AQE removed the rest of the plan as empty; "" for nothing."""
+        paths = execution.graph.removed_paths(places)
+        cut = next((path for path in paths if path.is_cut(places.cut)), None)
         return "" if cut is None else _handed_to(cut.unproven)
 
     def _is_emptied(self, execution: Execution, places: Places) -> bool:
-        """Whether an execution was planned over the rows, ran, delivers what it made, and was adapted to do without
-        them on the way. Where it ran another one, that one is the evidence."""
+        """Whether AQE removed the rows from an execution that was planned over them, ran, and delivers its output.
+
+        False if the execution ran another one within it: then that one is the evidence.
+        """
         is_planned = execution.is_adapted and places.are_in(execution.plan) and not places.below
-        # What is collected of an aggregate is a look, whether or not it needs the rows.
+        # Collecting an aggregate is a look, whether or not it needs the rows.
         looks = CUTS | AGGREGATES | GROUPING if execution.collects else CUTS
         if (
             not is_planned
@@ -176,11 +175,11 @@ class Look:
         ):
             return False
         hands_on = execution.graph.writes or execution.collects or self._writing_parent(execution, places) is not None
-        is_hidden = bool(execution.graph.emptied(places)) and not execution.graph.places(places)
+        is_hidden = bool(execution.graph.removed_paths(places)) and not execution.graph.paths_from(places)
         return hands_on and is_hidden and not self._left_out(execution)
 
-    def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[Way], bool]:
-        """The ways from a scan of an RDD up, where the RDD holds these rows, and whether all of them were read."""
+    def _behind_an_rdd(self, execution: Execution, places: Places) -> tuple[list[PlanPath], bool]:
+        """Return the paths up from the scan of an RDD that holds these rows, and whether all rows were read."""
         if "ExistingRDD" not in execution.plan:
             return [], False
         noted = [note for note in places.notes if note.kind == "part" and note.execution == execution.number]
@@ -188,11 +187,13 @@ class Look:
         may_have_failed = execution.failure and AGAIN not in execution.plan and execution.graph.has(ITERATING)
         if not (noted or may_have_failed):
             return [], False
-        return execution.graph.over("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
+        return execution.graph.paths_from_nodes("Scan ExistingRDD"), not places.cut and self._has_all(noted, places)
 
     def _writing_parent(self, execution: Execution, places: Places) -> Execution | None:
-        """The command that ran this execution as a part of its own, as a write over JDBC does. In foreachBatch all have
-        the micro-batch for their root: there the command is one that names the rows."""
+        """Return the command that ran this execution as a part of its own, as a write over JDBC does; None if none did.
+
+        In foreachBatch the root of all executions is the micro-batch, so there the command has to name the rows.
+        """
         if execution.root == execution.number:
             return None
         has_root = any(other.number == execution.root for other in self.executions)
@@ -204,11 +205,13 @@ class Look:
         return None
 
     def _of_job(self, job: Job) -> Action | None:
-        """A job of RDDs that failed, and that nobody has seen fail: it may have been over these rows. What succeeds is
-        seen by who called it, or proves nothing."""
+        """Return the action of an RDD job whose failure the client has not observed: it may have been over these rows.
+
+        None for a job that succeeded: the client has observed it, or it proves nothing.
+        """
         if job.is_seen or job.action in _LOOKS:
             return None
-        # To be asked in this order: a job of somebody else's that runs on is not waited for.
+        # The order matters: `failure` waits for the end, and a foreign job that still runs must not be waited for.
         if not (job.has_ended or _is_over_tracked_rows(job)) or not job.failure:
             return None
         if not _is_over_tracked_rows(job):
@@ -217,7 +220,8 @@ class Look:
         return Action(f"ran {job.action}", True, False, job.began_ms, job.ended_ms, job.failure, target)
 
     def _found_none(self, places: Places) -> list[Action]:
-        """A look at an RDD runs a job for some partitions after the other; together they may have found no row."""
+        """Return an action if looks at an RDD have read all its partitions, in one job after the other, and found no
+        row."""
         jobs = [job for job in self.jobs if job.action in _LOOKS and not job.failure]
         noted = [note for note in places.notes for job in jobs if note.stage in job.stages]
         if not noted or not self._has_all(noted, places) or not _are_empty(noted):
@@ -234,7 +238,7 @@ class Look:
 
 
 def _is_over_tracked_rows(job: Job) -> bool:
-    """Whether a job of RDDs computes tracked frames; Spark names their operators there, and not whose they are."""
+    """Whether an RDD job computes tracked frames. Spark names their operators there, but not their functions."""
     return job.computes("MapInArrow", "ArrowEvalPython")
 
 
@@ -242,29 +246,29 @@ def _are_empty(noted: Sequence[Note]) -> bool:
     return all(note.is_empty for note in noted if note.kind == "part")
 
 
-def _did(execution: Execution, ways: Sequence[Way], delivers: bool, is_whole: bool) -> str:
+def _did(execution: Execution, paths: Sequence[PlanPath], delivers: bool, is_whole: bool) -> str:
     method = ".".join(execution.method.split(".")[-2:])
     if method in _DID:
         return _DID[method]
-    cut = next((way.cut for way in ways if way.cut), "")
+    cut = next((path.cut for path in paths if path.cut), "")
     if cut:
         number = _LIMIT.search(cut)
         return f"{'wrote' if delivers and not execution.collects else 'read'} {number[1] if number else 'a part'}"
-    unproven = next((way.unproven for way in ways if way.unproven), "")
+    unproven = next((path.unproven for path in paths if path.unproven), "")
     if delivers and not is_whole:
         return _handed_to(unproven)
     if delivers:
         return "wrote them"
-    return "aggregated them" if all(way.aggregates for way in ways) else f"ran {method} over them"
+    return "aggregated them" if all(path.aggregates for path in paths) else f"ran {method} over them"
 
 
 def _handed_to(unproven: str) -> str:
-    """Say which consumer may have stopped early: ``unproven``, as Spark describes it, or a watched function ("")."""
+    """Describe the consumer that may have stopped early: ``unproven``, or a watched function if that is ""."""
     watched = "a function (mapInArrow, mapInPandas) that stops early"
     consumer = f"{unproven[:CONSUMER_CHARS]} (nobody watches it)" if unproven else watched
     return f"handed them to {consumer}, which need not have read them all"
 
 
-def _looks(way: Way) -> bool:
-    """Whether what is collected of the rows is a look: a part of them, or what an aggregate made of them."""
-    return way.aggregates or bool(way.cut)
+def _only_looks(path: PlanPath) -> bool:
+    """Whether a collect only looks at the rows: it takes a part of them, or an aggregate of them."""
+    return path.aggregates or bool(path.cut)
