@@ -211,7 +211,7 @@ def test_a_streaming_frame_is_told_to_read_with_a_source(spark: SparkSession) ->
     for df in (stream, stream.groupBy("value").count()):
         for consumer in (save, words, explode("value"), join(spark.range(3).toDF("value"), "value")):
             with pytest.raises(
-                Refused, match=r"it is of a stream .*and streams are not tracked yet. Read with a source"
+                Refused, match=r"it is a streaming frame .*and streams are not tracked yet. Read with a source"
             ):
                 consumer(df)
 

@@ -1,7 +1,7 @@
-"""Fusing: how a step is put into a plan: in one chain with the steps before it where they touch, else in a new one.
+"""Fusing: puts a step into a plan: into the chain of the steps right before it, or else into a new chain.
 
-Decides which frames the next step may join in (the library's own, as they came, and not cached), and what the guard is
-to know of the chain that is planned. Whether a step may stand there at all is the guard's (``plan``).
+Decides which frames let the next step join their chain (the library's own, unchanged and not cached), and what the
+guard has to know about the planned chain. The guard (``plan``) decides whether a step is allowed there at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTRIBUTE = "_acker_chain"
 
 @dataclass(frozen=True, slots=True)
 class AppliedChain:
-    """A chain and the frame it was applied to: what a frame of the library's carries, for the next step to join in.
+    """A chain and the frame that it was applied to. The resulting frame carries it, so that the next step can join in.
 
     Holds its batches, so that the guard knows the frame as long as the frame lives.
     """
@@ -35,37 +35,37 @@ class AppliedChain:
 
 
 def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Plan ``step`` over ``df``: the frame of what it makes, in one chain with the steps before it where they touch.
+    """Plan ``step`` over ``df`` and return the frame of its output. It joins the chain of the steps right before it.
 
-    ``schema``: of what comes out, without tracking columns. Raises ``plan.Refused`` when the rows of ``df`` are not
-    exactly those of the chain before.
+    ``schema``: of the output, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not exactly
+    the rows of tracked steps.
     """
     return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 
 
 def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """As :func:`apply`, for a frame that the guard has let through already as ``upstream``."""
+    """Do the same as :func:`apply` for a frame in which the guard has already found ``upstream``."""
     applied = applied_to(df) or arriving(df, upstream)
     return extend(applied, upstream, step, kind, schema)
 
 
 def arriving(df: DataFrame, upstream: plan.Upstream) -> AppliedChain:
-    """A chain that begins with the rows of ``df``."""
+    """Return a new chain that begins with the rows of ``df``."""
     batches: tuple[Any, ...] = upstream.batches
     base, names = into_python(df)
-    # Rows of several batches may meet, each of which lives somewhere else.
+    # Rows of several batches may meet here, and each batch has its own servers.
     pins = tuple({(pin.session, pin.batch): pin for batch in batches for pin in batch.settings.pins}.values())
     return AppliedChain(base, Chain(replace(batches[0].settings, pins=pins), Arriving(names)), batches)
 
 
 def extend(applied: AppliedChain, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """The frame of ``applied`` with one more step. ``upstream`` says what columns and boundaries it has."""
+    """Return the frame of ``applied`` with one more step. ``upstream``: its columns and task boundaries."""
     chain = applied.chain.then(step)
     columns, batches = upstream.columns, applied.batches
     out, node = plan_chain(applied.base, chain, kind, step.name, schema, columns, batches)
     node.moving_boundaries, node.moves = upstream.moving_boundaries, upstream.moves
     remember(out, AppliedChain(applied.base, chain, batches))
-    # The copies of a branch are made anew each time, of rows that are cached.
+    # Copies of a branch are not cached: each evaluation makes them again from rows that are cached.
     if kind != "branch" and batches[0].once.must_cache(kind, step.name):
         batches[0].keep_cached(out)
         node.moving_boundaries = False
@@ -81,7 +81,7 @@ def plan_chain(
     columns: tuple[str, ...],
     batches: tuple[object, ...],
 ) -> tuple[DataFrame, lineage.Node]:
-    """Put ``chain`` into the plan of ``base`` under a name by which the guard knows it."""
+    """Put ``chain`` into the plan of ``base``, under a function name that the guard recognizes."""
     node = lineage.register(kind, name, *batches)
     note_store = note_store_of(base.sparkSession.sparkContext)
     note_store.keep(node.tag)
@@ -93,12 +93,12 @@ def plan_chain(
 
 
 def remember(df: DataFrame, applied: AppliedChain) -> None:
-    """Note on a frame how it was made. A frame that the user derives from it does not have the note."""
+    """Store on a frame how it was made. A frame that the user derives from it does not carry this."""
     setattr(df, _ATTRIBUTE, applied)
 
 
 def applied_to(df: DataFrame) -> AppliedChain | None:
-    """How ``df`` was made, when the next step may join in: it is the library's own frame, and not cached."""
+    """Return how ``df`` was made if the next step may join its chain: it is the library's own frame, and not cached."""
     applied = vars(df).get(_ATTRIBUTE)
     if not isinstance(applied, AppliedChain) or df.is_cached:
         return None

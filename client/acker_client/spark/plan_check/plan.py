@@ -1,9 +1,9 @@
-"""Plan: the guard that stands before every operator and sink.
+"""Plan: the guard that checks the plan below every operator and sink.
 
-Decides, from the analysed plan, whether the rows that reach a consumer are exactly those that tracked steps made: it
-walks down to the steps, known by the names of their functions, and traces each tracking column to its own position in
-their output. What keeps rows one to one may stand between; everything else is refused with what to use instead.
-Reads plans only: it runs no job, changes no frame and knows nothing of the server.
+Decides from the analysed plan whether the rows that reach a consumer are exactly the rows that tracked steps made. It
+walks down to these steps, recognizes them by the names of their functions, and traces each tracking column to its own
+position in their output. Nodes that keep rows one to one are allowed in between. Everything else is refused, and the
+error says what to use instead. Reads plans only: it runs no job, changes no frame and knows nothing about the server.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What a consumer stands on: the tracked steps whose rows reach it, one for each leg of a union.
+    """The tracked steps whose rows reach a consumer, one for each leg of a union.
 
     ``columns``: THIN, PACKED or MIXED. ``moving_boundaries``: a second evaluation may cut these rows into other tasks.
-    ``moves``: that is so for a node between these steps and the consumer. ``repeated``: the same sink had these rows
-    before.
+    ``moves``: a node between these steps and the consumer is the reason. ``repeated``: the same sink has taken these
+    rows before.
     """
 
     nodes: tuple[Node, ...]
@@ -48,7 +48,7 @@ class Upstream:
 
     @property
     def node(self) -> Node:
-        """The step before; of a union, that of its first leg."""
+        """The step before; for a union, the step of its first leg."""
         return self.nodes[0]
 
     @property
@@ -58,11 +58,11 @@ class Upstream:
 
     @property
     def batches(self) -> tuple[object, ...]:
-        """All batches whose rows reach the consumer, each once."""
+        """All batches whose rows reach the consumer, without duplicates."""
         return tuple({id(batch): batch for node in self.nodes for batch in node.batches}.values())
 
 
-# One row in, the same row out, whatever else is computed beside it.
+# Nodes that put out each input row exactly once; they may compute more columns.
 _ONE_TO_ONE = frozenset({
     "SubqueryAlias", "Repartition", "RepartitionByExpression", "RebalancePartitions", "Sort", "ResolvedHint", "View",
     "CollectMetrics", "Window", "AttachDistributedSequence", "EventTimeWatermark", "PipeOperator",
@@ -72,16 +72,16 @@ _STEPS = frozenset({"MapInArrow", "FlatMapGroupsInArrow", "FlatMapCoGroupsInArro
 
 
 def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
-    """Check that ``consumer`` (the name of an operator or sink) may take the rows of ``df``, and mark them as its own.
+    """Check that ``consumer`` (the name of an operator or sink) may take the rows of ``df``, and mark them as taken.
 
-    ``kind`` is how errors call it; only a ``"sink"`` may take the same rows again. Marks nothing when it raises.
-    Raises :class:`Refused` with the node and the fix.
+    ``kind``: the consumer's kind in errors; only a ``"sink"`` may take the same rows again. Raises :class:`Refused`
+    with the node and the fix, and then marks nothing.
     """
     return take(df, inspect(df, f"{kind} {consumer!r}"), consumer, kind=kind)
 
 
 def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "operator") -> Upstream:
-    """The second half of :func:`guard`: mark the rows of ``df``, in which :func:`inspect` found ``upstream``."""
+    """Mark the rows of ``df`` as taken. ``upstream``: what :func:`inspect` found. The second half of :func:`guard`."""
     taker = Consumer(kind, consumer, repeatable=kind == "sink")
     try:
         repeated = lineage.consume(upstream.nodes, taker)
@@ -95,7 +95,10 @@ def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "opera
 
 
 def inspect(df: DataFrame, consumer: str) -> Upstream:
-    """As :func:`guard`, without marking: what stands below ``df``. ``consumer`` is named in errors as it is given."""
+    """Check the plan of ``df`` and return the steps below it. The first half of :func:`guard`, which marks nothing.
+
+    ``consumer``: kind and name, as errors show them.
+    """
     walk = _Walk(df, consumer)
     walk.run()
     _refuse_doubles(walk.nodes, consumer)
@@ -104,9 +107,9 @@ def inspect(df: DataFrame, consumer: str) -> Upstream:
 
 
 def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
-    """What a consumer of several frames at once stands on, where each of them by itself stands on one of ``upstreams``.
+    """Return the steps below a consumer of several frames at once, from the ``upstreams`` of each single frame.
 
-    Raises :class:`Refused` when the rows of a step reach it by more than one of them.
+    Raises :class:`Refused` if the rows of a step reach the consumer through more than one frame.
     """
     nodes = [node for upstream in upstreams for node in upstream.nodes]
     _refuse_doubles(nodes, consumer)
@@ -115,12 +118,13 @@ def meeting(upstreams: Sequence[Upstream], consumer: str) -> Upstream:
 
 
 def is_plain(df: DataFrame) -> bool:
-    """Whether a frame is a plain table: nothing below it is tracked, and it is not of a stream."""
-    return not df.isStreaming and not any(map(_is_tracked, _every(df._jdf.queryExecution().analyzed())))
+    """Whether a frame is a plain table: nothing below it is tracked, and it is not a streaming frame."""
+    return not df.isStreaming and not any(map(_is_tracked, _subtree(df._jdf.queryExecution().analyzed())))
 
 
 def refuse_other_frames(df: object, consumer: str) -> None:
-    """Raise TypeError for what is no DataFrame, and :class:`Refused` for one whose plan is not here to be read."""
+    """Raise TypeError for anything but a DataFrame, and :class:`Refused` for a Spark Connect frame, whose plan is not
+    in this process."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{consumer} takes a tracked DataFrame, got {type(df).__name__}; start from batch.df")
     if compat.is_connect(df):
@@ -155,32 +159,32 @@ class _Walk:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise refusals.doubled_name(self._consumer, twice)
-        self._down(top, {column: names.index(column) for column in self.columns})
+        self._walk_down(top, {column: names.index(column) for column in self.columns})
 
-    def _down(self, plan: Plan, positions: Positions) -> None:
-        """Go from ``plan``, whose output holds the tracking columns at ``positions``, to the steps below."""
+    def _walk_down(self, plan: Plan, positions: Positions) -> None:
+        """Walk down to the steps below ``plan``, whose output holds the tracking columns at ``positions``."""
         name = plan.getClass().getSimpleName()
         if name in _STEPS:
-            self._arrive(name, plan, positions)
+            self._reach_step(name, plan, positions)
         elif name == "Project":
-            self._down(plan.child(), self._through_project(plan, positions))
+            self._walk_down(plan.child(), self._through_project(plan, positions))
         elif name == "Union":
             for child in each(plan.children()):
-                self._down(child, positions)
+                self._walk_down(child, positions)
         elif name == "WithCTE":
             self._definitions.update((definition.id(), definition.child()) for definition in each(plan.cteDefs()))
-            self._down(plan.plan(), positions)
+            self._walk_down(plan.plan(), positions)
         elif name == "CTERelationRef":
-            self._down(self._definition(plan), positions)
-        elif name == "Join" and _is_ours(plan):
-            self._down(plan.left(), self._through(plan, plan.left(), positions))
+            self._walk_down(self._definition(plan), positions)
+        elif name == "Join" and _is_stock_join(plan):
+            self._walk_down(plan.left(), self._through(plan, plan.left(), positions))
         elif name in _ONE_TO_ONE:
             self._note_boundaries(name, plan)
-            self._down(plan.child(), self._through(plan, plan.child(), positions))
+            self._walk_down(plan.child(), self._through(plan, plan.child(), positions))
         else:
             raise self._refusal(name, plan)
 
-    def _arrive(self, name: str, plan: Plan, positions: Positions) -> None:
+    def _reach_step(self, name: str, plan: Plan, positions: Positions) -> None:
         function = plan.functionExpr().name()
         node = lineage.node_of(function)
         if node is None and lineage.is_ours(function):
@@ -190,7 +194,7 @@ class _Walk:
         for column, position in positions.items():
             if plan.output().apply(position).name() != column:
                 raise refusals.altered_column(self._consumer, column, self.columns)
-        # Of a mixed frame's columns those of the one form are null in this leg, and those of the other are the step's.
+        # In a mixed frame, this leg's step makes the columns of one form, and the columns of the other form are null.
         if tuple(positions) not in (THIN, PACKED):
             lacking = next(column for column in self.columns if column not in positions)
             raise refusals.altered_column(self._consumer, lacking, self.columns)
@@ -229,25 +233,24 @@ class _Walk:
             self.moving = True
 
     def _is_cached(self, moving: Plan) -> bool:
-        """Whether a cached frame stands between the consumer and ``moving``, or is it: then it is evaluated once."""
+        """Whether ``moving``, or a frame between it and the consumer, is cached: then it is evaluated once."""
         session = self._session._jsparkSession
         cache = session.sharedState().cacheManager()
         above = self._df._jdf.queryExecution().analyzed()
         return any(cache.lookupCachedData(session, plan).isDefined() for plan in _between(above, moving))
 
     def _why_lost(self, top: Plan) -> Refused:
-        """Why a frame without tracking columns has none: nothing tracks it, a node has merged them, or a select lost
-        them."""
+        """Return why a frame has no tracking columns: nothing tracks it, a node merged them, or a select lost them."""
         if self._df.isStreaming:
             return refusals.streaming_frame(self._consumer)
-        if not any(map(_is_tracked, _every(top))):
-            leaf = next(plan for plan in _every(top) if not plan.children().size())
+        if not any(map(_is_tracked, _subtree(top))):
+            leaf = next(plan for plan in _subtree(top) if not plan.children().size())
             return refusals.untracked_leaf(self._consumer, leaf.nodeName())
         if respelled := refusals.respelled(self._consumer, self._df.columns):
             return respelled
-        for plan in _every(top):
+        for plan in _subtree(top):
             name = plan.getClass().getSimpleName()
-            if _is_tracked(plan) or (name == "Join" and _is_ours(plan)):
+            if _is_tracked(plan) or (name == "Join" and _is_stock_join(plan)):
                 break
             if name in REFUSALS:
                 return refusals.known_node(self._consumer, plan.nodeName(), REFUSALS[name])
@@ -262,7 +265,7 @@ class _Walk:
 
 
 def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
-    """The tracking columns of ``df``; none when it lacks one of those it should have."""
+    """Return the tracking columns of ``df``; () unless it has all columns of one form."""
     names = df.columns
     for columns in (THIN, PACKED):
         if any(names.count(column) > 1 for column in columns):
@@ -272,7 +275,7 @@ def _columns_of(df: DataFrame, consumer: str) -> tuple[str, ...]:
 
 
 def _source_of(expression: Any) -> Any | None:
-    """The attribute that a projected expression hands on unchanged, or None when it computes something."""
+    """Return the attribute that a projected expression passes on unchanged; None if it computes something."""
     kind = expression.getClass().getSimpleName()
     while kind in ("Alias", "Cast"):
         child = expression.child()
@@ -283,7 +286,7 @@ def _source_of(expression: Any) -> Any | None:
 
 
 def _is_null(expression: Any) -> bool:
-    """Whether a projected expression is a null: what ``allowMissingColumns`` gives a leg for a column it lacks."""
+    """Whether a projected expression is null: ``allowMissingColumns`` puts it in place of a column that a leg lacks."""
     while expression.getClass().getSimpleName() in ("Alias", "Cast"):
         expression = expression.child()
     return expression.getClass().getSimpleName() == "Literal" and expression.value() is None
@@ -292,7 +295,7 @@ def _is_null(expression: Any) -> bool:
 def _may_move(name: str, plan: Plan) -> bool:
     """Whether a second evaluation may cut the rows above this node into other tasks.
 
-    Range partitioning samples anew for each job; without a number of partitions AQE decides anew how many there are.
+    Range partitioning samples again for each job. Without a number of partitions AQE chooses it again.
     """
     if name == "Sort":
         return bool(getattr(plan, "global")())
@@ -305,20 +308,20 @@ def _may_move(name: str, plan: Plan) -> bool:
 
 
 def _between(above: Plan, below: Plan) -> Iterator[Plan]:
-    """``below`` and every plan on the ways from ``above`` down to it."""
+    """Yield the plans on the path from ``above`` down to ``below``, both included; nothing if there is no path."""
     if above.fastEquals(below):
         yield above
         return
     for child in each(above.children()):
-        way = tuple(_between(child, below))
-        if way:
+        path = tuple(_between(child, below))
+        if path:
             yield above
-            yield from way
+            yield from path
             return
 
 
-def _is_ours(join: Plan) -> bool:
-    """Whether this is the left outer join that the stock ``join`` plans, with at most one right row a key."""
+def _is_stock_join(join: Plan) -> bool:
+    """Whether the stock ``join`` operator planned this left outer join, with at most one right row for each key."""
     right = join.right()
     if join.joinType().toString() != "LeftOuter" or right.getClass().getSimpleName() != "SubqueryAlias":
         return False
@@ -334,12 +337,12 @@ def _refuse_doubles(nodes: list[Node], consumer: str) -> None:
 
 
 def _is_tracked(plan: Plan) -> bool:
-    """Whether a node is a tracked step, of this batch or of a forgotten one."""
+    """Whether a node is a tracked step of any batch, also of a forgotten one."""
     return plan.getClass().getSimpleName() in _STEPS and lineage.is_ours(plan.functionExpr().name())
 
 
-def _every(plan: Plan) -> Iterator[Plan]:
-    """``plan`` and every plan below it, the nearest first."""
+def _subtree(plan: Plan) -> Iterator[Plan]:
+    """Yield ``plan`` and every plan below it, level by level."""
     level = [plan]
     while level:
         yield from level

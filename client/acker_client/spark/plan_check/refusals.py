@@ -1,6 +1,6 @@
-"""Refusals: what the plan guard says of a frame that it does not let pass, and what to use instead.
+"""Refusals: the errors of the plan guard about frames that it refuses, each with what to use instead.
 
-Decides the words, and for each node of a plan the harm it does and the fix. Never looks at a plan.
+Decides the texts, and for each kind of plan node the harm it does and the fix. Never looks at a plan.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from acker_client.spark.driver.lineage import Consumer, Node
 class Refused(AckerError):
     """The frame cannot be tracked as it stands. The message names the node and what to use instead."""
 
-    # No other try can make it go away; ``blame`` asks for this.
+    # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True
 
 
 class MovingBoundaries(UserWarning):
-    """A frame whose task boundaries may move was evaluated a second time: safe, but it may cost a replay."""
+    """A frame whose task boundaries may move was evaluated a second time. This is safe, but may cost a replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node is refused: what it is written as, what it does to rows, what to use instead."""
+    """Why a node is refused. ``written``: the calls that plan it; ``harm``: what it does to rows; ``fix``: what to use
+    instead."""
 
     written: str
     harm: str
@@ -43,7 +44,10 @@ _UNTRACKED = "runs code that tracks nothing"
 _WHERE = "use df.transform(acker_client.spark.where(condition)), which acks what it drops"
 _EXPLODE = "use df.transform(acker_client.spark.explode(...)), which gives every child an edge of its own"
 _YIELD_NOTHING = "use an @operator that yields nothing for what it drops, or limit the source"
-_PART = "use df.transform(acker_client.spark.where(condition)) on a hash of a column, or branch(...) and a where a part"
+_PART = (
+    "use df.transform(acker_client.spark.where(condition)) on a hash of a column, or branch(...) with a where for each"
+    " part"
+)
 _GROUP = "use acker_client.spark.group(...), whose function names the parents of each output"
 _COGROUP = "acker_client.spark.cogroup(...), whose function names the parents of each output"
 _JOIN = f"use acker_client.spark.join(...) with a table; two tracked frames meet in {_COGROUP}"
@@ -107,7 +111,7 @@ def untracked_leaf(consumer: str, node_name: str) -> Refused:
 def streaming_frame(consumer: str) -> Refused:
     return _refused(
         consumer,
-        "it is of a stream (spark.readStream), and streams are not tracked yet. Read with a source of"
+        "it is a streaming frame (spark.readStream), and streams are not tracked yet. Read with a source of"
         " acker_client.source, and start from batch.df of source.batches(spark).",
     )
 
@@ -148,7 +152,7 @@ def lost_columns(consumer: str) -> Refused:
 
 
 def respelled(consumer: str, names: Sequence[str]) -> Refused | None:
-    """What to say of tracking columns that are there in another case; None where they are not."""
+    """Return the error about a tracking column in another case; None if there is none."""
     found = [name for name in reserved(names) if name not in TRACKING]
     if not found:
         return None
@@ -185,7 +189,7 @@ def connect_frame(consumer: str) -> Refused:
 
 
 def second_consumer(taker: Consumer, node: Node) -> Refused:
-    """The rows of ``node`` go elsewhere already: to the same operator, or to another."""
+    """Return the error that another consumer, or the same operator, already takes the rows of ``node``."""
     if node.consumer is not None and (node.consumer.kind, node.consumer.name) == (taker.kind, taker.name):
         return Refused(
             f"{taker} is applied twice to the rows of {node}: keep the frame that it returned and go on from that. If"
