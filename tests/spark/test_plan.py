@@ -204,7 +204,7 @@ def test_a_settled_batch_is_forgotten_and_said_to_be(spark: SparkSession) -> Non
     del batch
     gc.collect()
 
-    assert node not in lineage.known()
+    assert node not in lineage.known_steps()
     with pytest.raises(LookupError, match="settled and forgotten"):
         _ = node.batch
     with pytest.raises(Refused, match="the batch that it belongs to is settled and forgotten"):
@@ -216,7 +216,7 @@ def test_a_batch_that_is_gone_takes_its_own_steps_with_it() -> None:
     gone, kept = lineage.register("operator", "a", first), lineage.register("operator", "b", second)
     del first
 
-    assert gone not in lineage.known()
+    assert gone not in lineage.known_steps()
     assert lineage.node_of(lineage.function_name("operator", "b", kept.tag)) is kept
 
 

@@ -137,7 +137,7 @@ def _register_acks(df: DataFrame, functions: Sequence[str]) -> None:
 
 def _steps_below(plan: str) -> tuple[list[lineage.Node], list[Any]]:
     """Return the steps that a plan names, and their batches without duplicates."""
-    nodes = [node for node in lineage.known() if node.function in plan]
+    nodes = [node for node in lineage.known_steps() if node.function in plan]
     return nodes, list({id(batch): batch for node in nodes for batch in node.batches}.values())
 
 

@@ -278,7 +278,7 @@ class BatchEvidence:
         error = next((each.error for each, _ in evidence if each.error is not None), None)
         returned = [(each, places) for each, places in evidence if each.error is None]
         findings = [each.judge(finder, places, self.once, self._vouched_ms) for each, places in returned]
-        acks = [(node, self._actions_of_acks(node, finder)) for node in _untaken(lineage.of(self))]
+        acks = [(node, self._actions_of_acks(node, finder)) for node in _untaken(lineage.steps_of(self))]
         self._learn(evidence, acks, finder)
         if error is not None:
             return error
@@ -295,7 +295,7 @@ class BatchEvidence:
     def has_run(self) -> bool:
         """Whether anything ran over the batch's rows, so that the driver may have seen some. Reads Spark's stores."""
         finder = ActionFinder(self._executions.ran())
-        return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.of(self))
+        return bool(finder.jobs) or any(finder.names(node.function) for node in lineage.steps_of(self))
 
     @property
     def without(self) -> frozenset[int]:
@@ -334,12 +334,12 @@ class BatchEvidence:
         self._context.cancelJobsWithTag(tag)
 
     def _forget_notes(self) -> None:
-        nodes = [*lineage.of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
+        nodes = [*lineage.steps_of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
 
     def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, finder: ActionFinder) -> None:
         """Remember for later batches which rows were evaluated more than once."""
-        nodes = lineage.of(self)
+        nodes = lineage.steps_of(self)
         again = [("sink", each.name) for each, places in evidence if finder.evaluations(places) > 1]
         again += [("branch", name) for name in _branched(nodes)]
         notes = self._note_store.of([node.tag for node in nodes])
@@ -367,7 +367,7 @@ class BatchEvidence:
 
     def _judge_untaken(self, acks: Acks, finder: ActionFinder) -> list[Undelivered | None]:
         """Return for each step whose rows no sink or step took why they are not known to be acked, or None."""
-        nodes = lineage.of(self)
+        nodes = lineage.steps_of(self)
         return [self._judge_untaken_step(node, actions, nodes, finder) for node, actions in acks]
 
     def _judge_untaken_step(

@@ -1,1 +1,4 @@
-"""What the driver has of Spark: its session, its executors, and the steps that it planned."""
+"""Driver: what the acker needs from Spark in the driver: the session, the executors, and the planned steps.
+
+Entry points: ``session`` (settings and checks of a session), ``lineage`` (the planned steps), ``check`` (executors).
+"""

@@ -1,6 +1,6 @@
-"""Check: whether every executor has what tracked steps need, found out before the first job and not by its failure.
+"""Check: whether every executor has what tracked steps need, found out before the first job fails.
 
-Decides what is asked of an executor and what to do about each lack. Runs one small Spark job; emits and acks nothing.
+Decides what to check on an executor, and how to fix what is missing. Runs one small Spark job; emits and acks nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from acker_client.settings import Settings
 from acker_client.spark.driver.session import SessionError, check_session, settings_of
 
 PACKAGES = ("acker", "pyspark", "pyarrow", "pandas", "numpy", "grpcio", "protobuf", "numba")
-# More tasks than cores, so that an executor that is slow to start gets one too.
+# There are more tasks than cores, so that an executor that starts slowly gets one too.
 _TASKS_A_CORE = 2
 
 
@@ -38,7 +38,7 @@ class Executor:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The answers of all executors that ran a task, and each problem with what to do about it. Prints as a table."""
+    """The answers of all executors that ran a task, and the problems found, each with its fix. Prints as a table."""
 
     executors: tuple[Executor, ...]
     problems: tuple[str, ...]
@@ -57,9 +57,10 @@ class CheckReport:
 
 
 def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
-    """Run a small task on the executors: packages, versions, server reachable from there. Prints the table, returns it.
+    """Check on the executors the packages, their versions, and whether the server is reachable. Print the report and
+    return it.
 
-    Raises :class:`~acker_client.spark.driver.session.SessionError` when the job itself cannot run, with what to do.
+    Raises :class:`~acker_client.spark.driver.session.SessionError` with the fix if the job itself cannot run.
     """
     check_session(spark)
     settings = settings or settings_of(spark)
@@ -71,13 +72,14 @@ def check(spark: SparkSession, settings: Settings | None = None) -> CheckReport:
     answers = {row.answer: _executor(row.answer) for row in rows}
     found: dict[tuple[str, str], Executor] = {(one.host, one.directory): one for one in answers.values()}
     executors = tuple(found[key] for key in sorted(found))
-    report = CheckReport(executors, tuple(_problems(executors, _here(), settings, _executors_known(spark))))
+    report = CheckReport(executors, tuple(_problems(executors, _driver_versions(), settings, _executors_known(spark))))
     print(report)
     return report
 
 
 def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What runs in a task. Pickled by value and importing inside, so that it can still say which package is missing."""
+    """Return the function that a task runs. It is pickled by value and imports inside, so that it can report missing
+    packages."""
     packages, plain = PACKAGES, dataclasses.asdict(dataclasses.replace(settings, pins=()))
 
     def acker_check(batches: Iterator[Any]) -> Iterator[Any]:
@@ -103,7 +105,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
             from acker_client.spark.driver.check import reach
 
             server = reach(Settings(**plain))
-        except Exception as error:  # noqa: BLE001  # whatever goes wrong there is what is reported
+        except Exception as error:  # noqa: BLE001  # any error there is a finding
             problem = f"{type(error).__name__}: {error}"
         answer = {
             "host": socket.gethostname(),
@@ -119,7 +121,7 @@ def _question(settings: Settings) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def reach(settings: Settings) -> str:
-    """Greet the server from this process; returns its version. Raises what the client raises."""
+    """Return the server's version, asked from this process. Raises what the client raises."""
     from acker_client.client import shared_client
 
     return shared_client(settings).hello().server_version
@@ -129,7 +131,7 @@ def _executor(answer: str) -> Executor:
     return Executor(**json.loads(answer))
 
 
-def _here() -> dict[str, str]:
+def _driver_versions() -> dict[str, str]:
     from importlib import metadata
 
     found = {}
@@ -142,7 +144,7 @@ def _here() -> dict[str, str]:
 
 
 def _executors_known(spark: SparkSession) -> int:
-    """Executors that Spark knows now; the driver counts as one only in a local session."""
+    """Return how many executors Spark knows now. The driver counts as one only in a local session."""
     context: Any = spark.sparkContext
     known = int(context._jsc.sc().getExecutorMemoryStatus().size())
     return known if str(context.master).startswith("local") and "cluster" not in str(context.master) else known - 1
@@ -169,7 +171,7 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
 
 
 def _release(version: str | None) -> list[str]:
-    """What driver and executors must have in common of a version: all but the patch."""
+    """Return the part of a version that must be equal on driver and executors: all but the patch."""
     return (version or "").split(".")[:2]
 
 
@@ -179,7 +181,8 @@ def _row(executor: Executor) -> tuple[str, ...]:
 
 
 def _what_to_do(error: str, line: str) -> str:
-    """The part of Spark's error that names the cause, and what to do about it; ``line`` where the cause is unknown."""
+    """Return a message with the fix and the line of Spark's error that names the cause; with ``line`` if the cause is
+    unknown."""
     causes = {
         "PYTHON_VERSION_MISMATCH": "workers run another Python than the driver: set PYSPARK_PYTHON to the same version",
         "No module named": "a package is missing on the executors: install 'acker[spark]' there",

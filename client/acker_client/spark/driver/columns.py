@@ -1,7 +1,7 @@
-"""Columns: what PySpark makes of the columns of a frame, and which of them are the tracking ones.
+"""Columns: the names under which a frame's columns reach a Python function, and the tracking columns of a frame.
 
-Decides under which names columns are handed to a Python function: PySpark looks each one up by its name, which it reads
-as a path (``a.b``), a quotation or a star, in any case. Never looks at what columns hold.
+Decides these names, because PySpark looks each column up by its name and ignores case. It reads ``a.b`` as a path,
+backquotes as quotes and ``*`` as all columns. Never looks at values.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from acker_client.spark.worker.rows import struct_type
 
 
 def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-    """``df`` as PySpark can hand it to a Python function, and the names to give back to its columns there (none: as
-    they are)."""
+    """Return ``df`` with column names that PySpark can hand to a Python function, and the names to restore there.
+
+    The names are () if the columns already have their own.
+    """
     names = df.columns
     is_plain = not any("." in name or "`" in name or name == "*" for name in names)
     if is_plain and len({name.lower() for name in names}) == len(names):
@@ -24,19 +26,19 @@ def into_python(df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
 
 
 def tracking_fields(columns: tuple[str, ...]) -> list[StructField]:
-    """The tracking columns of what is made of a frame with these: thin, or else packed."""
+    """Return the tracking columns of a step's output, from the tracking ``columns`` of its input: thin, else packed."""
     if columns == THIN:
         return [StructField(ROOT, LongType()), StructField(EDGE, LongType())]
     return [StructField(ANCHORS, BinaryType())]
 
 
 def user_schema(df: DataFrame) -> StructType:
-    """Schema of ``df`` without its tracking columns."""
+    """Return the schema of ``df`` without its tracking columns."""
     return struct_type(StructType([field for field in df.schema.fields if field.name not in TRACKING]))
 
 
 def quoted(name: str) -> str:
-    """A column's name as Spark reads it whole, whatever is in it."""
+    """Quote a column's name, so that Spark reads it as one name."""
     return "`" + name.replace("`", "``") + "`"
 
 

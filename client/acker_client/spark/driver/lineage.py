@@ -1,10 +1,11 @@
-"""Lineage: which tracked steps the driver has planned, and who consumes the rows of each.
+"""Lineage: which tracked steps the driver has planned, and what consumes the rows of each.
 
-Decides that the rows of a step have one consumer: its edges are consumed once, so a second consumer would make two
-different reports claim them. The same sink on the same rows again is the same report, and allowed.
-Holds batches weakly: a step is forgotten with the batches whose rows it takes (several, where frames of two sources
-meet), so a driver that runs for months does not grow.
-Never looks at a Spark plan (``plan`` does) and never talks to a server.
+Decides that the rows of a step have one consumer: its edges are consumed once, and with a second consumer two different
+reports would claim them. The same sink may take the same rows again, because it makes the same report.
+
+Holds batches weakly: a step is forgotten with the batches whose rows it takes (several if frames of two sources meet),
+so the memory of a driver that runs for months does not grow. Never looks at a Spark plan (``plan`` does), and never
+talks to a server.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-# By this the UDFs of `functions.ack` and `fail` are known in a plan.
+# Prefix of the UDFs of `functions.ack` and `fail` in a plan.
 ACK = "acker_ack_"
-# By these the functions of the user's that are watched are known in a plan, and what was checkpointed.
+# Prefix of the user's watched functions in a plan.
 READS = "acker_reads_"
+# Prefix of the function that marks checkpointed rows of a sink in a plan.
 AGAIN = "acker_again_"
-# By this the jobs of a followed RDD are known: what becomes of them is seen by who called them.
+# Prefix of the tag of a followed RDD's jobs, whose end the client observes at its call.
 JOB_TAG = "acker-"
 
 FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12})$", re.DOTALL)
@@ -29,7 +31,7 @@ FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What takes the rows of a step. ``repeatable``: a sink, whose second run gives the same report again."""
+    """What takes the rows of a step. ``repeatable``: it is a sink, whose second run makes the same report again."""
 
     kind: str
     name: str
@@ -43,9 +45,9 @@ class Consumer:
 class Node:
     """One applied tracked step: a source's read, an operator, a stock operator.
 
-    ``batches`` are those whose rows it takes, as the driver knows them, held weakly. ``moving_boundaries``: a
-    second evaluation may cut the rows that reach this step into other tasks; ``moves``: not for what stands before the
-    step below; ``is_moved``: it is so for a step that takes its rows.
+    ``batches``: whose rows it takes, held weakly. ``moving_boundaries``: a second evaluation may cut the rows that
+    reach this step into other tasks. ``moves``: the reason is a node between this step and the step before it.
+    ``is_moved``: the reason is a node between this step and one that takes its rows.
     """
 
     kind: str
@@ -59,7 +61,7 @@ class Node:
 
     @property
     def batches(self) -> tuple[object, ...]:
-        """Its batches. Raises ``LookupError`` when one of them is settled and forgotten."""
+        """Its batches. Raises ``LookupError`` if one of them is settled and forgotten."""
         batches = tuple(batch for ref in self.batch_refs if (batch := ref()) is not None)
         if len(batches) < len(self.batch_refs) or not batches:
             raise LookupError(f"the batch of {self} is settled and forgotten: take the frame from the batch at hand")
@@ -72,7 +74,7 @@ class Node:
 
     @property
     def function(self) -> str:
-        """The name of its function, by which plans know it."""
+        """The name of its function, which identifies it in a plan."""
         return function_name(self.kind, self.name, self.tag)
 
     def __str__(self) -> str:
@@ -91,7 +93,7 @@ def new_tag() -> str:
 
 
 def function_name(kind: str, name: str, tag: str) -> str:
-    """Name of the function of a tracked step, by which the guard knows it in a plan."""
+    """Return the name of a tracked step's function, by which the guard recognizes the step in a plan."""
     return f"acker_{kind}_{name}_{tag}"
 
 
@@ -103,8 +105,8 @@ def register(
     moving_boundaries: bool = False,
     moves: bool = False,
 ) -> Node:
-    """Remember a step as long as all ``batches`` (weakly referenced) live; draws a tag unless given. Returns its
-    node."""
+    """Remember a step as long as all ``batches`` (weakly referenced) live, and return its node. Draws a tag unless one
+    is given."""
     node = Node(kind, name, tag or new_tag(), tuple(map(weakref.ref, batches)), moving_boundaries, moves)
     with _lock:
         if node.tag in _nodes:
@@ -115,27 +117,27 @@ def register(
     return node
 
 
-def of(batch: object) -> list[Node]:
-    """The steps that take rows of ``batch``, in the order in which they were planned."""
+def steps_of(batch: object) -> list[Node]:
+    """Return the steps that take rows of ``batch``, in the order in which they were planned."""
     with _lock:
         return [_nodes[tag] for tag in _tags_of.get(id(batch), ()) if tag in _nodes]
 
 
 def node_of(function: str) -> Node | None:
-    """The step whose function has this name; None if it is not ours, or was forgotten."""
+    """Return the step whose function has this name; None if it is not a tracked step, or was forgotten."""
     match = FUNCTION.match(function)
     return None if match is None else _nodes.get(match["tag"])
 
 
 def is_ours(function: str) -> bool:
-    """Whether a function's name is that of a tracked step, known or forgotten."""
+    """Whether a function's name is that of a tracked step, remembered or forgotten."""
     return FUNCTION.match(function) is not None
 
 
 def consume(nodes: Sequence[Node], consumer: Consumer) -> bool:
-    """Mark the rows of all ``nodes`` as taken by ``consumer``; returns whether it had taken them before.
+    """Mark the rows of all ``nodes`` as taken by ``consumer``, and return whether it had taken them before.
 
-    All or none are marked. Raises :class:`Consumed` for the first whose rows go elsewhere already.
+    Raises :class:`Consumed` for the first node whose rows go to another consumer, and then marks none.
     """
     with _lock:
         taken = [node for node in nodes if node.consumer is not None]
@@ -156,9 +158,9 @@ class Consumed(Exception):
 
 
 def admit_join(*batches: object) -> str:
-    """Name for the right side of a join of our own: on ``right.alias(name)`` the guard lets a left outer join pass.
+    """Return a name for the right side of a stock join: the guard allows a left outer join with ``right.alias(name)``.
 
-    The caller answers for it that the right side has at most one row a key, so that left rows stay one to one.
+    The caller must ensure that the right side has at most one row for each key, so that left rows stay one to one.
     """
     name = f"acker_join_{new_tag()}"
     with _lock:
@@ -169,12 +171,12 @@ def admit_join(*batches: object) -> str:
 
 
 def is_admitted_join(alias: str) -> bool:
-    """Whether ``alias`` names the right side of a join of our own."""
+    """Whether ``alias`` names the right side of a stock join."""
     return alias in _joins
 
 
-def known() -> Iterable[Node]:
-    """The steps that are remembered now."""
+def known_steps() -> Iterable[Node]:
+    """Return the steps that are remembered now."""
     with _lock:
         return tuple(_nodes.values())
 

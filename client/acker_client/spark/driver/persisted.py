@@ -1,9 +1,8 @@
-"""Persisted: a user's DataFrame, kept by Spark for as long as its rows are tracked, with each row's place and digest.
+"""Persisted: a user's DataFrame, persisted for as long as its rows are tracked, with each row's place and digest.
 
-Decides how a frame is numbered (by partition and row, once it is materialised: before that AQE may still change its
-partitions), and that a frame which the user has persisted stays so. What of a row goes into its digest is
-``row_digest``'s; what the pages of it are held against is ``core.pages``'s; who reads it, and what for, is
-``operators``'s.
+Decides how rows are numbered: by partition and row, once the frame is materialized, because before that AQE may still
+change its partitions. A frame that the user has persisted stays persisted. ``row_digest`` decides what goes into a
+row's digest, ``anchoring.pages`` checks pages of rows, and ``operators`` read the frame.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from acker_client.spark.worker.rows import struct_type
 PLACE, DIGEST, PAGE = "acker_place", "acker_digest", "acker_page"
 PAGE_OF_PLACE = f"shiftright({PLACE}, {PAGE_SHIFT})"
 COMPRESSED, ADAPTIVE = "spark.sql.inMemoryColumnarStorage.compressed", "spark.sql.adaptive.enabled"
-# Who sets a setting puts it back before another looks at it.
+# Held while a setting of the session is changed, so that no other thread here reads the changed value.
 _PLANNING = threading.Lock()
-# A condition names so many stretches of pages; above that it lists the pages.
+# A condition names at most this many stretches of pages; above that it lists the pages.
 STRETCHES_MAX = 20
 
 
@@ -47,23 +46,23 @@ class Persisted:
         self._is_ours = False
 
     def begin(self) -> None:
-        """Persist it, unless the user has, and count its rows: this reads all of it."""
+        """Persist the frame, unless the user has, and count its rows. This reads the whole frame."""
         self._is_ours = not self._is_kept
         if self._is_ours:
-            # Compressing rows that live for one batch costs more than it gives back (keeping 800,000 of them took
-            # twice as long).
+            # Compressing rows that live for one batch costs more than it saves: persisting 800,000 rows took twice as
+            # long.
             with _planning(self.spark, COMPRESSED):
                 self._df.persist(*filter(None, [self._level]))
         self.pages = self._counted()
 
     def release(self) -> None:
-        """Give back what Spark keeps of it, also after :meth:`begin` has raised. May be called again."""
+        """Unpersist the frame, also after :meth:`begin` has raised. May be called again."""
         if self._is_ours:
             self._is_ours = False
             run_uninterrupted(self._df.unpersist)
 
     def read(self, pages: Positions) -> DataFrame:
-        """The rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""
+        """Return the rows of these ``pages: int64[k]``, ascending: columns ``_0``, ``_1`` ..., place and digest."""
         placed = self._placed
         if len(pages) < len(self.pages.ids):
             placed = placed.where(_is_in(pages))
@@ -74,14 +73,14 @@ class Persisted:
         return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
     def _counted(self) -> Pages:
-        # Expressions as text: each function of Python's is half a dozen calls of the JVM.
+        # Uses expressions as text, because each Python function costs half a dozen calls to the JVM.
         digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
         grouped = digests.groupBy(PAGE).agg(F.expr("count(1) as rows"), F.expr(f"bit_xor({DIGEST}) as {DIGEST}"))
-        # A few rows in as many shuffle partitions as the user's own work needs: one task reads them all.
+        # There are few rows, in as many shuffle partitions as the user's own work needs, so one task reads them all.
         whole = grouped.coalesce(1)
         if self._is_kept:
-            # Planned adaptively, keeping the rows would be a job of its own, and another would read them again. The
-            # frame itself is planned as the user wants it, from when it was persisted.
+            # With AQE, persisting the rows would be a job of its own, and another job would read them again. The
+            # frame itself was planned with the user's settings when it was persisted.
             with _planning(self.spark, ADAPTIVE):
                 execution: Any = whole._jdf.queryExecution()
                 execution.executedPlan()
@@ -106,8 +105,8 @@ class Persisted:
 
 @contextmanager
 def _planning(spark: SparkSession, setting: str) -> Iterator[None]:
-    """Plan meanwhile without ``setting``. The session is the user's, who may be in it in several threads: nothing may
-    run long in here."""
+    """Turn ``setting`` off while the block plans. The block must be short: the user's other threads may use the same
+    session."""
     with _PLANNING:
         before = spark.conf.get(setting)
         spark.conf.set(setting, "false")
@@ -127,7 +126,7 @@ def _is_in(pages: Positions) -> str:
 
 
 def refuse(df: Any) -> str:
-    """Why ``df`` cannot be tracked as a frame, and what to do; nothing ("") where it can."""
+    """Return why ``df`` cannot be tracked as a frame, and the fix; "" if it can be."""
     if compat.is_connect(df):
         return compat.CONNECT
     if not isinstance(df, DataFrame):

@@ -1,8 +1,8 @@
-"""Query: the streaming query in whose foreachBatch a thread is.
+"""Query: the streaming query in whose foreachBatch a thread runs.
 
-Decides how one knows that it was stopped, and where a clean-up runs that a stop must not interrupt. Spark itself does
-not say: a thread that waits in Python sees nothing of a stop, one within a job gets an exception that a program may
-swallow, and whatever returns then commits the micro-batch.
+Decides how to find out that the query was stopped, and where a clean-up runs that a stop must not interrupt. Spark does
+not report a stop reliably: a thread that waits in Python does not notice it, and a thread within a job gets an
+exception that the program may swallow. If the function then returns, Spark commits the micro-batch.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ QUERY_ID = "sql.streaming.queryId"
 
 
 class Query:
-    """The query of this thread; to be asked from it alone."""
+    """The streaming query of this thread. Use it only from this thread."""
 
     def __init__(self, df: DataFrame) -> None:
-        """``df``: of the micro-batch. Outside of a query it never is stopped."""
+        """``df``: the frame of the micro-batch. Outside a query, :attr:`is_stopped` is always False."""
         spark = df.sparkSession
         self._context = spark.sparkContext
         self._id = self._context.getLocalProperty(QUERY_ID)
@@ -32,13 +32,13 @@ class Query:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped it."""
+        """Whether the query was stopped."""
         if self._query is not None:
             return not self._query.isActive()
         return self._id is not None and bool(self._jvm.Thread.currentThread().isInterrupted())
 
     def restore(self) -> None:
-        """Give the thread back what Spark calls its executions; planning a batch has taken it away."""
+        """Restore the call site that Spark shows for this thread's executions. Planning a batch has removed it."""
         for key, text in self._call_site.items():
             self._context.setLocalProperty(key, text)  # type: ignore[arg-type]  # None removes it
 
@@ -50,16 +50,16 @@ class Query:
 def run_uninterrupted(step: Callable[[], object]) -> None:
     """Run ``step``, which calls Spark, on a thread of its own, and wait for its end.
 
-    A stop of a streaming query interrupts the query's thread. Spark does not take up again what an interrupted
-    ``unpersist`` has left: it has forgotten the frame, and keeps its rows.
+    A stop of a streaming query interrupts the query's thread. After an interrupted ``unpersist`` Spark has forgotten
+    the frame but still keeps its rows, and never removes them.
     """
     with ThreadPoolExecutor(1, "acker-clean-up") as apart:
         apart.submit(step).result()
 
 
 def _found(query_id: str, spark: SparkSession) -> Any:
-    # A session lists the queries that it began, and which one that was nobody can say: the micro-batch has one of its
-    # own, and the thread's active one is whichever made a frame last.
+    # A session lists only the queries that it began, and that session is unknown here: the micro-batch has one of its
+    # own, and the thread's active session is the one that made a frame last. So this reads the shared state.
     session: Any = spark._jsparkSession
     active: Any = session.sharedState().activeStreamingQueries()
     return next((query for query in active.values() if query is not None and str(query.id()) == query_id), None)

