@@ -150,7 +150,7 @@ def test_a_value_that_does_not_fit_its_column_fails_alone(tmp_path: Path) -> Non
 
 def test_a_type_that_spark_has_not_is_refused_with_the_column_to_give(tmp_path: Path) -> None:
     pq.write_table(pa.table({"u": pa.array([1], pa.uint64())}), tmp_path / "a.parquet")
-    with pytest.raises(SourceError, match="the column 'u' is uint64, which Spark has not: give a schema"):
+    with pytest.raises(SourceError, match="the column 'u' is uint64, which Spark does not have: give a schema"):
         Parquet(tmp_path, name="u").input()
     driven = Driven(ParquetInput(tmp_path, arrow_schema("u bigint")))
     assert rows_of(driven.slices(driven.drain())) == [{"u": 1}]

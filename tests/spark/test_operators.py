@@ -101,16 +101,22 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
         (lambda batch: (word_batch("x"), [0, 1]), "returned 1 rows and 2 parents"),
         (lambda batch: (word_batch("x"), [2]), "2 is no parent; its input had rows 0 up to 1"),
         (lambda batch: (word_batch("x"), [-1]), "-1 is no parent"),
-        (lambda batch: (word_batch("x"), [0.5]), "parents are to be whole numbers"),
+        (lambda batch: (word_batch("x"), [0.5]), "parents must be whole numbers"),
         (lambda batch: (word_batch("x"), pa.array([None], pa.int64())), "parents has nulls"),
-        (lambda batch: (word_batch("x"), "all"), "parents are to be whole numbers, one a row, as a list or an array"),
-        (lambda batch: (word_batch("x"), [[0], [0, 1]]), "parents are to be whole numbers, one a row"),
+        (
+            lambda batch: (word_batch("x"), "all"),
+            "parents must be whole numbers, one for each row, as a list or an array",
+        ),
+        (lambda batch: (word_batch("x"), [[0], [0, 1]]), "parents must be whole numbers, one for each row"),
         (lambda batch: (word_batch("x"), [0], 1), "returned a tuple of 3: return the rows alone, or (rows, parents)"),
         (
             lambda batch: batch,
             "declares a column 'word', and what it returned lacks it: it has ['number', 'text']",
         ),
-        (lambda batch: None, "returned None where a pyarrow RecordBatch or Table is expected: return what was made"),
+        (
+            lambda batch: None,
+            "returned None where a pyarrow RecordBatch or Table is expected: return the rows that it made",
+        ),
         (
             lambda batch: [1, 2],
             "returned a list where a pyarrow RecordBatch or Table is expected: use pa.RecordBatch.from_py",
@@ -176,7 +182,7 @@ def test_a_pandas_column_of_another_type_is_named() -> None:
         ),
         (lambda frame: frame, "declares a column 'word', and the frame lacks it: it has ['number', 'text']"),
         (lambda frame: (frame.assign(word="a"), [0], 1), "returned a tuple of 3"),
-        (lambda frame: (frame.assign(word="a"), "all"), "parents are to be whole numbers"),
+        (lambda frame: (frame.assign(word="a"), "all"), "parents must be whole numbers"),
         (lambda frame: frame.assign(word="a")[:0], "returned 0 rows for 1, without parents"),
         (
             lambda frame: frame.assign(word="a", other="b").set_axis(["n", "word", "word", "x"], axis=1),

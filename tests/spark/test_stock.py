@@ -184,7 +184,7 @@ TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
         ((TABLE, None), "parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got None"),
         ((TABLE, [[0], [1]]), "returned 3 rows and 2 lists of parents; give one a row"),
         ((TABLE[:1], [[3]]), "3 is no parent; its input had rows 0 up to 2"),
-        ((TABLE[:1], [["a"]]), "parents are to be whole numbers"),
+        ((TABLE[:1], [["a"]]), "parents must be whole numbers"),
         ((TABLE[:1], [[]]), "a row has no parents; name the rows that it descends from"),
         (
             (TABLE.to_pandas(), "all"),

@@ -1,11 +1,11 @@
-"""Chain: what one Python task of Spark does: steps one after the other over the rows it is given, and their reports.
+"""Chain: what one Python task of Spark does: it runs steps over its input rows one after the other, and reports.
 
-Decides the order of things in a task. Rows flow through the steps batch by batch; when the input is exhausted, and
-never before, every step reports for itself, inits before updates, and the task waits for the answers before it ends. A
-task that dies, is closed early or raises has reported nothing. Each step counts for itself, so a chain of three steps
-reports, edge for edge, what three chains of one step would. What a step does to rows is decided in ``operators``;
-how steps come to be one chain, and what may be between chains, in ``guard`` (``fusing``, ``plan``). (Spark's word
-*stage* is never used for it: what Spark calls so is cut at shuffles, and may hold several chains.)
+Decides the order of work in a task. Rows flow through the steps batch by batch. When the input is exhausted, and never
+before, every step makes its own report, inits before updates, and the task waits for the answers before it ends. A task
+that dies, is closed early or raises has reported nothing. Each step counts for itself, so a chain of three steps
+reports the same edges as three chains of one step. ``operators`` decide what a step does to rows. ``plan_check``
+decides how steps join one chain (``fusing``), and what may stand between chains (``plan``). A chain is not a Spark
+*stage*: stages are cut at shuffles, and one may hold several chains.
 
 Nothing here that is pickled holds a channel: a chain carries settings, and the client is made inside the task.
 """
@@ -25,23 +25,24 @@ from acker_client.spark.anchoring.anchors import Rows, pack, unpack
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.worker.notes import NoteWriter, note_writer_here, tag_of
 
-# A batch that a step has made large is handed to Spark in pieces of so many rows.
+# A step's large output batch is handed to Spark in pieces of this many rows.
 BATCH_ROWS = 1 << 16
 
 # Sends a report and waits for its answer.
 Send = Callable[[Report], ReportResult | None]
-# Takes a batch of rows, and hands on what became of it.
+# Takes a batch of rows, and returns the rows made from it.
 TakeRows = Callable[[Rows], Iterable[Rows]]
 
 
 class Step(Protocol):
-    """What a chain does to rows. Picklable; it is started anew in every task."""
+    """One thing that a chain does to rows. Picklable; every task starts it again."""
 
     @property
     def name(self) -> str: ...
 
     def start(self, tally: Tally) -> TakeRows:
-        """What one task is to call for each batch of rows; it counts in ``tally`` what was consumed and made."""
+        """Return the function that a task calls for each batch of rows. It counts in ``tally`` the edges that it
+        consumes and produces."""
         ...
 
 
@@ -50,18 +51,18 @@ class Entry(Protocol):
 
     @property
     def from_outside(self) -> bool:
-        """Whether they come from Spark, where something may have multiplied them."""
+        """Whether rows come from Spark, where something may have multiplied them."""
         ...
 
     def rows(self, batches: Iterable[pa.RecordBatch], reports: list[Report]) -> Iterator[Rows]:
-        """The rows of one task; what the entry itself has to report of them is put into ``reports``."""
+        """Yield the rows of one task, and append the entry's own reports about them to ``reports``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """Rows arrive from another chain, with their anchors in columns. ``names``: what the columns are called, where
-    Spark had to hand them over under other names."""
+    """Rows arrive from another chain, with their anchors in columns. ``names``: the columns' own names, if Spark had to
+    hand them over under other names."""
 
     names: tuple[str, ...] = field(default=())
 
@@ -75,30 +76,30 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Steps that run as one. ``is_tracked``: what comes out carries anchors (a sink's does not).
+    """Steps that run as one. ``is_tracked``: the output carries anchors (a sink's does not).
 
-    A sink's chain notes the end of each of its tasks, one that reads a source likewise, and any chain whether another
-    attempt has reported something else.
+    A sink's chain writes a note at the end of each task, and so does a chain that reads a source. Any chain writes a
+    note if another attempt has reported other content.
     """
 
     settings: Settings
     entry: Entry
     steps: tuple[Step, ...] = ()
     is_tracked: bool = True
-    # By this its tasks are known in notes; nothing is noted without a writer.
+    # Identifies the chain in its tasks' notes. Without a writer, tasks write no notes.
     tag: str = ""
     note_writer: NoteWriter | None = None
 
     def then(self, step: Step, *, is_tracked: bool = True) -> Chain:
-        """The chain that goes on with one more step."""
+        """Return the chain with one more step."""
         return replace(self, steps=(*self.steps, step), is_tracked=is_tracked)
 
     def run(self, batches: Iterable[pa.RecordBatch], send: Send) -> Iterator[pa.RecordBatch]:
-        """TakeRows one task's input; ``send`` is called for each report at the end of it."""
+        """Run the steps over one task's input, and call ``send`` for each report at the end of the input."""
         entered, tallies = list[Report](), list[Tally]()
         flow = self.entry.rows(batches, entered)
         for step in self.steps:
-            # Copies are found where rows come from outside the chain; within it none can arise.
+            # Only the first step checks for copies, and only of rows from outside: none can arise within the chain.
             tallies.append(Tally(step.name, finds_copies=self.entry.from_outside and not tallies))
             flow = _through(step.start(tallies[-1]), flow)
         for rows in flow:
@@ -119,12 +120,12 @@ class Chain:
 
 
 def renamed(data: Any, names: Sequence[str]) -> Any:
-    """A RecordBatch or Table with these names for its columns; with no names it is left as it is."""
+    """Return a RecordBatch or Table with these column names; unchanged if there are none."""
     return data.rename_columns(list(names)) if names else data
 
 
 def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What Spark pickles and calls in each task."""
+    """Return the function that Spark pickles and calls in each task."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return chain.run(batches, Sender(chain.settings, chain.note_writer))
@@ -133,18 +134,18 @@ def task_function(chain: Chain) -> Callable[[Iterable[pa.RecordBatch]], Iterator
 
 
 class Sender:
-    """Sends reports from inside a task and waits for each answer; grpc is loaded here and nowhere before.
+    """Sends reports from inside a task and waits for each answer. Loads grpc only here.
 
-    A server that is silent is left out only where that can be noted, so that the source leaves it out as well.
+    A silent server is left out only if a note can say so, because the source has to leave it out as well.
     """
 
     def __init__(self, settings: Settings, note_writer: NoteWriter | None = None) -> None:
-        """``note_writer``: None for what the job's thread has handed down."""
+        """``note_writer``: None for the writer that the job's thread has handed down."""
         self._settings = settings
         self._note_writer = note_writer
 
     def __call__(self, report: Report) -> ReportResult:
-        # A conflict (another attempt gave other rows) is no error of this task; the client logs it.
+        # A conflict (another attempt had other rows) is not an error of this task. The client logs it.
         from acker_client.client import shared_client
 
         client, pins = shared_client(self._settings), self._settings.pins

@@ -1,8 +1,8 @@
 """Content: a hash of any Python value, the same in every process and every run.
 
-Decides that equal content has an equal hash (dicts and sets in any order), which Python's own ``hash`` does not give
-across processes. A type that is not known here is hashed by how it pickles: where that differs from run to run, so does
-the hash, which costs a replay and never more.
+Decides that equal content has an equal hash (dicts and sets in any order), which Python's own ``hash`` does not ensure
+across processes. A value of an unknown type is hashed by its pickle. If that differs from run to run, so does the hash,
+which costs no more than a replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 
 def hash_content(value: Any) -> int:
-    """64-bit hash of ``value``."""
+    """Return a 64-bit hash of ``value``."""
     return int.from_bytes(_digest(value), "little")
 
 

@@ -1,8 +1,7 @@
 """DDL: schemas as text (``"sku string, qty int"``), read without a Spark session.
 
-Decides only what is beyond doubt. With a session Spark itself reads a schema; without one, where an operator is
-declared in a module or called in a unit test, a text that is surely broken is refused here, and one that this parser
-does not know is left for Spark.
+Spark itself reads a schema if there is a session. There is none when an operator is declared in a module or called in a
+unit test. Then this parser refuses a text that is certainly broken, and leaves a text that it does not know to Spark.
 """
 
 from __future__ import annotations
@@ -47,21 +46,21 @@ _ATOMIC: dict[str, Callable[[], DataType]] = {
 _DECIMAL = ("decimal", "dec", "numeric")
 _SIZED_TEXT = ("char", "character", "varchar")
 _NESTED = ("array", "map", "struct")
-# Spark reads these, and nothing here does.
+# Types that Spark knows and this parser does not.
 _OTHERS = ("interval", "time", "geography", "geometry")
 _SUFFIXES = ("collate", "default", "generated", "not", "comment", "options", "to", "with", "without", "day", "year")
 
 
 class BrokenSchema(ValueError):
-    """A text that no Spark reads as a schema. The message says where it is broken."""
+    """A text that Spark cannot read as a schema. The message says where it is broken."""
 
 
 class _Unknown(Exception):
-    """What this parser does not know."""
+    """The text has something that this parser does not know."""
 
 
 def parse(text: str) -> StructType | None:
-    """The columns that ``text`` declares; None where only Spark knows. Raises :class:`BrokenSchema`."""
+    """Return the columns that ``text`` declares; None if only Spark can read it. Raises :class:`BrokenSchema`."""
     try:
         return _Parser(text).whole()
     except _Unknown:
@@ -69,7 +68,7 @@ def parse(text: str) -> StructType | None:
 
 
 class _Parser:
-    """One pass over the words and signs of a text."""
+    """One pass over the tokens of a text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -79,49 +78,49 @@ class _Parser:
     def whole(self) -> StructType:
         if not self._tokens:
             return StructType([])
-        if self._next().lower() == "struct" and self._next(1) == "<":
+        if self._peek().lower() == "struct" and self._peek(1) == "<":
             kind = self._type("the schema")
             assert isinstance(kind, StructType)
         else:
             kind = self._fields(until="")
         if self._at < len(self._tokens):
-            raise self._broken(f"{self._next()!r} does not belong there")
+            raise self._broken(f"{self._peek()!r} does not belong there")
         return kind
 
     def _fields(self, until: str) -> StructType:
         fields = [self._field()]
-        while self._next() == ",":
+        while self._peek() == ",":
             self._at += 1
             fields.append(self._field())
-        if self._next() != until:
+        if self._peek() != until:
             raise self._broken(
-                f"{until!r} is missing" if not self._next() else f"{self._next()!r} does not belong there"
+                f"{until!r} is missing" if not self._peek() else f"{self._peek()!r} does not belong there"
             )
         return StructType(fields)
 
     def _field(self) -> StructField:
-        token = self._take()
+        token = self._advance()
         if token in ("", ",", "<", ">", "(", ")", ":") or token[0] in "'\"":
             raise self._broken("a column has no name")
         name = token[1:-1].replace("``", "`") if token[0] == "`" else token
-        if self._next() == ":":
+        if self._peek() == ":":
             self._at += 1
         kind = self._type(f"column {name!r}")
         is_nullable = True
-        if self._next().lower() == "not" and self._next(1).lower() == "null":
+        if self._peek().lower() == "not" and self._peek(1).lower() == "null":
             self._at, is_nullable = self._at + 2, False
-        if self._next().lower() == "comment" and self._next(1)[:1] in ("'", '"'):
+        if self._peek().lower() == "comment" and self._peek(1)[:1] in ("'", '"'):
             self._at += 2
-        if self._next().lower() in _SUFFIXES:
+        if self._peek().lower() in _SUFFIXES:
             raise _Unknown
-        if self._next() not in (",", ">", ")", ""):
-            raise self._broken(f"a comma is missing before {self._next()!r}")
+        if self._peek() not in (",", ">", ")", ""):
+            raise self._broken(f"a comma is missing before {self._peek()!r}")
         return StructField(name, kind, is_nullable)
 
     def _type(self, whose: str) -> DataType:
-        if self._next() in ("", ",", ">", ")"):
+        if self._peek() in ("", ",", ">", ")"):
             raise self._broken(f"{whose} has no type")
-        word = self._take().lower()
+        word = self._advance().lower()
         if word in _ATOMIC:
             return _ATOMIC[word]()
         if word in _DECIMAL:
@@ -129,7 +128,7 @@ class _Parser:
         if word in _SIZED_TEXT:
             self._sizes()
             return StringType()
-        if word in _NESTED and self._next() == "<":
+        if word in _NESTED and self._peek() == "<":
             return self._nested(word)
         if word in _OTHERS or not word.isidentifier():
             raise _Unknown
@@ -137,7 +136,7 @@ class _Parser:
 
     def _nested(self, word: str) -> DataType:
         self._at += 1
-        if word == "struct" and self._next() == ">":
+        if word == "struct" and self._peek() == ">":
             made: DataType = StructType([])
         elif word == "struct":
             made = self._fields(until=">")
@@ -145,19 +144,19 @@ class _Parser:
             made = ArrayType(self._type("an array"))
         else:
             key = self._type("a map's key")
-            if self._take() != ",":
+            if self._advance() != ",":
                 raise self._broken("a map has a key and a value, as map<string, int>")
             made = MapType(key, self._type("a map's value"))
-        if self._take() != ">":
+        if self._advance() != ">":
             raise self._broken(f"'>' is missing behind {word}<...")
         return made
 
     def _sizes(self) -> list[int]:
-        if self._next() != "(":
+        if self._peek() != "(":
             return []
         self._at += 1
         sizes: list[int] = []
-        while (token := self._take()) != ")":
+        while (token := self._advance()) != ")":
             if token.isdecimal():
                 sizes.append(int(token))
             elif token != ",":
@@ -166,12 +165,12 @@ class _Parser:
             raise self._broken("a type has at most two sizes, as decimal(10, 2)")
         return sizes
 
-    def _next(self, ahead: int = 0) -> str:
+    def _peek(self, ahead: int = 0) -> str:
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else ""
 
-    def _take(self) -> str:
-        token = self._next()
+    def _advance(self) -> str:
+        token = self._peek()
         self._at += 1
         return token
 

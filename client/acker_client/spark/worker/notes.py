@@ -1,8 +1,8 @@
-"""Notes: what tasks report to the driver about themselves, beside what they report to the acker.
+"""Notes: what tasks tell the driver about themselves, besides their reports to the acker.
 
-Decides that a note travels in an accumulator of Spark's, which adds only what tasks that succeed have written, and is
-there by the time its job has ended. Notes say where rows were read to their end, where they were not, which reports
-were in CONFLICT, and which servers were left out; they never carry rows or ids of roots.
+Notes travel in a Spark accumulator, which adds only the notes of tasks that succeed, and has them when the job ends.
+Notes say where rows were read to their end and where not, which reports were in CONFLICT, and which servers were left
+out. They never carry rows or root ids.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from pyspark.accumulators import AccumulatorParam
 
 from acker_client.pins import Pin
 
-# read: a chain has read records of a source, and its reports are answered; end: a tracked chain has read its input
-# to the end, and its reports are answered; cut: a function of the user's ended before its input did; part: one
-# partition of an RDD was read to its end; conflict: a report was counted before with other content; without: a server
-# was left out of a report.
+# read: a chain has read records of a source, and its reports are answered.
+# end: a tracked chain has read its input to the end, and its reports are answered.
+# cut: a user's function ended before its input did.
+# part: one partition of an RDD was read to its end.
+# conflict: the server had already counted a report with this identity and other content.
+# without: a server was left out of a report.
 Kind = Literal["read", "end", "cut", "part", "conflict", "without"]
 
 EXECUTION = "spark.sql.execution.id"
-# The execution that the driver's thread was in when the batch was planned, as in foreachBatch; jobs of RDDs that begin
-# there bear its number. Set by the acker.
+# The execution that the driver's thread was in when the batch was planned, as in foreachBatch. RDD jobs that begin
+# there have its id. Set by the acker.
 OUTER = "spark.acker.outerExecution"
-# What the tasks of this thread's jobs write notes with; set by the acker.
+# The note writer of the tasks of this thread's jobs, as text. Set by the acker.
 NOTES = "spark.acker.notes"
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``tag`` names the tracked step that it is about, of *without* the batch; ``execution``: of SQL, -1 in a job of
-    RDDs; ``stage``: Spark's; ``rdd``, ``index``: which partition of which watched RDD, -1 where it is none, and whether
-    it ``is_empty``; ``function``: that was cut. Of *without* ``index`` is the server's id."""
+    """One note. ``tag``: the tracked step that it is about; the batch if ``kind`` is *without*. ``execution``: the SQL
+    execution, -1 in an RDD job. ``stage``: Spark's. ``rdd``, ``index``: the watched RDD and its partition, else -1; the
+    index is the server's id if ``kind`` is *without*. ``is_empty``: the partition has no rows. ``function``: the one
+    that ended early, if ``kind`` is *cut*."""
 
     kind: Kind
     tag: str
@@ -59,7 +62,7 @@ class _Appending(AccumulatorParam[list[Note]]):
 
 
 class NoteWriter:
-    """What a task writes notes with. Picklable."""
+    """Writes the notes of a task. Picklable."""
 
     def __init__(self, accumulator: Accumulator[list[Note]]) -> None:
         self._accumulator = accumulator
@@ -77,12 +80,12 @@ class NoteWriter:
 
 
 def handed_down(note_writer: NoteWriter) -> str:
-    """A writer as text, for the tasks of a job."""
+    """Return a writer as text, for the tasks of a job."""
     return base64.b64encode(pickle.dumps(note_writer)).decode("ascii")
 
 
 def note_writer_here() -> NoteWriter | None:
-    """What this task may write notes with, as the thread has said that began its job."""
+    """Return the note writer of this task, handed down by the thread that began its job; None if there is none."""
     task = TaskContext.get()
     text = None if task is None else task.getLocalProperty(NOTES)
     found: NoteWriter | None = pickle.loads(base64.b64decode(text)) if text else None
@@ -90,12 +93,12 @@ def note_writer_here() -> NoteWriter | None:
 
 
 def tag_of(pin: Pin) -> str:
-    """By what notes are known that are about a batch."""
+    """Return the tag of notes that are about a batch."""
     return f"batch-{pin.session}-{pin.batch}"
 
 
 class NoteStore:
-    """The notes of one SparkContext, in the driver. Keeps those of the tags that somebody asked for. Thread-safe."""
+    """The notes of one SparkContext, in the driver. Keeps only those of registered tags (:meth:`keep`). Thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._accumulator: Accumulator[list[Note]] = context.accumulator([], _Appending())
@@ -109,26 +112,26 @@ class NoteStore:
             self._kept.setdefault(tag, [])
 
     def forget(self, tags: Collection[str]) -> None:
-        """Drop the notes of ``tags``, and what comes later."""
+        """Drop the notes of ``tags``, also those that arrive later."""
         with self._lock:
             for tag in tags:
                 self._kept.pop(tag, None)
 
     def of(self, tags: Collection[str]) -> list[Note]:
-        """All notes of ``tags`` so far."""
+        """Return all notes of ``tags`` so far."""
         with self._lock:
-            for note in self._taken():
+            for note in self._drained():
                 if note.tag in self._kept:
                     self._kept[note.tag].append(note)
             return [note for tag in tags for note in self._kept.get(tag, ())]
 
-    def _taken(self) -> Iterator[Note]:
-        # The list stays the same one, as PySpark's own thread appends to it at any time.
+    def _drained(self) -> Iterator[Note]:
+        # Must not replace the list, because PySpark's own thread may append to it at any time.
         notes = self._accumulator.value
         count = len(notes)
-        taken = notes[:count]
+        drained = notes[:count]
         del notes[:count]
-        return iter(taken)
+        return iter(drained)
 
 
 _lock = threading.Lock()
@@ -136,7 +139,7 @@ _note_stores: dict[str, NoteStore] = {}
 
 
 def note_store_of(context: SparkContext) -> NoteStore:
-    """The one store of notes of a context."""
+    """Return the context's only store of notes."""
     with _lock:
         application = str(context.applicationId)
         if application not in _note_stores:

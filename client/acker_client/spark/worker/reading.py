@@ -1,6 +1,6 @@
-"""Reading: the user's functions over partitions and batches, watched from inside a task.
+"""Reading: watches the user's functions over partitions and batches from inside a task.
 
-Decides that one which ends before its input does leaves a note, and one that reads a partition to its end another.
+A function that ends before its input does leaves a note. A partition that is read to its end leaves another one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ _END = object()
 def to_its_end(
     tag: str, number: int, note_writer: NoteWriter, *, notes_empty: bool
 ) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """Hands rows on, and notes when the last of a partition was asked for; ``notes_empty``: and that it has none."""
+    """Return a function that passes rows through, and writes a note when a partition was read to its end.
+    ``notes_empty``: the note also says if the partition has no rows."""
 
     def through(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         rows = iter(rows)
         first = next(rows, _END)
         if first is _END:
-            # Whoever takes an empty partition need not even look.
+            # Noted at once, because a consumer need not iterate over an empty partition.
             note_writer.write("part", tag, rdd=number, index=index, is_empty=notes_empty)
             return iter(())
         return rest(index, first, rows)
@@ -36,7 +37,8 @@ def to_its_end(
 
 
 class _Watched:
-    """Hands the parts of an input on. ``size``: how many rows a part has."""
+    """An iterator over the parts of an input that sees how far it was read. ``size``: returns a part's number of
+    rows."""
 
     def __init__(self, parts: Iterable[Any], size: Callable[[Any], int]) -> None:
         self._parts = iter(parts)
@@ -57,13 +59,16 @@ class _Watched:
 
     @property
     def is_read(self) -> bool:
-        """Whether it was read until it had ended, or had no rows. Who has taken the last part and asks for no other may
-        have taken only a piece of it."""
+        """Whether the input was read until it ended, or had no rows.
+
+        A function that takes the last part and asks for no other may have used only some rows of it.
+        """
         return self._has_ended or not (self._has_given or any(map(self._size, self._parts)))
 
 
 def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
-    """The user's function over batches, under ``name``, with a note when it ends before its input does."""
+    """Wrap the user's function over batches, under ``name``, so that it leaves a note if it ends before its input
+    does."""
 
     def reading(batches: Iterable[Any]) -> Iterator[Any]:
         given = _Watched(batches, len)
@@ -76,7 +81,7 @@ def over_batches(function: Any, name: str, tag: str, note_writer: NoteWriter) ->
 
 
 def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter) -> Any:
-    """The same for a function over (index, rows) of a partition; ``name`` is how the note calls it."""
+    """Do the same for a function over (index, rows) of a partition. ``name``: the function's name in the note."""
 
     def reading(index: int, rows: Iterable[Any]) -> Iterator[Any]:
         given = _Watched(rows, lambda _: 1)
@@ -88,7 +93,7 @@ def over_partitions(function: Any, name: str, tag: str, note_writer: NoteWriter)
 
 
 def exhausted(value: Any) -> Iterator[Any]:
-    """What a function over a partition gave, read to its end where it can be iterated over; nothing comes of it."""
+    """Iterate to the end of what a function over a partition returned, if it is iterable. Returns an empty iterator."""
     if hasattr(value, "__iter__"):
         for _ in value:
             pass

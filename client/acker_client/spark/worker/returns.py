@@ -1,7 +1,7 @@
-"""Returns: what the function of a batch operator, or of a group, may give back.
+"""Returns: checks what the function of a batch operator, or of a group, returned.
 
-Decides how it is checked against the declared schema and the rows that it was given, and what is said where it does not
-fit: in the words of the operator's kind, and with what to return instead.
+Decides how it is checked against the declared schema and the input rows. The errors fit the kind of the operator, and
+say what to return instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from acker_client.spark.worker.rows import arrow_schema
 
 BatchFunction = Callable[[Any], Any]
 
-# What is given by mistake, and what to do about it.
+# Types that functions return by mistake, and what to do instead.
 _HINTS = {
-    "NoneType": "return what was made of the rows; for none at all, no rows and parents=[]",
+    "NoneType": "return the rows that it made, or no rows and parents=[]",
     "generator": "return one, do not yield",
     "list": "return one, of all rows together",
     "tuple": "return one, or (rows, parents)",
@@ -42,39 +42,45 @@ _PANDAS_HINTS = {
 
 
 class OperatorError(TypeError):
-    """A batch operator broke its contract: what it returned fits neither its schema nor its input. The task fails."""
+    """A batch operator broke its contract: what it returned does not fit its schema or its input. The task fails."""
 
 
-def checked_batch(given: Any, schema: pa.Schema, rows: int, who: str) -> tuple[list[Any], Positions | None]:
-    """The declared columns and the parents out of what a batch operator gave for ``rows`` rows. Raises
-    :class:`OperatorError`."""
-    data, parents = _with_parents(given, who)
-    columns, children = checked_columns(data, schema, who)
+def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tuple[list[Any], Positions | None]:
+    """Return the declared columns and the parents from what a batch operator returned for ``rows`` rows.
+
+    The parents are None if it returned none. Raises :class:`OperatorError`.
+    """
+    data, parents = _with_parents(given, subject)
+    columns, children = checked_columns(data, schema, subject)
     if parents is not None:
-        return columns, checked_parents(parents, children, rows, who)
+        return columns, checked_parents(parents, children, rows, subject)
     if children != rows:
         raise OperatorError(
-            f"{who} returned {children} rows for {rows}, without parents: return (rows, parents), where parents[j] is"
-            " the position of the input row that row j descends from"
+            f"{subject} returned {children} rows for {rows}, without parents: return (rows, parents), where parents[j]"
+            " is the position of the input row that row j descends from"
         )
     return columns, None
 
 
-def checked_columns(data: Any, schema: pa.Schema, who: str) -> tuple[list[Any], int]:
-    """The columns that ``schema`` declares, out of a RecordBatch or Table, and how many rows. Raises
-    :class:`OperatorError`."""
+def checked_columns(data: Any, schema: pa.Schema, subject: str) -> tuple[list[Any], int]:
+    """Return the columns that ``schema`` declares from a RecordBatch or Table, and the number of rows.
+
+    Raises :class:`OperatorError`.
+    """
     if not isinstance(data, (pa.RecordBatch, pa.Table)):
         hint = _ARROW_HINTS.get(_type(data), _HINTS.get(_type(data), "return a table of the declared columns"))
-        raise OperatorError(f"{who} returned {kind_of(data)} where a pyarrow RecordBatch or Table is expected: {hint}")
+        raise OperatorError(
+            f"{subject} returned {kind_of(data)} where a pyarrow RecordBatch or Table is expected: {hint}"
+        )
     batch = one_batch(data)
-    return [_checked_column(batch, field, who) for field in schema], batch.num_rows
+    return [_checked_column(batch, field, subject) for field in schema], batch.num_rows
 
 
-def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positions:
-    """``parents`` as int64[children], each an index of one of ``rows`` rows. Raises :class:`OperatorError`."""
+def checked_parents(parents: Any, children: int, rows: int, subject: str) -> Positions:
+    """Return ``parents`` as int64[children], each the index of one of ``rows`` rows. Raises :class:`OperatorError`."""
     if isinstance(parents, (pa.Array, pa.ChunkedArray)) and parents.null_count:
         raise OperatorError(
-            f"{who}: parents has nulls; give each row the position of the one row that it descends from"
+            f"{subject}: parents has nulls; give each row the position of the one row that it descends from"
         )
     try:
         column = np.asarray(parents)
@@ -84,58 +90,59 @@ def checked_parents(parents: Any, children: int, rows: int, who: str) -> Positio
         column = column.astype(np.int64)
     if column.ndim != 1 or column.dtype.kind not in "iu":
         raise OperatorError(
-            f"{who}: parents are to be whole numbers, one a row, as a list or an array of ints; got"
+            f"{subject}: parents must be whole numbers, one for each row, as a list or an array of ints; got"
             f" {kind_of(parents)} of {column.dtype}"
         )
     if len(column) != children:
-        raise OperatorError(f"{who} returned {children} rows and {len(column)} parents; give one a row")
+        raise OperatorError(f"{subject} returned {children} rows and {len(column)} parents; give one a row")
     positions: Positions = np.ascontiguousarray(column, np.int64)
     if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
         bad = int(positions[(positions < 0) | (positions >= rows)][0])
         had = f"rows 0 up to {rows - 1}" if rows else "no rows"
-        raise OperatorError(f"{who}: {bad} is no parent; its input had {had}, and parents are positions in it")
+        raise OperatorError(f"{subject}: {bad} is no parent; its input had {had}, and parents are positions in it")
     return positions
 
 
 def over_pandas(function: BatchFunction, schema: StructType, name: str) -> BatchFunction:
-    """A function over pandas as one over Arrow."""
+    """Return a function over pandas frames as a function over Arrow batches."""
 
-    who = f"operator {name!r}"
+    subject = f"operator {name!r}"
 
     def over_arrow(batch: pa.RecordBatch) -> Any:
-        frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), who)
+        frame, parents = _with_parents(function(batch.to_pandas(date_as_object=True)), subject)
         fields = arrow_schema(schema)
         if not hasattr(frame, "iloc") or not hasattr(frame, "columns"):
             hint = _PANDAS_HINTS.get(_type(frame), _HINTS.get(_type(frame), "return a frame of the declared columns"))
             column = schema.names[0] if schema.names else "x"
             raise OperatorError(
-                f"{who} returned {kind_of(frame)} where a pandas DataFrame is expected: {hint.format(column=column)}"
+                f"{subject} returned {kind_of(frame)} where a pandas DataFrame is expected:"
+                f" {hint.format(column=column)}"
             )
         names = list(frame.columns)
         for field in fields:
             if names.count(field.name) != 1:
                 lack = "lacks it" if field.name not in names else "has it more than once"
-                raise OperatorError(f"{who} declares a column {field.name!r}, and the frame {lack}: it has {names}")
-        columns = [_pandas_column(frame[field.name], field, who) for field in fields]
+                raise OperatorError(f"{subject} declares a column {field.name!r}, and the frame {lack}: it has {names}")
+        columns = [_pandas_column(frame[field.name], field, subject) for field in fields]
         return batch_of(columns, schema.names, len(frame)), parents
 
     return over_arrow
 
 
 def kind_of(value: Any) -> str:
-    """What ``value`` is, as errors say it: ``a list``, ``an int``, ``None``."""
+    """Describe the type of ``value`` for errors: ``a list``, ``an int``, ``None``."""
     kind = type(value).__name__
     return "None" if value is None else f"{'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind}"
 
 
-def _with_parents(given: Any, who: str) -> tuple[Any, Any]:
-    """(what was made, parents or None) of what a batch operator gave."""
+def _with_parents(given: Any, subject: str) -> tuple[Any, Any]:
+    """Split what a batch operator returned into (rows, parents or None)."""
     if not isinstance(given, tuple):
         return given, None
     if len(given) != 2:
         raise OperatorError(
-            f"{who} returned a tuple of {len(given)}: return the rows alone, or (rows, parents), where parents[j] is"
-            " the position of the input row that row j descends from"
+            f"{subject} returned a tuple of {len(given)}: return the rows alone, or (rows, parents), where parents[j]"
+            " is the position of the input row that row j descends from"
         )
     return given
 
@@ -148,12 +155,12 @@ def one_batch(data: Any) -> pa.RecordBatch:
     return batch_of(columns, data.schema.names, data.num_rows)
 
 
-def _checked_column(data: pa.RecordBatch, field: pa.Field, who: str) -> Any:
+def _checked_column(data: pa.RecordBatch, field: pa.Field, subject: str) -> Any:
     found = data.schema.names.count(field.name)
     if found != 1:
         lack = "lacks it" if not found else f"has it {found} times"
         raise OperatorError(
-            f"{who} declares a column {field.name!r}, and what it returned {lack}: it has {data.schema.names}"
+            f"{subject} declares a column {field.name!r}, and what it returned {lack}: it has {data.schema.names}"
         )
     column = data.column(field.name)
     if column.type != field.type:
@@ -161,19 +168,19 @@ def _checked_column(data: pa.RecordBatch, field: pa.Field, who: str) -> Any:
             column = column.cast(field.type)
         except pa.ArrowException as error:
             raise OperatorError(
-                f"{who}: column {field.name!r} is declared {field.type}, and is {column.type} in what it returned"
+                f"{subject}: column {field.name!r} is declared {field.type}, and is {column.type} in what it returned"
                 f" ({_line(error)}); cast it, or declare what it is"
             ) from None
     if not field.nullable and column.null_count:
         raise OperatorError(
-            f"{who}: column {field.name!r} is declared not null, and has a null in what it returned; fill it, or drop"
-            " 'not null' from the schema"
+            f"{subject}: column {field.name!r} is declared not null, and has a null in what it returned; fill it, or"
+            " drop 'not null' from the schema"
         )
     return column
 
 
-def _pandas_column(series: Any, field: pa.Field, who: str) -> Any:
-    # A column without a value has whatever dtype pandas thought of, and Arrow would go by that.
+def _pandas_column(series: Any, field: pa.Field, subject: str) -> Any:
+    # The dtype of a column without values says nothing, and Arrow would follow it.
     if series.isna().all():
         return pa.nulls(len(series), field.type)
     try:
@@ -182,7 +189,7 @@ def _pandas_column(series: Any, field: pa.Field, who: str) -> Any:
         made = pa.Array.from_pandas(series, type=field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise OperatorError(
-            f"{who}: column {field.name!r} is declared {field.type}, and is {series.dtype} in the frame"
+            f"{subject}: column {field.name!r} is declared {field.type}, and is {series.dtype} in the frame"
             f" ({_line(error)}); cast it, or declare what it is"
         ) from None
     return made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made

@@ -1,8 +1,8 @@
-"""Rows: between Arrow batches and the Python rows that a row operator sees and gives.
+"""Rows: converts between Arrow batches and the Python rows that a row operator takes and returns.
 
-Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may give
-(rows as tuples, Rows, dicts, or the bare value where there is one column), and how that is checked against the declared
-schema. Knows nothing of anchors.
+Decides what a row looks like to user code (a ``pyspark.sql.Row``, quick to make and to read), what user code may return
+(rows as tuples, Rows, dicts, or the bare value if there is one column), and how that is checked against the declared
+schema. Knows nothing about anchors.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from acker_client.spark.worker import ddl
 
 Child = tuple[Any, ...]
 
-# Arrow would cut 2.5 to 2, read True as 1.0 and a datetime as its day, and take bytes for text.
-_TAKEN: dict[type[DataType], tuple[type, ...]] = {
+# The Python types that are accepted for a declared type. Arrow alone would cut 2.5 to 2, read True as 1.0 and a
+# datetime as its day, and accept bytes as text.
+_ACCEPTED: dict[type[DataType], tuple[type, ...]] = {
     IntegralType: (int, np.integer),
     FractionalType: (float, int, np.floating, np.integer, decimal.Decimal),
     StringType: (str,),
@@ -53,18 +54,20 @@ _TAKEN: dict[type[DataType], tuple[type, ...]] = {
 }
 _NARROWER = (bool, datetime.datetime)
 
-# What is one row, although one could iterate over it.
+# Types of a single row that are iterable.
 _SINGLE = (tuple, dict, str, bytes, bytearray)
 
 
 class Mismatch(TypeError):
-    """What user code gave does not fit the declared schema. The message names the field and what came."""
+    """A value from user code does not fit the declared schema. The message names the field and the value."""
 
 
 def struct_type(schema: str | StructType) -> StructType:
-    """A schema as users write it: DDL or a StructType; ``char(n)`` and ``varchar(n)`` become strings.
+    """Return a schema, as users write it (DDL or a StructType), as a StructType with strings for ``char(n)`` and
+    ``varchar(n)``.
 
-    DDL is Spark's to read; without a session we read what we can. ValueError where it cannot be read, with why.
+    Spark reads DDL; without a session, :mod:`ddl` reads what it can. Raises ValueError with the reason for a text that
+    cannot be read.
     """
     fields = schema if isinstance(schema, DataType) else _parsed(schema)
     if not isinstance(fields, StructType):
@@ -73,25 +76,26 @@ def struct_type(schema: str | StructType) -> StructType:
     return made
 
 
-def checked_schema(schema: Any, who: str, example: str) -> StructType | None:
-    """The schema that ``who`` is declared with; None where it takes a session to know, and there is none.
+def checked_schema(schema: Any, subject: str, example: str) -> StructType | None:
+    """Return the schema that ``subject`` is declared with; None if only a session can read it, and there is none.
 
-    Raises TypeError or ValueError for what is no schema. ``example``: what to write instead of ``who`` alone.
+    ``subject``: the decorator, for errors; ``example``: how to write it with a schema. Raises TypeError or ValueError
+    for anything but a schema.
     """
     if callable(schema) and not isinstance(schema, (str, DataType)):
-        raise TypeError(f"{who} needs the schema of what it makes: write {example} above the function")
+        raise TypeError(f"{subject} needs the schema of what it makes: write {example} above the function")
     if not isinstance(schema, (str, StructType)):
-        raise TypeError(f"{who}: the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
+        raise TypeError(f"{subject}: the schema is a {type(schema).__name__}; give a StructType, or {ddl.EXAMPLE}")
     try:
         if has_session() or isinstance(schema, StructType):
             return struct_type(schema)
         return ddl.parse(schema)
     except ValueError as error:
-        raise ValueError(f"{who}: {error}") from None
+        raise ValueError(f"{subject}: {error}") from None
 
 
 def has_session() -> bool:
-    """Whether a session of Spark is there to read DDL."""
+    """Whether there is a Spark session to read DDL."""
     return SparkContext._active_spark_context is not None
 
 
@@ -102,8 +106,8 @@ def _parsed(schema: Any) -> DataType:
         try:
             return StructType.fromDDL(schema)
         except PySparkException as error:
-            said = " ".join(str(error).strip().splitlines()[:1])
-            raise ValueError(f"the schema {schema!r} cannot be read: {said}; {ddl.EXAMPLE}") from None
+            reason = " ".join(str(error).strip().splitlines()[:1])
+            raise ValueError(f"the schema {schema!r} cannot be read: {reason}; {ddl.EXAMPLE}") from None
     fields = ddl.parse(schema)
     if fields is None:
         raise ValueError(f"reading the schema {schema!r} needs a SparkSession: build one first, or give a StructType")
@@ -111,7 +115,7 @@ def _parsed(schema: Any) -> DataType:
 
 
 def _without_sizes(kind: Any) -> Any:
-    """A type with strings for ``char(n)`` and ``varchar(n)``, which only tables have."""
+    """Return a type with strings for ``char(n)`` and ``varchar(n)``, which only tables have."""
     if isinstance(kind, StructType):
         return StructType(
             [StructField(field.name, _without_sizes(field.dataType), field.nullable, field.metadata) for field in kind]
@@ -124,20 +128,20 @@ def _without_sizes(kind: Any) -> Any:
 
 
 def arrow_schema(schema: StructType, *, large: bool = False) -> pa.Schema:
-    """The Arrow schema that Spark expects of a step with this schema. ``large``: strings and bytes with offsets of 64
-    bits, as ``spark.sql.execution.arrow.useLargeVarTypes`` asks for."""
+    """Return the Arrow schema that Spark expects from a step with this schema. ``large``: strings and bytes with 64-bit
+    offsets, as for ``spark.sql.execution.arrow.useLargeVarTypes``."""
     return compat.arrow_schema(schema, large=large)
 
 
 class RowReader:
-    """Makes Rows of the columns of a batch. Not picklable; made in the task."""
+    """Makes Rows from the columns of a batch. Not picklable; made in the task."""
 
     def __init__(self, schema: StructType) -> None:
         self._converters = [_from_arrow(field.dataType) for field in schema.fields]
         self._make: Callable[[Child], Row] = partial(tuple.__new__, _row_class(tuple(schema.names)))
 
     def rows(self, batch: pa.RecordBatch) -> list[Row]:
-        """One Row for each row of ``batch``, whose columns are in the order of the schema."""
+        """Return one Row for each row of ``batch``, whose columns are in the order of the schema."""
         if not batch.num_columns:
             return [self._make(()) for _ in range(batch.num_rows)]
         columns = [
@@ -148,7 +152,7 @@ class RowReader:
 
 
 class RowWriter:
-    """Makes Arrow columns of what a row operator gives. Not picklable; made in the task."""
+    """Makes Arrow columns from what a row operator returns. Not picklable; made in the task."""
 
     def __init__(self, schema: StructType) -> None:
         self._schema = schema
@@ -157,9 +161,9 @@ class RowWriter:
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
     def listed(self, given: Any) -> list[Any]:
-        """What a call gave, as a list: of None, one row, or any iterable of rows. Runs a generator to its end.
+        """Return what a call returned (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
 
-        Raises :class:`Mismatch` for a frame or table, over whose columns Python would iterate.
+        Raises :class:`Mismatch` for a frame or table, because Python would iterate over its columns.
         """
         if type(given) is list:
             return given.copy()
@@ -177,10 +181,10 @@ class RowWriter:
         return list(given)
 
     def columns(self, children: list[Any]) -> list[Any]:
-        """Arrow arrays of ``children``: tuples, Rows, dicts, or bare values where there is one column. A Row that has
-        the schema's names in another order is taken by name, any other by position.
+        """Return ``children`` (tuples, Rows, dicts, or bare values if there is one column) as Arrow arrays.
 
-        Raises :class:`Mismatch`, or what Arrow raises; see :meth:`check`.
+        A Row with the schema's names in another order is read by name, any other Row by position. Raises
+        :class:`Mismatch`, or Arrow's own errors; see :meth:`check`.
         """
         kinds = set(map(type, children))
         if self._width == 1 and not any(issubclass(kind, (tuple, dict)) for kind in kinds):
@@ -190,7 +194,7 @@ class RowWriter:
         return [self._column(index, list(map(itemgetter(index), children))) for index in range(self._width)]
 
     def tuples(self, children: list[Any]) -> list[Child]:
-        """``children`` as tuples. Raises :class:`Mismatch`."""
+        """Return ``children`` as tuples. Raises :class:`Mismatch`."""
         return [self._child(child) for child in children]
 
     def check(self, children: list[Child]) -> None:
@@ -199,11 +203,11 @@ class RowWriter:
             for index, value in enumerate(child):
                 try:
                     self._column(index, [value])
-                except Exception as error:  # noqa: BLE001  # what Arrow raises for a value is not one type
+                except Exception as error:  # noqa: BLE001  # Arrow raises several types of errors
                     raise self._mismatch(index, value, error) from None
 
     def _column(self, index: int, values: list[Any], kinds: set[type] | None = None) -> Any:
-        """``kinds``: the types of ``values``, where they are known already."""
+        """Return one Arrow array. ``kinds``: the types of ``values``, if they are already known."""
         field, convert = self._schema.fields[index], self._converters[index]
         kinds = kinds or set(map(type, values))
         if not field.nullable and type(None) in kinds:
@@ -211,7 +215,7 @@ class RowWriter:
         if convert is not None:
             values = [convert(value) for value in values]
             kinds = set(map(type, values))
-        if not all(_is_taken(kind, field.dataType) for kind in kinds):
+        if not all(_is_accepted(kind, field.dataType) for kind in kinds):
             raise TypeError(f"field {field.name!r}")
         return pa.array(values, self._types[index])
 
@@ -246,19 +250,19 @@ class RowWriter:
 
 
 def _row_class(names: tuple[str, ...]) -> type[Row]:
-    """A Row whose fields are found without a search. It pickles and prints as any Row."""
+    """Make a subclass of Row that finds its fields without a search. It pickles and prints like any Row."""
     # The getters of a namedtuple read any tuple by position, and are far quicker than a property.
-    make: Any = namedtuple  # noqa: PYI024  # its fields are known at run time only
+    make: Any = namedtuple  # noqa: PYI024  # its fields are known only at run time
     getters = make("Getters", [f"at_{index}" for index in range(len(names))])
     fields = {name: vars(getters)[f"at_{index}"] for index, name in enumerate(names) if not hasattr(Row, name)}
     return type("Row", (Row,), {**fields, "__fields__": list(names), "__slots__": ()})
 
 
-def _is_taken(kind: type, declared: DataType) -> bool:
-    """Whether values of a Python type are taken for a declared type. Where nothing is said here, Arrow decides."""
-    for field, taken in _TAKEN.items():
+def _is_accepted(kind: type, declared: DataType) -> bool:
+    """Whether values of a Python type are accepted for a declared type. Arrow decides for types not listed here."""
+    for field, accepted in _ACCEPTED.items():
         if isinstance(declared, field):
-            return kind is NoneType or (issubclass(kind, taken) and not (kind in _NARROWER and kind not in taken))
+            return kind is NoneType or (issubclass(kind, accepted) and not (kind in _NARROWER and kind not in accepted))
     return True
 
 
@@ -267,7 +271,7 @@ def _from_arrow(kind: DataType) -> Callable[[Any], Any] | None:
 
 
 def _to_arrow(kind: DataType) -> Callable[[Any], Any] | None:
-    # Spark's converters turn anything into a string; ours holds strings, numbers and dates to the schema as they are.
+    # Spark's converters turn anything into a string. Here strings, numbers and dates have to fit the schema unchanged.
     if not isinstance(
         kind, (StructType, ArrayType, MapType, TimestampType, UserDefinedType)
     ) and kind.typeName() not in (
