@@ -1,10 +1,10 @@
-"""Anchors: what a row carries so that rows derived from it can be tied to their trees, as Arrow columns and as uint64.
+"""Anchors: what a row carries to tie the rows derived from it to their trees, as Arrow columns and as uint64.
 
-Decides the two forms in which a row carries its anchors. **Thin**: ``_root bigint, _edge bigint``, null where a row is
-unanchored. **Packed**: ``_anchors binary``, 16 bytes an anchor, little-endian root id then edge id, empty where a row
-is unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and what is
-made of it is packed. Ids never pass through floats: a bigint column with nulls is read by its buffer. Root id 0 stands
-for "unanchored".
+Decides the two forms in which a row carries its anchors. **Thin**: ``_root bigint, _edge bigint``, null if the row is
+unanchored. **Packed**: ``_anchors binary``, 16 bytes for each anchor, little-endian root id then edge id, empty if the
+row is unanchored. A frame may arrive **mixed**, with all three columns: each row has its anchors in one form, and rows
+made from it are packed. Ids never pass through floats: a bigint column with nulls is read from its buffer. Root id 0
+stands for "unanchored".
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ Positions = npt.NDArray[np.int64]
 
 
 def reserved(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that are the acker's own. Spark's names are equal in any case, so ``_ROOT`` is one too."""
+    """Return those of ``names`` that are reserved for the acker. Spark's names ignore case, so ``_ROOT`` is one too."""
     return [name for name in names if name.lower() in TRACKING]
 
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """Anchors of n rows: ``roots``, ``edges``: uint64, one a row when ``offsets`` is None (thin; root 0: unanchored),
-    else those of row i at ``offsets[i]`` up to ``offsets[i + 1]`` (packed; int64[n + 1])."""
+    """Anchors of n rows. ``roots``, ``edges``: uint64.
+
+    Thin if ``offsets`` is None: one anchor for each row, with root 0 if the row is unanchored. Else packed: the anchors
+    of row i are those from ``offsets[i]`` up to ``offsets[i + 1]`` (int64[n + 1]).
+    """
 
     roots: Column
     edges: Column
@@ -49,17 +52,17 @@ class Anchors:
 
     @property
     def rows(self) -> int:
-        """How many rows they are of."""
+        """The number of rows."""
         return len(self.roots) if self.offsets is None else len(self.offsets) - 1
 
     def of(self, row: int) -> list[tuple[int, int]]:
-        """(root id, edge) of one row; empty when it is unanchored."""
+        """Return the (root id, edge) pairs of one row; none if it is unanchored."""
         start, stop = (row, row + 1) if self.offsets is None else self.offsets[row : row + 2].tolist()
         pairs = zip(self.roots[start:stop].tolist(), self.edges[start:stop].tolist(), strict=True)
         return [(root, edge) for root, edge in pairs if root]
 
     def slice(self, start: int, stop: int) -> Anchors:
-        """Anchors of the rows from ``start`` up to ``stop``."""
+        """Return the anchors of the rows from ``start`` up to ``stop``."""
         if self.offsets is None:
             return Anchors(self.roots[start:stop], self.edges[start:stop])
         offsets = self.offsets[start : stop + 1]
@@ -67,7 +70,7 @@ class Anchors:
         return Anchors(self.roots[first:after], self.edges[first:after], offsets - first)
 
     def followed_by(self, other: Anchors) -> Anchors:
-        """These, and behind them those of ``other``; packed where one of the two is."""
+        """Return these anchors followed by those of ``other``; packed if one of the two is."""
         ours, theirs = self, other
         if ours.offsets is None and theirs.offsets is None:
             offsets = None
@@ -88,10 +91,10 @@ class Anchors:
         return Anchors(self.roots[anchored], self.edges[anchored], offsets)
 
     def merged(self, bounds: Positions) -> Anchors:
-        """Packed anchors of rows that each descend from several of these: row j from ``bounds[j]`` up to ``bounds[j +
-        1]``.
+        """Return packed anchors of rows that each descend from several of these rows: row j descends from those at
+        ``bounds[j]`` up to ``bounds[j + 1]``.
 
-        One edge a root: edges of the same root XOR together.
+        A row gets one edge for each root: edges of the same root are XORed.
         """
         at = bounds if self.offsets is None else self.offsets[bounds]
         parts = [
@@ -106,7 +109,7 @@ class Anchors:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch inside a chain: the user's columns, and the anchors of its rows beside them."""
+    """A batch inside a chain: the user's columns and the anchors of its rows."""
 
     data: pa.RecordBatch
     anchors: Anchors
@@ -116,7 +119,8 @@ class Rows:
 
 
 def unpack(batch: pa.RecordBatch) -> Rows:
-    """Split a batch that carries tracking columns. KeyError when it has none (the guard lets no such frame through)."""
+    """Split a batch with tracking columns into user columns and anchors. KeyError if it has no tracking columns, which
+    the guard refuses beforehand."""
     names = batch.schema.names
     kept = [index for index, name in enumerate(names) if name not in TRACKING]
     data = batch.select(kept)
@@ -125,7 +129,7 @@ def unpack(batch: pa.RecordBatch) -> Rows:
 
 
 def of_columns(columns: Sequence[Any]) -> Anchors:
-    """Anchors out of their Arrow columns: roots and edges (thin), packed ones alone, or all three (mixed)."""
+    """Read anchors from their Arrow columns: roots and edges (thin), packed ones alone, or all three (mixed)."""
     if len(columns) == 1:
         return packed_anchors(columns[0])
     thin = Anchors(_ids(columns[0]), _ids(columns[1]))
@@ -133,7 +137,7 @@ def of_columns(columns: Sequence[Any]) -> Anchors:
 
 
 def pack(rows: Rows) -> pa.RecordBatch:
-    """The batch with its tracking columns behind the user's."""
+    """Return the batch with its tracking columns behind the user's."""
     anchors = rows.anchors
     if anchors.offsets is not None:
         return with_columns(rows.data, [ANCHORS], [packed_column(anchors)])
@@ -144,13 +148,12 @@ def pack(rows: Rows) -> pa.RecordBatch:
 
 
 def with_columns(data: pa.RecordBatch, names: Sequence[str], columns: Sequence[Any]) -> pa.RecordBatch:
-    """``data`` with more columns behind its own."""
+    """Return ``data`` with more columns behind its own."""
     return pa.RecordBatch.from_arrays([*data.columns, *columns], names=[*data.schema.names, *names])
 
 
 def packed_anchors(column: Any) -> Anchors:
-    """Anchors of a packed column (binary, or large binary). ValueError when a row has something else than whole
-    anchors."""
+    """Read the anchors of a packed column (binary, or large binary). ValueError if a row has a part of an anchor."""
     if not len(column):
         return Anchors(np.empty(0, np.uint64), np.empty(0, np.uint64), np.zeros(1, np.int64))
     if column.null_count:
@@ -167,7 +170,7 @@ def packed_anchors(column: Any) -> Anchors:
 
 
 def packed_column(anchors: Anchors) -> Any:
-    """Packed anchors as an Arrow binary column. OverflowError where they are 2 GiB, which is more than it can hold."""
+    """Return packed anchors as an Arrow binary column. OverflowError from 2 GiB on, which is more than it can hold."""
     assert anchors.offsets is not None
     if len(anchors.roots) * ANCHOR_BYTES > COLUMN_BYTES_MAX:
         raise OverflowError(
@@ -182,7 +185,7 @@ def packed_column(anchors: Anchors) -> Any:
 
 
 def _mixed_anchors(thin: Anchors, packed: Anchors) -> Anchors:
-    """The anchors of rows that each have them in one of the two forms, as packed ones. ValueError for a row with
+    """Return the packed anchors of rows that each have anchors in one of the two forms. ValueError for a row with
     both."""
     assert packed.offsets is not None
     is_thin = thin.roots != 0

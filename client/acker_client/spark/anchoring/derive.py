@@ -1,7 +1,7 @@
-"""Derive: the rows that a step makes of the rows it took, anchored to them, and the account of both.
+"""Derive: anchors the rows that a step makes to their parent rows, and counts both in the tally.
 
-Decides what of a row's children goes into its edges: how many there are, and, where asked, every value they have, their
-own and those they keep of their parent. Knows no user code.
+Decides which facts about a row's children go into their edges: their number and, if asked, all their values, both their
+own and those kept from the parent. Knows nothing about user code.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ def derive(
     parents: Positions | None = None,
     digests_values: bool = True,
 ) -> Rows:
-    """Rows of ``columns`` and what they ``keep`` of their parents, anchored to these, which are counted as consumed.
+    """Make child rows of ``rows``, anchored to them, and count their parents as consumed in ``tally``.
 
-    Who descends from whom: ``counts`` (int64[n]) of children of each row, in order; else ``parents`` (int64[m],
-    checked) of each child; else one to one.
+    The children have ``columns`` with ``names``, and the columns ``keep`` of their parents. ``counts``: int64[n], the
+    number of children of each row, in order; else ``parents``: int64[m], checked, the parent of each child; else each
+    row has one child. ``digests_values``: whether the children's values go into their edges.
     """
     is_one_to_one = counts is None and parents is None
     every = np.arange(len(rows))
@@ -55,7 +56,7 @@ def derive(
 
 
 def batch_of(columns: list[Any], names: list[str], rows: int) -> pa.RecordBatch:
-    """A RecordBatch that knows how many rows it has, also without columns."""
+    """Make a RecordBatch that knows its number of rows even without columns."""
     if columns:
         return pa.RecordBatch.from_arrays(columns, names=names)
     return pa.RecordBatch.from_arrays([pa.nulls(rows)], names=["none"]).select([])

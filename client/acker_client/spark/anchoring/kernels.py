@@ -4,7 +4,7 @@ Decides the arithmetic of edges, digests and folding over columns, the same as t
 ``acker_protocol.ids``; decides nothing about who sends what (``tally``) or how a value lies in Arrow (``values``).
 Every kernel has one signature, so that a worker process loads machine code and compiles nothing.
 
-Root id 0 is no root: such an anchor (an unanchored row) is passed over by every kernel.
+Root id 0 marks an unanchored row. Every kernel skips such an anchor.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ZERO, _ONE, _SEVEN, _EIGHT = np.uint64(0), np.uint64(1), np.uint64(7), np.uint6
 _U16, _U24, _U27, _U30, _U31, _U32 = (np.uint64(n) for n in (16, 24, 27, 30, 31, 32))
 _U40, _U48, _U54, _U56, _U60, _U62 = (np.uint64(n) for n in (40, 48, 54, 56, 60, 62))
 
-# More fractional digits of pi.
+# More fractional digits of pi, after those in ``acker_protocol.ids``.
 _COUNT_SALT = np.uint64(0x452821E638D01377)
 _NULL_SALT = np.uint64(0xBE5466CF34E90C6C)
 _BYTES_SALT = np.uint64(0xC0AC29B7C97C50DD)
 
 _RADIX_BITS = 11
 _RADIX = 1 << _RADIX_BITS
-# Below so many entries no radix pass, above so many three instead of two: see sort_and_fold.
+# sort_and_fold makes no radix pass below the first number of entries, and three passes instead of two above the second.
 _NO_PASSES = 1 << 6
 _THREE_PASSES = 1 << 23
 
@@ -55,7 +55,8 @@ def _unmix(value):  # type: ignore[no-untyped-def]
 
 @njit(types.int64(_U64S_IN, _U64S_IN, _U64S_IN, _U64S, _U64S, _U64S), nogil=True, cache=True)
 def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: ignore[no-untyped-def]
-    """Fold what was consumed and produced per anchor, neighbours of the same root into one; returns how many are left.
+    """Fold the consumed and produced edges of each anchor, and those of neighbours with the same root, into one entry.
+    Returns the number of entries.
 
     ``roots``, ``edges``, ``produced`` (XOR of the children's edges): uint64[n]; ``folded_*``: uint64[n], written.
     ``total``: uint64[2] (low, high), to which the identity's term of each anchor is added modulo 2**128.
@@ -79,8 +80,8 @@ def consume(roots, edges, produced, total, folded_roots, folded_vals):  # type: 
 
 @njit(types.int64(_I64S_IN, _I64S), nogil=True, cache=True)
 def count_children(parents, counts):  # type: ignore[no-untyped-def]
-    """Count the children of each parent into ``counts: int64[n]`` (zeroed); the position of the first parent that is
-    not an index of a row, or -1."""
+    """Count the children of each parent into ``counts: int64[n]`` (zeroed). Return the position of the first parent
+    that is not the index of a row, or -1."""
     for j in range(len(parents)):
         parent = parents[j]
         if parent < 0 or parent >= len(counts):
@@ -91,14 +92,14 @@ def count_children(parents, counts):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_I64S_IN, _U64S), nogil=True, cache=True)
 def digest_counts(counts, digests):  # type: ignore[no-untyped-def]
-    """Digest of how many children each parent has: uint64[n], written."""
+    """Write into ``digests: uint64[n]`` a digest of each parent's number of children."""
     for i in range(len(counts)):
         digests[i] = _mix(np.uint64(counts[i]) ^ _COUNT_SALT)
 
 
 @njit(types.void(_I64S_IN, _U64S_IN, _U64S), nogil=True, cache=True)
 def digest_children(parents, hashes, digests):  # type: ignore[no-untyped-def]
-    """Chain the hash of each child, in order, into the digest of its parent: what comes in another order differs."""
+    """Chain the hash of each child, in order, into the digest of its parent. Another order gives another digest."""
     for j in range(len(parents)):
         parent = parents[j]
         digests[parent] = _mix(digests[parent] ^ hashes[j])
@@ -106,10 +107,10 @@ def digest_children(parents, hashes, digests):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_U64S_IN, _I64S_IN, _U64S_IN, types.uint64, _I64S, _U64S, _U64S), nogil=True, cache=True)
 def thin_children(edges, parents, digests, operator_hash, ordinals, children, produced):  # type: ignore[no-untyped-def]
-    """Edge of every child: ``children: uint64[m]`` written, and XORed per parent into ``produced: uint64[n]``.
+    """Write the edge of every child into ``children: uint64[m]``, and XOR it into its parent's ``produced: uint64[n]``.
 
     ``edges``, ``digests``: uint64[n] of the parents; ``parents``: int64[m], checked before; ``ordinals``: int64[n], the
-    number of the next child of each parent, counted on.
+    number of the next child of each parent, incremented here.
     """
     for j in range(len(parents)):
         parent = parents[j]
@@ -128,10 +129,11 @@ def thin_children(edges, parents, digests, operator_hash, ordinals, children, pr
 def packed_children(  # type: ignore[no-untyped-def]
     offsets, roots, edges, parents, digests, operator_hash, ordinals, child_offsets, child_roots, child_edges, produced
 ):
-    """As :func:`thin_children` for rows with several anchors each: a child has its parent's roots, one edge under each.
+    """Do the same as :func:`thin_children` for rows with several anchors: a child has one edge for each root of its
+    parent.
 
-    ``offsets: int64[n + 1]`` into ``roots``, ``edges``, ``produced``; ``child_offsets: int64[m + 1]`` into the
-    children's.
+    ``offsets: int64[n + 1]`` into ``roots``, ``edges``, ``produced``; ``child_offsets: int64[m + 1]`` into
+    ``child_roots``, ``child_edges``.
     """
     for j in range(len(parents)):
         parent = parents[j]
@@ -189,9 +191,10 @@ def _radix_pass_keys(keys, sorted_keys, low_bit):  # type: ignore[no-untyped-def
 
 @njit(types.int64(_U64S, _U64S), nogil=True, cache=True)
 def sort_and_fold(roots, vals):  # type: ignore[no-untyped-def]
-    """Put entries in wire order (ascending by mix64 of the root) and fold those of one root; returns how many are left.
+    """Sort entries in place into wire order (ascending by mix64 of the root), and fold those of one root. Return how
+    many are left.
 
-    In place. Radix passes over the highest 22 (or 33) bits leave next to nothing for the insertion sort that follows.
+    After radix passes over the highest 22 (or 33) bits, the insertion sort has very little left to do.
     """
     n = len(roots)
     keys, other_keys, other_vals = roots, np.empty(n, np.uint64), np.empty(n, np.uint64)
@@ -218,7 +221,7 @@ def sort_and_fold(roots, vals):  # type: ignore[no-untyped-def]
 
 @njit(types.boolean(_U64S), nogil=True, cache=True)
 def has_copies(marks):  # type: ignore[no-untyped-def]
-    """Whether a mark stands more than once in ``marks: uint64[n]``, which are moved about."""
+    """Whether ``marks: uint64[n]`` has duplicates. Reorders ``marks``."""
     n = len(marks)
     keys, other = marks, np.empty(n, np.uint64)
     for low_bit in (31, 42, 53):
@@ -245,7 +248,7 @@ def _is_null(validity, position):  # type: ignore[no-untyped-def]
 
 @njit(types.void(_U64S_IN, _U8S_IN, types.int64, _U64S), nogil=True, cache=True)
 def hash_words(words, validity, first, hashes):  # type: ignore[no-untyped-def]
-    """Chain a column of up to eight bytes a value (``words: uint64[n]``) into ``hashes: uint64[n]``.
+    """Chain a column with at most eight bytes for each value (``words: uint64[n]``) into ``hashes: uint64[n]``.
 
     ``validity``: Arrow's bitmap, empty when there are no nulls; ``first``: the bit of the first row in it.
     """
@@ -289,7 +292,7 @@ def hash_bytes(offsets, data, validity, first, hashes):  # type: ignore[no-untyp
 
 @njit(types.void(_I64S_IN, _U64S_IN, _U8S_IN, types.int64, _U64S), nogil=True, cache=True)
 def hash_lists(offsets, elements, validity, first, hashes):  # type: ignore[no-untyped-def]
-    """Chain a column of lists into ``hashes: uint64[n]``; ``elements: uint64`` are the hashes of their elements."""
+    """Chain a column of lists into ``hashes: uint64[n]``. ``elements``: uint64, the hashes of the lists' elements."""
     for i in range(len(hashes)):
         if _is_null(validity, first + i):
             hashes[i] = _mix(_mix(hashes[i] ^ _NULL_SALT))

@@ -1,8 +1,7 @@
-"""Order: rows in one order, in whichever they arrived.
+"""Order: sorts rows into an order that does not depend on the order in which they arrived. Pure.
 
-Decides that rows come in the order of their records, and those without anchors by their values: Spark brings the rows
-of a shuffle in any order, and in another one when a task is run again, while what a function makes of rows may hang on
-their order. Pure.
+Decides that rows are sorted by their records, and rows without anchors by their values. Spark delivers the rows of a
+shuffle in any order, and in another one when a task runs again, but a function's result may depend on the order.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from acker_protocol.ids import Column, unmix64_column
 
 
 def in_order(rows: Rows) -> Rows:
-    """``rows`` in the order of the numbers of their records (of the first one, where a row has several); those without
-    anchors come before them, in an order that their values decide."""
+    """Return ``rows`` sorted by the numbers of their records (of the first record, if a row has several). Rows without
+    anchors come first, sorted by a digest of their values."""
     order = _order(rows)
     if (order == np.arange(len(rows))).all():
         return rows
-    return Rows(rows.data.take(pa.array(order)), _taken(rows.anchors, order))
+    return Rows(rows.data.take(pa.array(order)), _reordered(rows.anchors, order))
 
 
 def _order(rows: Rows) -> Positions:
-    roots, edges = _firsts(rows.anchors)
-    # An edge is of one row; without one, rows with the same values may change places.
+    roots, edges = _first_anchors(rows.anchors)
+    # An edge belongs to one row. Rows without one may change places if their values are equal.
     is_tracked = roots.all()
     edges = edges if is_tracked else np.where(roots != 0, edges, digest_rows(rows.data.columns, len(rows)))
     return np.lexsort((edges, unmix64_column(roots)))
 
 
-def _firsts(anchors: Anchors) -> tuple[Column, Column]:
-    """The first anchor of each row; 0 where it has none."""
+def _first_anchors(anchors: Anchors) -> tuple[Column, Column]:
+    """Return root and edge of each row's first anchor; 0 if it has none."""
     if anchors.offsets is None:
         return anchors.roots, anchors.edges
     has_one = np.diff(anchors.offsets) > 0
@@ -43,7 +42,7 @@ def _firsts(anchors: Anchors) -> tuple[Column, Column]:
     return roots, edges
 
 
-def _taken(anchors: Anchors, order: Positions) -> Anchors:
+def _reordered(anchors: Anchors, order: Positions) -> Anchors:
     if anchors.offsets is None:
         return Anchors(anchors.roots[order], anchors.edges[order])
     lengths = np.diff(anchors.offsets)[order]

@@ -1,9 +1,9 @@
-"""Pages: how it is known that rows of a frame are those that its rows were when they were counted. Pure.
+"""Pages: checks that a frame still has the rows that it had when its rows were counted. Pure.
 
-A row's *place* in a frame is its partition and its row in it, in one number (Spark's monotonically_increasing_id), and
-a *page* is 4096 places. Of each page is noted how many rows it has, and the XOR of their digests; a row's digest holds
-its place. Whoever reads rows reads whole pages, and a page with another count or XOR has other rows, or the same rows
-elsewhere.
+A row's *place* in a frame is one number made of its partition and its position in it (Spark's
+monotonically_increasing_id). A *page* is 4096 places. Each page is recorded with its number of rows and the XOR of
+their digests, which include their places. Rows are read in whole pages. A page with another count or XOR has other
+rows, or the same rows at other places.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ OTHER_ROWS = (
 
 
 class OtherRows(Exception):
-    """A frame was computed anew, and is not what it was when its rows were counted."""
+    """A frame was computed again, and its rows are not those that were counted."""
 
     def __init__(self, what: str) -> None:
         super().__init__(OTHER_ROWS.format(what=what))
 
 
 def place_of(partition: int, row: int) -> int:
-    """The place of a row."""
+    """Return the place of a row."""
     return partition << PARTITION_SHIFT | row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pages:
-    """What is noted of pages: ``ids`` (place >> 12, ascending), ``rows``: int64[m], ``digests: uint64[m]``."""
+    """The records of m pages. ``ids``: place >> 12, ascending; ``rows``: int64[m], their numbers of rows; ``digests``:
+    uint64[m], the XOR of their rows' digests."""
 
     ids: Positions
     rows: Positions
     digests: Column
 
     def some(self, ids: Positions) -> Pages:
-        """Those with these ``ids: int64[k]``, ascending, each of which is here."""
+        """Return the pages with these ``ids: int64[k]``, ascending, all of which must be here."""
         at = np.searchsorted(self.ids, ids)
         return Pages(self.ids[at], self.rows[at], self.digests[at])
 
     def partitions(self) -> dict[int, Pages]:
-        """The pages of each partition that has rows."""
+        """Return the pages of each partition that has rows."""
         owners = self.ids >> (PARTITION_SHIFT - PAGE_SHIFT)
         found, starts = np.unique(owners, return_index=True)
         stops = [*starts[1:].tolist(), len(owners)][: len(found)]
@@ -63,12 +64,12 @@ class Pages:
         }
 
     def total(self) -> tuple[int, int]:
-        """(rows, XOR of all digests)."""
+        """Return (number of rows, XOR of all digests)."""
         return int(self.rows.sum()), int(np.bitwise_xor.reduce(self.digests)) if len(self.digests) else 0
 
 
 class PageCheck:
-    """Holds what one task reads of a partition against what was noted."""
+    """Compares the rows that one task reads with the recorded pages."""
 
     def __init__(self, noted: Pages) -> None:
         self._noted = noted
@@ -76,8 +77,8 @@ class PageCheck:
         self._digests = np.zeros(len(noted.ids), np.uint64)
 
     def take(self, places: Positions, digests: Column) -> None:
-        """Rows were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises :class:`OtherRows` for one in
-        a page that has none."""
+        """Count rows that were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises
+        :class:`OtherRows` for a row in a page that had none."""
         if not len(places):
             return
         pages = places >> PAGE_SHIFT
@@ -90,7 +91,7 @@ class PageCheck:
         np.bitwise_xor.at(self._digests, at, np.bitwise_xor.reduceat(digests, starts))
 
     def end(self, partition: int) -> None:
-        """All of a partition that is to be read was read. Raises :class:`OtherRows` when it is not what was noted."""
+        """Check a partition after all its pages were read. Raises :class:`OtherRows` if they differ from the record."""
         first = np.searchsorted(self._noted.ids, place_of(partition, 0) >> PAGE_SHIFT)
         after = np.searchsorted(self._noted.ids, place_of(partition + 1, 0) >> PAGE_SHIFT)
         mine = slice(int(first), int(after))
@@ -105,8 +106,10 @@ class PageCheck:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """Places that are to be read, and the number each gets: ``starts``, ``stops``: int64[r], of places, ascending;
-    ``numbers: int64[r]``, of the place at each start."""
+    """The places to read, as r runs of consecutive places, and the number of each record.
+
+    ``starts``, ``stops``: int64[r], places, ascending; ``numbers``: int64[r], the number of the record at each start.
+    """
 
     starts: Positions
     stops: Positions
@@ -114,7 +117,8 @@ class Runs:
 
     @classmethod
     def of(cls, places: Sequence[Positions], numbers: Sequence[int]) -> Runs:
-        """``places``: pieces, each ascending; ``numbers``: of the first of each piece, counted on within it."""
+        """Make the runs of ``places``, given in pieces, each ascending. ``numbers``: the number of the first place of
+        each piece; the next places have the next numbers."""
         starts, stops, firsts = [], [], []
         for piece, first in zip(places, numbers, strict=True):
             cuts = np.flatnonzero(np.diff(piece) != 1) + 1
@@ -128,17 +132,17 @@ class Runs:
         return cls(*(each[order] for each in joined))
 
     def pages(self) -> Positions:
-        """The pages that these places lie in: int64[k], ascending."""
+        """Return the pages that hold these places: int64[k], ascending."""
         if not len(self.starts):
             return np.empty(0, np.int64)
         first, last = self.starts >> PAGE_SHIFT, (self.stops - 1) >> PAGE_SHIFT
-        # Runs of one page are many where records fell, and few are long.
+        # After records failed there are many runs within one page, and few long ones.
         long = np.flatnonzero(last > first + 1)
         between = [np.arange(first[index], last[index] + 1) for index in long.tolist()]
         return np.unique(np.concatenate([first, last, *between]))
 
     def find(self, places: Positions) -> tuple[Positions, Positions]:
-        """(indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
+        """Return (indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
         if not len(self.starts):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         run = np.searchsorted(self.starts, places, side="right") - 1

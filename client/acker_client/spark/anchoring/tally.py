@@ -1,9 +1,9 @@
-"""Tally: the account of one operator in one task, from the first row to the report at the end of input. Pure.
+"""Tally: counts what one operator consumes and makes in one task, from the first row to the report at the end. Pure.
 
-Decides what an operator owes the acker: for each consumed anchor "this edge is done, and these are its children",
-folded per root as it comes; and under which identity it is reported: a hash of what was consumed, and of nothing else,
-so that every attempt at the same work has the same one. Neither partition numbers nor batch boundaries nor the process
-enter. It never sends, and reports nothing before the end.
+Decides what an operator reports to the acker: for each consumed anchor "this edge is done, and these are its children",
+folded per root as rows arrive. Also decides the report's identity: a hash of what was consumed and of nothing else
+(partition numbers, batch boundaries, the process), so that every attempt at the same work has the same identity. A
+tally never sends, and reports nothing before the end.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from acker_client.spark.anchoring.anchors import Anchors, Positions
 from acker_protocol.ids import Column, hash64, identity_of, mix64_column
 from acker_protocol.messages import ACK, FAIL, Entries, Identity, InitScope
 
-# Folding anew is worth it when so many entries have come since, and at least as many as stood there before.
+# Entries are folded again when there are more new ones than this, and more than were left by the last fold.
 COMPACT_ENTRIES = 1 << 21
 
 TRACEBACK_LENGTH_MAX = 4096
-# Reasons travel with every message of a report: beyond this, those of a task are cut down to their first words.
+# Every message of a report carries the reasons, so beyond this a task's further reasons are shortened.
 REASONS_LENGTH_MAX = 1 << 16
 
 _NONE = np.empty(0, np.uint64)
 
 
 class MultipliedEdges(Exception):
-    """Rows of one task bear the same edge: something between two operators made copies of a row."""
+    """Several rows of one task have the same edge: something between two operators made copies of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that one sender reports at one point. ``inits``: the entries are initial ack vals of a batch."""
+    """One report of one sender. ``inits``: set if the entries are initial ack vals of a batch."""
 
     identity: Identity
     entries: Entries
@@ -49,10 +49,10 @@ class Report:
 def digest_parents(
     counts: Positions, parents: Positions, kept: Column | None = None, children: Column | None = None
 ) -> Column:
-    """Digest of what each of n parents became, which enters the edges of its children: uint64[n].
+    """Return a digest of what each of n parents became, which goes into its children's edges: uint64[n].
 
-    ``counts: int64[n]`` of children; ``parents: int64[m]``; ``kept: uint64[n]``, the hash of what a child keeps of its
-    parent; ``children: uint64[m]``, the hashes of their own values. None: not digested.
+    ``counts``: int64[n], numbers of children; ``parents``: int64[m]; ``kept``: uint64[n], the hash of the values that a
+    child keeps from its parent; ``children``: uint64[m], the hashes of the children's own values. None is not digested.
     """
     digests = np.empty(len(counts), np.uint64)
     kernels.digest_counts(counts, digests)
@@ -64,7 +64,8 @@ def digest_parents(
 
 
 class Tally:
-    """``name``: of the operator. ``finds_copies``: its rows come from outside the chain, where copies can arise."""
+    """See the module. ``name``: of the operator. ``finds_copies``: its rows come from outside the chain, where copies
+    can arise."""
 
     __slots__ = ("_chunks", "_folded", "_marks", "_name", "_reasons", "_reasons_length", "_total", "_unfolded", "hash")
 
@@ -80,8 +81,8 @@ class Tally:
         self._reasons_length = 0
 
     def take(self, anchors: Anchors, produced: Column) -> None:
-        """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each of them the XOR of its
-        children's."""
+        """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each edge the XOR of its children's
+        edges."""
         n = len(anchors.roots)
         roots, vals = np.empty(n, np.uint64), np.empty(n, np.uint64)
         count = kernels.consume(anchors.roots, anchors.edges, produced, self._total, roots, vals)
@@ -90,17 +91,16 @@ class Tally:
         )
         self._unfolded += count
         if self._marks is not None:
-            # Kept to the end: eight bytes a row are the price of finding copies.
+            # Keeps eight bytes for each row until the end, because copies cannot be found otherwise.
             self._marks.append(anchors.edges.copy() if anchors.roots.all() else anchors.edges[anchors.roots != 0])
         if self._unfolded > max(COMPACT_ENTRIES, self._folded):
             self._compact()
 
     def derive(self, anchors: Anchors, parents: Positions, digests: Column) -> Anchors:
-        """Count the rows of ``anchors`` as consumed, each with the children that name it; returns the children's
-        anchors.
+        """Count the rows of ``anchors`` as consumed, each with its children, and return the children's anchors.
 
-        ``parents: int64[m]``: for each child the index of its row, checked before; ``digests: uint64[n]``: see
-        :func:`digest_parents`. The k-th child of a row is the k-th that names it.
+        ``parents``: int64[m], checked before, the index of each child's row; ``digests``: uint64[n], see
+        :func:`digest_parents`. The k-th child of a row is the k-th that names this row as its parent.
         """
         ordinals = np.zeros(len(digests), np.int64)
         produced = np.zeros(len(anchors.roots), np.uint64)
@@ -120,9 +120,9 @@ class Tally:
         return children
 
     def fail(self, root: int, reason: str, brief: str) -> None:
-        """The tree of ``root``, whose edge is consumed by this operator, fails; the first reason of a task counts.
+        """Report that the tree of ``root``, one of whose edges this operator consumes, failed. The first reason counts.
 
-        ``brief`` stands in its place once the reasons of the task have grown long.
+        ``brief`` replaces ``reason`` once the reasons of the task are long.
         """
         if root in self._reasons:
             return
@@ -133,9 +133,9 @@ class Tally:
         self._reasons[root] = reason
 
     def report(self, salt: int = 0) -> Report:
-        """The report of the task; to be asked for once, at the end of input. ``salt`` is added to what was consumed.
+        """Return the report of the task. Call it once, at the end of input. ``salt`` is added to the consumed total.
 
-        Raises :class:`MultipliedEdges` when copies of an edge were consumed.
+        Raises :class:`MultipliedEdges` if copies of an edge were consumed.
         """
         self._refuse_copies()
         self._compact()
@@ -145,13 +145,14 @@ class Tally:
         return Report(identity, self._entries(roots, vals))
 
     def account(self) -> bytes:
-        """Everything counted so far, for another tally of the same operator in the same task to :meth:`absorb`."""
+        """Return everything counted so far, pickled, so that another tally of the same operator in the same task can
+        :meth:`absorb` it."""
         roots, vals = self._joined()
         marks = np.concatenate(self._marks) if self._marks else _NONE
         return pickle.dumps((self._total, roots, vals, marks, self._reasons), protocol=5)
 
     def absorb(self, account: bytes) -> None:
-        """Count what another tally has counted."""
+        """Add what another tally has counted (its :meth:`account`)."""
         (low, high), roots, vals, marks, reasons = pickle.loads(account)
         with np.errstate(over="ignore"):
             self._total[0] += low

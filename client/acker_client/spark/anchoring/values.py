@@ -1,7 +1,7 @@
 """Values: a digest of each row of an Arrow batch.
 
 Decides that two rows with the same values have the same digest, however Arrow lays them out (slices, offsets, nulls,
-batch boundaries), and that rows with other values have another one, beyond chance. Knows neither edges nor trees.
+batch boundaries). Rows with other values have another digest, except by chance. Knows neither edges nor trees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyarrow import types
 from acker_client.spark.anchoring import kernels
 from acker_protocol.ids import Column, hash64
 
-# Digits of pi again: a row of zeros is to have a hash like any other.
+# Digits of pi, so that a row of zeros has a hash like any other.
 SEED = 0x9216D5D98979FB1B
 
 _ALL_VALID = np.empty(0, np.uint8)
@@ -26,7 +26,7 @@ _WORDS = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 
 
 def digest_rows(columns: Iterable[Any], rows: int) -> Column:
-    """uint64[rows]: a hash of the values of each row over these Arrow arrays, in order."""
+    """Return uint64[rows]: a hash of each row's values over these Arrow arrays, in order."""
     hashes = np.full(rows, SEED, np.uint64)
     for column in columns:
         _chain(column, hashes)
@@ -87,14 +87,14 @@ def _chain_lists(column: Any, children: list[Any], hashes: Column) -> None:
 
 
 def _chain_others(column: Any, hashes: Column) -> None:
-    """Types that no Spark column has in Arrow: slowly, by how Python writes them."""
+    """Chain a type that no Spark column has in Arrow. This is slow: it hashes the ``repr`` of each value."""
     decoded = column.cast(pa.string()) if types.is_string_view(column.type) else column
     texts = [hash64(repr(value)) for value in decoded.to_pylist()]
     _chain_words(np.array(texts, np.uint64), _ALL_VALID, 0, hashes)
 
 
 def _offsets(column: Any) -> npt.NDArray[np.int64]:
-    """int64[n + 1] of a column of strings, bytes, lists or maps."""
+    """Return int64[n + 1]: the offsets of a column of strings, bytes, lists or maps."""
     kind = column.type
     wide = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_large_list(kind)
     buffer = column.buffers()[1]
@@ -105,7 +105,7 @@ def _offsets(column: Any) -> npt.NDArray[np.int64]:
 
 
 def _validity(column: Any) -> tuple[npt.NDArray[np.uint8], int]:
-    """Arrow's validity bitmap and the bit of the first row in it; an empty bitmap when there are no nulls."""
+    """Return Arrow's validity bitmap and the bit of the first row in it; an empty bitmap if there are no nulls."""
     if not column.null_count:
         return _ALL_VALID, 0
     bitmap = column.buffers()[0]
