@@ -104,7 +104,7 @@ class ActionFinder:
         failed = next((each for each in (execution, parent) if each is not None and each.failure), execution)
         if failed.failure and execution.method.endswith(_ITERATES):
             return None
-        # If a path hands rows on, a path that groups them beside it proves nothing.
+        # Ignore paths that group rows if another path hands on the rows themselves.
         paths = [path for path in above if not path.groups] or above
         is_whole = is_followed and any(not path.is_cut(places.cut) for path in paths)
         is_part = is_followed and all(path.is_limited(places.cut) for path in paths)
@@ -265,10 +265,10 @@ def _did(execution: Execution, paths: Sequence[PlanPath], delivers: bool, is_who
 def _handed_to(unproven: str) -> str:
     """Describe the consumer that may have stopped early: ``unproven``, or a watched function if that is ""."""
     watched = "a function (mapInArrow, mapInPandas) that stops early"
-    consumer = f"{unproven[:CONSUMER_CHARS]} (nobody watches it)" if unproven else watched
+    consumer = f"{unproven[:CONSUMER_CHARS]} (it is not watched)" if unproven else watched
     return f"handed them to {consumer}, which need not have read them all"
 
 
 def _only_looks(path: PlanPath) -> bool:
-    """Whether a collect only looks at the rows: it takes a part of them, or an aggregate of them."""
+    """Whether collecting the end of this path is only a look at the rows: a part of them, or an aggregate."""
     return path.aggregates or bool(path.cut)

@@ -35,7 +35,7 @@ from acker_client.spark.worker.notes import Note, NoteStore, note_store_of, tag_
 ACK_COLUMN = ("column", "ack()")
 
 EVALUATED_AGAIN = "its rows were evaluated more than once, and not with the same result; they are cached from now on"
-UNTAKEN = "no sink, no ack() and no Collector was done with it; use @sink or functions.ack()"
+UNTAKEN = "no sink, ack() or Collector is done with it; use @sink or functions.ack()"
 
 # The steps whose rows neither a sink nor a step took, each with the actions on its rows behind an `ack()`.
 Acks = Sequence[tuple[lineage.Node, Sequence[Action]]]
@@ -52,7 +52,7 @@ class Once:
         self._names: set[tuple[str, str]] = set()
         self._swallowed: set[tuple[str, str]] = set()
 
-    def learn(self, kind: str, name: str) -> None:
+    def remember(self, kind: str, name: str) -> None:
         """Remember that the rows of ``kind`` ``name`` (as ``"sink", "save"``) were evaluated more than once."""
         with self._lock:
             is_new = (kind, name) not in self._names
@@ -60,13 +60,13 @@ class Once:
         if is_new:
             _logger.warning(
                 "the rows of %s %r were evaluated more than once; from the next batch on they are cached for the batch,"
-                " so that they are computed once (@sink(cache=False), branch(..., cache=False) refuse that)",
+                " so that they are computed once (@sink(cache=False) and branch(..., cache=False) turn this off)",
                 kind,
                 name,
             )
 
     def must_cache(self, kind: str, name: str) -> bool:
-        """Return whether the rows of ``kind`` ``name`` have to be cached."""
+        """Whether the rows of ``kind`` ``name`` have to be cached."""
         with self._lock:
             return (kind, name) in self._names
 
@@ -87,8 +87,8 @@ class Once:
 class SinkFailed(AckerError):
     """A sink raised, and has not succeeded since.
 
-    ``is_of_the_program``: the program is wrong, so a retry cannot help. ``is_mistake``: so, unless the driver has seen
-    rows that may have caused the error.
+    ``is_of_the_program``: the program is wrong, so a retry cannot help. ``is_mistake``: the program is wrong, unless
+    the driver has seen rows that may have caused the error.
     """
 
     def __init__(self, sink: str, error: BaseException) -> None:
@@ -279,7 +279,7 @@ class BatchEvidence:
         returned = [(each, places) for each, places in evidence if each.error is None]
         findings = [each.judge(finder, places, self.once, self._vouched_ms) for each, places in returned]
         acks = [(node, self._actions_of_acks(node, finder)) for node in _untaken(lineage.steps_of(self))]
-        self._learn(evidence, acks, finder)
+        self._remember_evaluations(evidence, acks, finder)
         if error is not None:
             return error
         finding = next(filter(None, [*findings, *self._judge_untaken(acks, finder)]), None)
@@ -337,7 +337,9 @@ class BatchEvidence:
         nodes = [*lineage.steps_of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
         self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
 
-    def _learn(self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, finder: ActionFinder) -> None:
+    def _remember_evaluations(
+        self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, finder: ActionFinder
+    ) -> None:
         """Remember for later batches which rows were evaluated more than once."""
         nodes = lineage.steps_of(self)
         again = [("sink", each.name) for each, places in evidence if finder.evaluations(places) > 1]
@@ -354,7 +356,7 @@ class BatchEvidence:
         if again:
             self.unfinished_because = EVALUATED_AGAIN
         for kind, name in again:
-            self.once.learn(kind, name)
+            self.once.remember(kind, name)
 
     def _moving(self, nodes: Sequence[lineage.Node]) -> list[tuple[str, str]]:
         """Return the (kind, name) of the steps to cache so that another evaluation cannot cut rows into other tasks.
@@ -380,7 +382,7 @@ class BatchEvidence:
             # Only a Collector can have acked these rows, one by one. A delivery that failed behind it still counts.
             if finder.has_arrow_code():
                 return Undelivered(
-                    "ack() went into a job of RDDs, where nobody sees whether its rows were read to the end; use @sink"
+                    "ack() went into an RDD job, which does not show whether its rows were read to the end; use @sink"
                 )
             self.unfinished_because = UNTAKEN
             failed = judge(

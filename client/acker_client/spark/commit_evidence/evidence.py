@@ -164,7 +164,7 @@ def judge(
     """
     if forgotten and vouched_ms == -NEVER_MS:
         return Undelivered(
-            f"Spark has forgotten some of what it ran for {subject}, so nobody can tell whether its write succeeded:"
+            f"Spark has forgotten some of what it ran for {subject}, so it is unknown whether its write succeeded:"
             " raise spark.sql.ui.retainedExecutions and spark.ui.retainedJobs above what one batch runs"
         )
     since_ms = max(vouched_ms, rerun_ms)
@@ -181,7 +181,7 @@ def judge(
     unproven = [doubt for doubt in doubtful if not any(action.mends(doubt) for action in actions)]
     if unproven:
         return Undelivered(
-            f"nobody can prove that all of {subject}'s rows were delivered: it {_listed(unproven)}. If they were, say"
+            f"there is no proof that all of {subject}'s rows were delivered: it {_listed(unproven)}. If they were, say"
             " so after the sink: batch.done()"
         )
     if any(action.is_delivery for action in actions):

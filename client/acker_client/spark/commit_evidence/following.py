@@ -1,11 +1,10 @@
 """Following: the frame that a sink is given, and every frame and RDD the user derives from it.
 
-Decides what Spark's own stores do not show: whether a function of the user's has read its rows to the end, what an
-action of an RDD did, and which writes deliver the same rows to the same place. Functions over partitions and batches
-are watched from inside: a function that stops before the end of its input leaves a note. Actions of RDDs, iterators and
-writes are watched from outside. A followed frame, RDD or writer behaves like any other and computes the same. Spark
-passes rows to an operator below a user's function even if the function asks for none, so reaching the end of input
-there proves nothing.
+Decides what Spark's own stores do not show: whether a user's function has read its rows to the end, what an RDD action
+did, and which writes deliver the same rows to the same place. Functions over partitions and batches are watched from
+inside: a function that stops before the end of its input leaves a note. RDD actions, iterators and writes are watched
+from outside. A followed frame, RDD or writer behaves like any other and computes the same. Spark passes rows to an
+operator below a user's function even if the function asks for none, so reaching the end of input there proves nothing.
 """
 
 from __future__ import annotations
