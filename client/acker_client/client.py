@@ -22,7 +22,7 @@ import numpy.typing as npt
 from acker_client.backoff import Clock, Patience, Random, Sleep
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.registration import check_number, check_source, limits_of
-from acker_client.cluster.replicas import ask
+from acker_client.cluster.replicas import ask_members
 from acker_client.cluster.source_session import SourceSession
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
@@ -114,13 +114,13 @@ class AckerClient:
         source = state.source()
         while True:
             with state.lock:
-                drawn = source.draw()
+                drawn = source.emissions.draw_root()
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
                     state.accumulator.init(root, edge, batch)
                     return Anchor(root, edge)
-            source.begin_batch(None)
+            source.emissions.open_next_batch(None)
 
     def new_edge(self) -> int:
         """An edge for a record that is derived from another one: a random number of 64 bits, not 0."""
@@ -192,7 +192,7 @@ class AckerClient:
         # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
         with state.sending:
             if state.source_or_none is not None:
-                state.source_or_none.follow_view()
+                state.source_or_none.emissions.end_outdated_batch()
             while True:
                 while state.unanswered:
                     self._send_oldest(state, patience.deadline.left_s)
@@ -247,22 +247,22 @@ class AckerClient:
         # Another client's source is not ours to renew.
         own = source if source is not None and (inits is None or inits.session == source.session) else None
 
-        def call(member: Member, patience: Patience) -> None:
-            def renew(patience: Patience) -> None:
+        def report_to_member(member: Member, patience: Patience) -> None:
+            def renew_lease(patience: Patience) -> None:
                 if own is not None:
-                    own.renew(member, patience)
+                    own.renew_lease(member, patience)
 
-            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew)
+            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew_lease)
 
         try:
-            ask(state.cluster, replication, call, may_leave=may_leave)
+            ask_members(state.cluster, replication, report_to_member, may_leave=may_leave)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
             state.go_on_without(error)
             # They may have another attempt at the same work: what they say of its roots is not to count.
-            for member in replication.left:
-                replication.leave(member, str(error))
+            for member in replication.unanswered:
+                replication.drop_member(member, str(error))
         return state.counted(replication.result)
 
     # -- sources
@@ -294,8 +294,8 @@ class AckerClient:
         drawn = session if session is not None else secrets.randbits(63) + 1
         # Where the root ids of emissions begin.
         base = 1 + secrets.randbelow(BASE_MAX - 1)
-        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base, self._clock)
-        source.open(state.cluster.patience())
+        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base)
+        source.open_on_servers(state.cluster.patience())
         state.source_or_none = source
         return drawn
 
@@ -345,15 +345,15 @@ class AckerClient:
         """
         state = self._state()
         check_number("number", number, least=1)
-        state.source().settle(number, Settlement(settlement), None)
+        state.source().settle_batch(number, Settlement(settlement), None)
 
     def leave_out(self, number: int, servers: Iterable[int]) -> None:
         """Servers, by their ids, that somebody has reported without: what they say of the batch counts no more."""
-        self._state().source().leave_out(number, frozenset(servers))
+        self._state().source().leave_out_servers(number, frozenset(servers))
 
     def forget_batch(self, number: int) -> None:
         """Hear nothing more of a batch, whatever becomes of it at the servers."""
-        self._state().source().forget(number)
+        self._state().source().abandon_batch(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
         """What has become of this source's roots, waiting up to ``wait_s`` for the first of it. Confirms what the call
@@ -476,12 +476,12 @@ class AckerClient:
         replication = state.unanswered[0]
         sending = Sending(state, replication)
         try:
-            sending.send(budget_s)
+            sending.send_report(budget_s)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
                 raise
             state.go_on_without(error)
-            sending.give_up(str(error))
+            sending.drop_unanswered(str(error))
         except AckerError:
             state.drop_oldest()
             raise

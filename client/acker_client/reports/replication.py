@@ -43,7 +43,7 @@ class Replication:
         self.out: dict[Member, str] = {}
 
     @property
-    def left(self) -> list[Member]:
+    def unanswered(self) -> list[Member]:
         """The members that are in and have not answered all of it."""
         return [member for member, delivery in self.deliveries.items() if not delivery.done and member not in self.out]
 
@@ -54,12 +54,12 @@ class Replication:
         counts = sum((delivery.result for delivery in self.deliveries.values()), ReportResult())
         return replace(counts, unreported=self._missing(), without=frozenset(member.id for member in self.out))
 
-    def covers(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
+    def can_do_without(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
         """Whether other members have answered all sections of ``member``, each of a batch that the member is not out
         of: ``is_out`` says so."""
         return bool((self._answered(is_out) | ~self._shares[member].held).all())
 
-    def leave(self, member: Member, why: str) -> None:
+    def drop_member(self, member: Member, why: str) -> None:
         """``member`` is out for this report."""
         self.out[member] = why
 

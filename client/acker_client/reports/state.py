@@ -121,7 +121,7 @@ class ClientState:
         """The oldest report is done with."""
         replication, source = self.unanswered.popleft(), self.source_or_none
         if replication.inits is not None and source is not None and replication.inits.session == source.session:
-            source.reported(replication.inits.batch, replication.roots)
+            source.inits_answered(replication.inits.batch, replication.roots)
 
     def close_source(self) -> None:
         """End this client's source. Its roots are over, and what is buffered of them is not sent."""
@@ -162,8 +162,7 @@ class ClientState:
     def is_out(self, pin: Pin, server: int) -> bool:
         """Whether its source counts nothing more that ``server`` says of the batch of ``pin``."""
         if self.source_or_none is not None and pin.session == self.source_or_none.session:
-            batch = self.source_or_none.batch(pin.batch)
-            return batch is None or batch.has_left_out(server)
+            return self.source_or_none.has_left_out(pin.batch, server)
         return pin.session in self.joined and self.joined[pin.session].is_out(pin.batch, server)
 
     def learn(self, sessions: Collection[int]) -> bool:
@@ -183,7 +182,7 @@ class ClientState:
         """The newest that a server has from a source, and whether every server has answered: all are asked at once."""
         cluster, found = self.cluster, list[Published]()
 
-        def ask(member: Member) -> None:
+        def ask_member(member: Member) -> None:
             deadline = cluster.patience(GREETING_S).deadline
             reply = cluster.caller_of(member).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
             if reply.status == Status.APPLIED and reply.pins:
@@ -193,7 +192,7 @@ class ClientState:
         if session in self.joined:
             members |= dict.fromkeys(member for pin in self.joined[session].pins for member in pin.placement.members)
         deadline = cluster.patience(GREETING_S).deadline
-        calls = do_all(cluster.side_by_side, [partial(ask, member) for member in members], deadline)
+        calls = do_all(cluster.side_by_side, [partial(ask_member, member) for member in members], deadline)
         failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
         for error in failures:
             if error is not None and not isinstance(error, RETRYABLE):
@@ -212,10 +211,10 @@ class ClientState:
         A root cannot be placed where there are several servers and nobody is known to have emitted it.
         """
         if draft.batch is not None:
-            batch = None if self.source_or_none is None else self.source_or_none.batch(draft.batch)
-            if batch is None:
+            pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
+            if pin is None:
                 return (), NO_ENTRIES, NO_ENTRIES, None
-            return (batch.pin,), draft.entries, NO_ENTRIES, None
+            return (pin,), draft.entries, NO_ENTRIES, None
         roots = draft.entries.root_ids
         pins, indices, is_unknown = self._sorted(roots)
         has_heard_all = True
