@@ -58,7 +58,7 @@ class Conversation:
     """Thread-safe, except that one thread at a time makes polls.
 
     Its own lock guards the registration and the batches to end. The source's lock (``OpenBatches.lock``) guards
-    ``heard_up_to``, which has to change together with what the batches have counted. No lock is held over a call.
+    ``progress``, which has to change together with what the batches have counted. No lock is held over a call.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Conversation:
         self._caller = Retrying(lambda: find(self._member))
         self._lock = threading.Lock()
         # The generation of a registration, and the cursor of its last outcome that was counted.
-        self._heard_up_to: tuple[int | None, int] = (None, 0)
+        self._progress: tuple[int | None, int] = (None, 0)
         # Batches to end there, by number, each with the numbers that emissions have not drawn. None if the server was
         # left out of the batch, or was asked in vain to open it.
         self._to_end: dict[int, InitScope | None] = {}
@@ -211,18 +211,18 @@ class Conversation:
     # -- outcomes
 
     @property
-    def heard_up_to(self) -> tuple[int | None, int]:
+    def progress(self) -> tuple[int | None, int]:
         """The generation of a registration, and the cursor up to which its outcomes were counted."""
-        return self._heard_up_to
+        return self._progress
 
     def counted_up_to(self, generation: int | None, cursor: int) -> None:
         """Note that all outcomes of this generation up to ``cursor`` were counted."""
-        self._heard_up_to = generation, cursor
+        self._progress = generation, cursor
 
     def start_counting(self, generation: int | None) -> None:
         """Count outcomes of this generation from the first on, if they are not counted yet."""
-        if self._heard_up_to[0] != generation:
-            self._heard_up_to = generation, 0
+        if self._progress[0] != generation:
+            self._progress = generation, 0
 
     @property
     def running_poll(self) -> Future[Polled | None] | None:

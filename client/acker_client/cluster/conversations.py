@@ -94,7 +94,7 @@ class Conversations:
             for each in self._by_address.values():
                 each.publish(pins)
 
-    def end_later(self, members: Iterable[Member], number: int, undrawn: InitScope | None) -> None:
+    def end_batch_on(self, members: Iterable[Member], number: int, undrawn: InitScope | None) -> None:
         """End a batch at ``members`` when they answer next. A server without a conversation has forgotten it."""
         with self._lock:
             for address in map(self._cluster.address_of, members):

@@ -187,10 +187,12 @@ class OpenBatches:
         batch = self._batches.get(number)
         if batch is None or isinstance(batch, EmittedBatch):
             raise UnknownBatch(f"batch {number} is not open on this client: it was settled, or never opened")
-        batch.start_settling(settlement)
+        batch.end_as(settlement)
         return batch
 
-    def settled_on(self, batch: PinnedBatch, member: Member, reply: SettleReply, heard: tuple[int | None, int]) -> None:
+    def note_settled(
+        self, batch: PinnedBatch, member: Member, reply: SettleReply, heard: tuple[int | None, int]
+    ) -> None:
         """Note that ``member`` has settled a batch. ``heard``: the generation and cursor up to which the outcomes of
         this member were counted."""
         batch.settled_on(member, reply)

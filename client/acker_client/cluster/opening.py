@@ -81,12 +81,12 @@ class Opener:
             del self._asked[request.number]
             here = set(map(self._cluster.address_of, batch.members))
             elsewhere = [member for member in asked if self._cluster.address_of(member) not in here]
-            self._conversations.end_later(elsewhere, request.number, None)
+            self._conversations.end_batch_on(elsewhere, request.number, None)
         return batch
 
     def end_unopened(self, number: int, undrawn: InitScope) -> None:
         """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
-        self._conversations.end_later(self._asked.pop(number, ()), number, undrawn)
+        self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
 
     def _place(self, view: View, number: int) -> Placement:
         settings = self._cluster.settings

@@ -128,7 +128,7 @@ class PinnedBatch:
         self.out[member] = why
         return self.votes.leave(self.members.index(member), why)
 
-    def start_settling(self, settlement: Settlement) -> None:
+    def end_as(self, settlement: Settlement) -> None:
         """Settle the batch like this. Its members are asked next."""
         self.settlement = settlement
 

@@ -62,4 +62,4 @@ class Settling:
             self.drop_member(member, LOST_BATCH)
         else:
             with self._batches.lock:
-                self._batches.settled_on(self._batch, member, reply, conversation.heard_up_to)
+                self._batches.note_settled(self._batch, member, reply, conversation.progress)

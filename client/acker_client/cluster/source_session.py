@@ -164,7 +164,7 @@ class SourceSession:
             batch = self._batches.find(number)
             if batch is not None:
                 self._batches.end(batch)
-                self._conversations.end_later(batch.members_not_settled, number, batch.undrawn)
+                self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
 
     # -- outcomes
 

@@ -169,7 +169,7 @@ class Watching:
         with self._batches.lock:
             result, ended = self._batches.take_result(answered=answered)
             for batch in ended:
-                self._conversations.end_later(batch.members_not_settled, batch.number, batch.undrawn)
+                self._conversations.end_batch_on(batch.members_not_settled, batch.number, batch.undrawn)
             if any(isinstance(batch, EmittedBatch) for batch in ended):
                 # Else other processes would wait for servers of a batch that is over.
                 self._emissions.publish_later()
