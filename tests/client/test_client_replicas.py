@@ -59,7 +59,7 @@ class Whole:
     """Something that is covered by whoever has answered."""
 
     def __init__(self, cluster: SlowView) -> None:
-        self.unanswered = [MEMBER]
+        self.unanswered_members = [MEMBER]
         self.dropped: list[Member] = []
         self._cluster = cluster
 

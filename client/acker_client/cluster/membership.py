@@ -110,7 +110,7 @@ class Cluster:
         """Close every channel."""
         self._is_closed = True
         for caller in list(self._callers.values()):
-            caller.connection.close()
+            caller.connection.close_channel()
 
     @property
     def is_alone(self) -> bool:
@@ -294,7 +294,7 @@ class Cluster:
             caller = self._callers.pop(address, None)
             self._used_at.pop(address, None)
             if caller is not None:
-                caller.connection.close()
+                caller.connection.close_channel()
 
     def _heard(self, reply: Any) -> None:
         self._epoch_heard = max(self._epoch_heard, reply.epoch)

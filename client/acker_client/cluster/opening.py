@@ -145,7 +145,7 @@ class Opening:
     """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
-        self.unanswered = members
+        self.unanswered_members = members
         self.out: set[Member] = set()
         self._is_there_another = is_there_another
         self._opened: set[Member] = set()

@@ -35,7 +35,7 @@ class Party(Protocol):
     """A request to several members."""
 
     @property
-    def unanswered(self) -> Sequence[Member]:
+    def unanswered_members(self) -> Sequence[Member]:
         """The members that are in and have not answered."""
         ...
 
@@ -66,7 +66,7 @@ def ask_members(
 
     ``excuse`` overrides these rules. Raises the error of a call to a member that was not left out.
     """
-    members = list(party.unanswered)
+    members = list(party.unanswered_members)
     if len(members) == 1 and cluster.is_alone:
         call(members[0], cluster.patience(budget_s))
         return

@@ -35,14 +35,14 @@ class Settling:
 
     def settle_on_members(self, budget_s: float | None) -> None:
         """Settle the batch on all its members. Raises one of ``errors.RETRYABLE`` when the budget is spent."""
-        if self.unanswered:
+        if self.unanswered_members:
             keep_leases = self._conversations.keep_leases
             ask_members(self._cluster, self, self._settle_on_member, budget_s, excuse=lambda _: keep_leases())
         with self._batches.lock:
             self._batches.wake_watch(self._batch)
 
     @property
-    def unanswered(self) -> list[Member]:
+    def unanswered_members(self) -> list[Member]:
         return self._batch.members_to_settle
 
     def can_do_without(self, member: Member) -> bool:

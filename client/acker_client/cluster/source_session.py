@@ -61,7 +61,7 @@ class SourceSession:
         """Open the source on some servers, where other processes learn of it."""
         self._opener.open_source(patience)
 
-    def close(self) -> Published:
+    def end_source(self) -> Published:
         """End the source on all servers, which drop its roots. Tried for a second; after that the lease ends it. Return
         where emissions have lived, all of which are over now."""
         with self._batches.lock:

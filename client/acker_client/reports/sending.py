@@ -25,12 +25,12 @@ class Sending:
         self._replication = replication
 
     def send_report(self, budget_s: float) -> None:
-        """Send it until every server that is not out has answered. Raises what stops it."""
+        """Send the report until every server that was not left out has answered."""
         ask_members(self._state.cluster, self, self._report_to_member, budget_s, excuse=self._excuse)
 
     @property
-    def unanswered(self) -> list[Member]:
-        return [member for member in self._replication.unanswered if not self._is_out(member)]
+    def unanswered_members(self) -> list[Member]:
+        return [member for member in self._replication.unanswered_members if not self._is_out(member)]
 
     def can_do_without(self, member: Member) -> bool:
         return self._replication.can_do_without(member, lambda pin, other: self._state.is_out(pin, other.id))
@@ -46,8 +46,8 @@ class Sending:
 
     @property
     def has_to_arrive(self) -> bool:
-        """Whether the report is of sources of other processes, and an ACK might come of it if it did not arrive: they
-        cannot learn that a server was left out."""
+        """Whether a root might be falsely ACKED if the report did not arrive. Only sources of other processes have such
+        roots, as they cannot learn that a server was left out."""
         source, pins = self._state.source_or_none, self._replication.pins
         if any(pin.session in self._state.joined for pin in pins):
             return True
@@ -56,7 +56,7 @@ class Sending:
 
     def drop_unanswered(self, why: str) -> None:
         """Leave out every server that has not answered."""
-        for member in self.unanswered:
+        for member in self.unanswered_members:
             self.drop_member(member, why)
 
     def _is_out(self, member: Member) -> bool:

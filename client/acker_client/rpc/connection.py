@@ -87,8 +87,7 @@ class Connection:
         """Ask it what it is before the next call."""
         self._greeted = None
 
-    def close(self) -> None:
-        """Close the channel."""
+    def close_channel(self) -> None:
         with self._lock:
             self._is_closed = True
             transport, self._transport, self._greeted = self._transport, None, None
