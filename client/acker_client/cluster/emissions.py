@@ -33,7 +33,7 @@ _ROOM_S = 1.0
 _PUBLISH_S = 1.0
 
 
-class Emissions:
+class EmissionStream:
     """Thread-safe. The source's lock (``OpenBatches.lock``) guards the stream and what was published."""
 
     def __init__(

@@ -13,7 +13,8 @@ with the state that it owns:
 | ``conversation`` | registration, lease and polls at one server | a lock of its own, taken inside of both |
 | ``watching`` | nothing; it runs the polls | one thread at a time |
 
-A thread that holds one of these locks makes no call to a server.
+No thread makes a call to a server while it holds one of these locks. One more lock, in ``emissions``, is held over calls:
+all threads that emit wait while one of them opens the next batch. It is taken before all others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import replace
 
 from acker_client.backoff import Patience
 from acker_client.cluster.conversations import Conversations
-from acker_client.cluster.emissions import Emissions
+from acker_client.cluster.emissions import EmissionStream
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.opening import Opener
@@ -33,7 +34,7 @@ from acker_client.cluster.published import Published, issued
 from acker_client.cluster.settling import Settling
 from acker_client.cluster.stream import Stream
 from acker_client.cluster.watched import WatchResult
-from acker_client.cluster.watching import Watching
+from acker_client.cluster.watching import ServerWatch
 from acker_client.pins import Mask, Pin, Pins
 from acker_protocol.ids import Column
 from acker_protocol.messages import Limits, OpenBatch, Settle, Settlement
@@ -54,8 +55,10 @@ class SourceSession:
         self._conversations = Conversations(cluster, name, session, lease_s, self._batches, published.encode())
         self._opener = Opener(cluster, session, self._batches, self._conversations)
         stream = Stream(session, base, limits)
-        self.emissions = Emissions(cluster, name, stream, published, self._batches, self._conversations, self._opener)
-        self._watching = Watching(cluster, name, lease_s, self._batches, self._conversations, self.emissions)
+        self.emissions = EmissionStream(
+            cluster, name, stream, published, self._batches, self._conversations, self._opener
+        )
+        self._watching = ServerWatch(cluster, name, lease_s, self._batches, self._conversations, self.emissions)
 
     def open_on_servers(self, patience: Patience) -> None:
         """Open the source on some servers, where other processes learn of it."""

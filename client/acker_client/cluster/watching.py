@@ -13,7 +13,7 @@ from typing import Any
 
 from acker_client.cluster.conversation import Conversation, Polled
 from acker_client.cluster.conversations import Conversations
-from acker_client.cluster.emissions import Emissions
+from acker_client.cluster.emissions import EmissionStream
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.pinned_batch import PinnedBatch
@@ -32,7 +32,7 @@ _LOOK_S = 0.5
 _REOPEN_S = 3.0
 
 
-class Watching:
+class ServerWatch:
     """For one thread at a time. Takes the source's lock (``OpenBatches.lock``) where it changes batches."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Watching:
         lease_s: float,
         batches: OpenBatches,
         conversations: Conversations,
-        emissions: Emissions,
+        emissions: EmissionStream,
     ) -> None:
         self._cluster = cluster
         self._name = name
