@@ -13,8 +13,8 @@ with the state that it owns:
 | ``conversation`` | registration, lease and polls at one server | a lock of its own, taken inside of both |
 | ``watching`` | nothing; it runs the polls | one thread at a time |
 
-No thread makes a call to a server while it holds one of these locks. One more lock, in ``emissions``, is held over calls:
-all threads that emit wait while one of them opens the next batch. It is taken before all others.
+No thread makes a call to a server while it holds one of these locks. One more lock, in ``emissions``, is held over
+calls: all threads that emit wait while one of them opens the next batch. It is taken before all others.
 """
 
 from __future__ import annotations
