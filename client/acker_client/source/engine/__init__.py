@@ -4,3 +4,9 @@ Entry points: ``source.Source`` (what an input's constructor builds), ``run.Run`
 A run has four parts: ``partitions``, ``batches``, ``outcomes`` and ``settling``. What it knows about records is in
 ``records``.
 """
+
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.options import CommonOptions, Options
+from acker_client.source.engine.source import Source
+
+__all__ = ["Batch", "CommonOptions", "Options", "Source"]
