@@ -72,7 +72,14 @@ def test_every_place_that_is_named_for_a_question_exists() -> None:
         assert is_module or (ROOT / path).exists(), f"there is no {path}"
 
 
-PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]
+PACKAGES = [
+    "acker_service",
+    "acker_zookeeper",
+    "proto/acker_protocol",
+    "client/acker_client",
+    "acker_testing",
+    "command/acker_command",
+]
 # These speak of Spark's stages.
 EXCEPTIONS = {
     "stage": {"look.py", "executions.py", "notes.py", "chain.py"},

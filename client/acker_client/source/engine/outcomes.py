@@ -32,7 +32,7 @@ log = logging.getLogger("acker_client.source")
 LOOK_S = 1.0
 
 
-class Outcomes:
+class RunOutcomes:
     """The outcomes of one run. ``upstream``: the trees of other jobs, if the input's records belong to any."""
 
     def __init__(

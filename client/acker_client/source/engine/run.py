@@ -19,7 +19,7 @@ from acker_client.source.engine.batches import Batches
 from acker_client.source.engine.dead_lettering import DeadLettering
 from acker_client.source.engine.environment import Environment
 from acker_client.source.engine.options import Options
-from acker_client.source.engine.outcomes import LOOK_S, Outcomes
+from acker_client.source.engine.outcomes import LOOK_S, RunOutcomes
 from acker_client.source.engine.partitions import Partitions
 from acker_client.source.engine.server_batches import ServerBatches
 from acker_client.source.engine.settling import Settling
@@ -134,7 +134,7 @@ class Run:
         self._batches = Batches(
             options, environment, lookup, in_flight, server_batches, session, self._spark, self._schema
         )
-        self._outcomes = Outcomes(
+        self._outcomes = RunOutcomes(
             options, environment, lookup, in_flight, self._partitions, self._dead_lettering, watching, upstream
         )
         self._settling = Settling(

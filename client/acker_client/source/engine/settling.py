@@ -14,7 +14,7 @@ from acker_client.source.engine.batch import Batch
 from acker_client.source.engine.batches import Batches
 from acker_client.source.engine.environment import Blame, Environment
 from acker_client.source.engine.options import Options
-from acker_client.source.engine.outcomes import Outcomes
+from acker_client.source.engine.outcomes import RunOutcomes
 from acker_client.source.engine.partitions import Partitions
 from acker_client.source.engine.server_batches import ServerBatches
 from acker_client.source.errors import Broken, SourceError
@@ -37,7 +37,7 @@ class Settling:
         environment: Environment,
         counts: Counts,
         partitions: Partitions,
-        outcomes: Outcomes,
+        outcomes: RunOutcomes,
         batches: Batches,
         server_batches: ServerBatches,
     ) -> None:
