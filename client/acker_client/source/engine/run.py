@@ -164,7 +164,7 @@ class Run:
             self._outcomes.write_letters()
             self._partitions.follow_group()
             self._partitions.commit_if_due(now)
-            replays = self._in_flight.take(now, self.options.batch_records) or NO_REPLAYS
+            replays = self._in_flight.take_replays(now, self.options.batch_records) or NO_REPLAYS
             room = 0 if replays.depth else self.options.batch_records - len(replays.records)
             new = self._partitions.plan_records(room, self._tasks)
             if len(replays.records) or len(new):
