@@ -23,7 +23,7 @@ from acker_client.cluster.source_session import SourceSession
 from acker_client.cluster.votes import Votes, bits_of, slots_of
 from acker_client.reports.sending import Sending
 from acker_client.rpc.silence import Silence
-from acker_client.source.engine.run import Run
+from acker_client.source.engine.settling import Settling
 from acker_client.spark.anchoring import derive
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
@@ -131,7 +131,7 @@ def _old_generation(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_evidence(real: Callable[..., Any]) -> Callable[..., Any]:
-    def judge(self: Run, batch: Any, error: Any) -> None:
+    def judge(self: Settling, batch: Any, error: Any) -> None:
         batch.error = None
 
     return judge
@@ -500,7 +500,7 @@ MUTANTS = (
     Mutant("a section cut in two", ((reports, "_cut", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
-    Mutant("a batch done without evidence", ((Run, "_judge", _no_evidence),)),
+    Mutant("a batch done without evidence", ((Settling, "_judge", _no_evidence),)),
     Mutant("reports forgotten at once", ((Dedupe, "note", _no_memory),)),
     Mutant("an identity for each attempt", ((Tally, "report", _own_identity),)),
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),
