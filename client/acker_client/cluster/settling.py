@@ -20,7 +20,7 @@ from acker_protocol.placement import Member
 log = logging.getLogger("acker_client")
 
 
-class Settling:
+class BatchSettling:
     """A batch that is to be settled: see :class:`acker_client.cluster.replicas.Party`. Takes the source's lock
     (``OpenBatches.lock``) where it changes the batch."""
 

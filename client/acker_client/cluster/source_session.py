@@ -31,7 +31,7 @@ from acker_client.cluster.open_batches import OpenBatches
 from acker_client.cluster.opening import Opener
 from acker_client.cluster.pinned_batch import WENT_WITHOUT, PinnedBatch
 from acker_client.cluster.published import Published, issued
-from acker_client.cluster.settling import Settling
+from acker_client.cluster.settling import BatchSettling
 from acker_client.cluster.stream import Stream
 from acker_client.cluster.watched import WatchResult
 from acker_client.cluster.watching import ServerWatch
@@ -134,7 +134,7 @@ class SourceSession:
         with self._batches.lock:
             batch = self._batches.start_settling(number, settlement)
         request = Settle(self.session, number, settlement)
-        Settling(self._cluster, self._batches, self._conversations, batch, request).settle_on_members(budget_s)
+        BatchSettling(self._cluster, self._batches, self._conversations, batch, request).settle_on_members(budget_s)
 
     def leave_out_servers(self, number: int, servers: AbstractSet[int], why: str = WENT_WITHOUT) -> None:
         """Leave servers, by their ids, out of a batch, because somebody reports without them."""
