@@ -61,7 +61,7 @@ def run(path: Path, **settings: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -76,7 +76,7 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     import pyarrow.parquet
 
@@ -91,7 +91,7 @@ def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -109,7 +109,7 @@ def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -143,7 +143,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_a_signal(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -171,7 +171,7 @@ def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_commands_and_the_program_of_dead_letters_try_one_again(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -364,7 +364,7 @@ def test_the_program_without_spark_runs_as_it_stands(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path: Path) -> None:
     path = program("Pipeline()", tmp_path).rename(tmp_path / "test_orders.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
