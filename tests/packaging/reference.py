@@ -123,7 +123,9 @@ def _server_metrics() -> str:
         name = {"counter": f"{metric.name}_total", "info": f"{metric.name}_info"}.get(metric.type, metric.name)
         labels = LABELS.get(metric.name) or ", ".join(metric.samples[0].labels)
         rows.append((f"`{name}`", metric.type, labels, metric.documentation))
-    rows.append(("`process_*`", "", "", "What Prometheus' clients report of each process: memory, processor time."))
+    rows.append(
+        ("`process_*`", "", "", "What Prometheus' clients report of each process: memory, processor time, descriptors.")
+    )
     return _table("metric | type | labels | meaning", rows)
 
 

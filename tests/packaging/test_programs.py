@@ -205,7 +205,6 @@ def parquet_in(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     items = [("apple", 2), ("pear", 1), ("plum", 7), ("apple", 0)]
     lines = [{"id": at, "items": [{"sku": sku, "qty": qty}]} for at, (sku, qty) in enumerate(items)]
@@ -223,7 +222,6 @@ def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path, start_server:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_streaming_job_that_is_ported_writes_the_same_and_drops_in_silence(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
@@ -233,7 +231,6 @@ def test_the_streaming_job_that_is_ported_writes_the_same_and_drops_in_silence(t
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_sink_that_writes_a_folder_for_each_batch_runs_as_it_stands(tmp_path: Path) -> None:
     path = program('write_parquet(rows, "out", batch', tmp_path)
     calls = """
@@ -265,7 +262,6 @@ class Posted(BaseHTTPRequestHandler):
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_program_of_a_collector_posts_each_line(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     (tmp_path / "lines.txt").write_text("one\ntwo\n")
     path = program('Collector("post")', tmp_path, start_server().address)
@@ -279,7 +275,6 @@ def test_the_program_of_a_collector_posts_each_line(tmp_path: Path, start_server
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_program_of_a_udf_acks_what_its_select_has_written(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -290,7 +285,6 @@ def test_the_program_of_a_udf_acks_what_its_select_has_written(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_program_of_a_plain_client_in_tasks_runs_as_it_stands(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -308,7 +302,6 @@ def messages_in(kafka: MockKafka, topic: str) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_programs_of_two_jobs_ack_a_record_once_the_second_has_written_it(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -327,7 +320,8 @@ def test_the_programs_of_two_jobs_ack_a_record_once_the_second_has_written_it(
             path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
         with start(paths[0]) as first:
             try:
-                eventually(lambda: messages_in(kafka, "sales") == 2, 120)
+                eventually(lambda: first.poll() is not None or messages_in(kafka, "sales") == 2, 240)
+                assert first.poll() is None, first.communicate()[1]
                 run(paths[1])
                 out, errors = first.communicate(timeout=120)
             finally:
