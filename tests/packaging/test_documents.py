@@ -13,7 +13,14 @@ from acker_service.config import OPTIONS, flag
 from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]
+PACKAGES = [
+    "acker_service",
+    "acker_zookeeper",
+    "proto/acker_protocol",
+    "client/acker_client",
+    "acker_testing",
+    "command/acker_command",
+]
 DOCUMENTS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
 MANIFESTS = ["Dockerfile", "deploy/compose.yaml", "deploy/k8s/acker.yaml", "deploy/k8s/sidecar.yaml"]
 

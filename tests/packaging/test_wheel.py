@@ -17,7 +17,7 @@ import pytest
 from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("acker_protocol", "acker_client", "acker_service", "acker_testing", "acker_command")
+PACKAGES = ("acker_protocol", "acker_zookeeper", "acker_client", "acker_service", "acker_testing", "acker_command")
 # What pip brings with grpcio, protobuf and numpy, and what a virtual environment starts with.
 BASE = {"acker", "grpcio", "protobuf", "numpy", "typing_extensions", "pip", "setuptools"}
 OUTSIDE = ("numba", "kazoo", "pyspark", "pyarrow", "pandas", "prometheus_client", "grpc_health", "click", "rich")

@@ -884,7 +884,7 @@ def test_at_most_once_without_a_checkpoint_offsets_are_committed_before_their_re
         rows = frame_of(batch).rows()
         seen += [row.value.decode() for row in rows]
         if batch.number == 1:
-            crashed.settle(batch)
+            crashed.settle_batch(batch)
     Kafka(topic, **options).run(NO_SPARK, lambda batch: seen.extend(r.value.decode() for r in frame_of(batch).rows()))
     assert sorted(seen) == sorted([f"0.{k}" for k in range(20)] + [f"1.{k}" for k in range(10)])
 
