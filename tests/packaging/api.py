@@ -46,7 +46,7 @@ def summary(value: object) -> str:
 
 def _module(module: ModuleType) -> Iterator[str]:
     yield f"## {module.__name__}\n"
-    for name in getattr(module, "__all__", ["ack", "fail"]):
+    for name in sorted(getattr(module, "__all__", ["ack", "fail"])):
         value = getattr(module, name)
         if not isinstance(value, ModuleType):
             yield from _entry(name, value)

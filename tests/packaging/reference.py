@@ -145,7 +145,7 @@ def _errors() -> str:
     rows = []
     for module in (errors, acker_client.source, acker_client.spark):
         public = acker_client if module is errors else module
-        for name, each in vars(module).items():
+        for name, each in sorted(vars(module).items()):
             if isinstance(each, type) and issubclass(each, Exception) and each.__module__.startswith("acker_client"):
                 home = public.__name__ if name in public.__all__ else module.__name__
                 rows.append((f"`{name}`", f"`{home}`", f"`{each.__bases__[0].__name__}`", api.summary(each)))
