@@ -112,7 +112,7 @@ def test_importing_the_client_loads_no_grpc(base: Path) -> None:
 def test_a_base_install_tracks_trees_against_a_server(
     base: Path, start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
-    text = next(text for text in programs.programs() if "open_source" in text)
+    text = programs.only('open_source("sentences")')
     program = tmp_path / "sentences.py"
     program.write_text(text.replace("localhost:7070", start_server().address))
     told = succeed(base / "python", "-W", "error", program).splitlines()
