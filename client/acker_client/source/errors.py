@@ -6,6 +6,16 @@ from collections.abc import Sequence
 
 from acker_client.errors import AckerError
 
+__all__ = [
+    "Broken",
+    "CheckpointError",
+    "Fenced",
+    "InputChanged",
+    "QueryStopped",
+    "SourceError",
+    "TooManyDeadLetters",
+]
+
 
 class SourceError(AckerError):
     """A source cannot go on, or cannot start. Nothing is lost: what is not done is read again at the next start."""

@@ -221,7 +221,7 @@ class FileInput:
         self._files[partition] = file
         return file
 
-    def _look(self) -> None:
+    def _list_files(self) -> None:
         """See what is new, has been renamed, or is gone."""
         seen = self._find()
         taken: set[int] = set()
@@ -259,7 +259,7 @@ class FileInput:
     def _next_block(self) -> Block | None:
         block = next(self._blocks, None)
         if block is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
-            self._look()
+            self._list_files()
             self._blocks = self._walk()
             block = next(self._blocks, None)
         return block

@@ -260,10 +260,10 @@ class PlainFile(_File):
         """Where the line with index ``line`` begins, or the one before it ends."""
         byte = self._known.get(line)
         if byte is None:
-            byte = self._known[line] = self._find(line)
+            byte = self._known[line] = self._byte_of_line(line)
         return byte
 
-    def _find(self, line: int) -> int:
+    def _byte_of_line(self, line: int) -> int:
         for part in self._parts:
             if part.start <= line <= part.stop:
                 return _byte_of(part, line)
@@ -318,11 +318,11 @@ class GzFile(_File):
                 self._check_same(file)
                 return
             try:
-                where = self._count(file, block_bytes)
+                where = self._count_lines(file, block_bytes)
             except (Damaged, OSError) as error:
                 self._refuse(error, is_followed=is_followed)
                 return
-            for block in self._read(file, where, block_bytes):
+            for block in self._read_blocks(file, where, block_bytes):
                 self._line = block.line + len(block.starts)
                 yield block
 
@@ -336,7 +336,7 @@ class GzFile(_File):
         is_complete = self.lines is not None and done.prefix >= self.lines
         return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._whereabouts()}
 
-    def _count(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
+    def _count_lines(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
         """Unpack all of it once. Where to begin: an entry, a byte of the content at or before the first line that is
         not planned, and how many lines end before that byte. Raises ``Damaged``."""
         self._digest = digest_of(file)
@@ -353,7 +353,7 @@ class GzFile(_File):
         self.lines = lines + (content[-1:] not in (b"", b"\n"))
         return where
 
-    def _read(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
+    def _read_blocks(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
         """The lines from ``self._line`` on."""
         entry, start, line = where
         stream = Unpacked(file, entry)

@@ -2,3 +2,7 @@
 
 Entry points: ``frame.Frame``, ``frame.tracked``.
 """
+
+from acker_client.source.frame.frame import Frame, Tracked, tracked
+
+__all__ = ["Frame", "Tracked", "tracked"]

@@ -40,7 +40,7 @@ class PersistedFrame:
     def schema(self) -> Any:
         return self._persisted.schema
 
-    def read(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
+    def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
         """See ``PersistedRows``."""
         from acker_client.spark.operators.read_frame import rows_of_persisted
 

@@ -50,7 +50,7 @@ class PersistedRows(Protocol):
     @property
     def columns(self) -> Sequence[str]: ...
 
-    def read(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
+    def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
         """The rows of ``slices``, in order. Raises ``InputChanged`` when they are not what they were."""
         ...
 
@@ -99,7 +99,7 @@ class FrameInput:
 
     def origins(self, chosen: Sequence[Chosen[FramePart]]) -> pa.RecordBatch:
         if self._key:
-            table = self._read(chosen, self._key)
+            table = self._read_rows(chosen, self._key)
             columns = [column.combine_chunks() for column in table.columns]
             return pa.RecordBatch.from_arrays(columns, names=list(self._key))
         slices = self.slices(chosen, 1)
@@ -111,7 +111,7 @@ class FrameInput:
         return pa.RecordBatch.from_arrays([pa.array(partitions), pa.array(rows)], names=["partition", "row"])
 
     def originals(self, chosen: Sequence[Chosen[FramePart]]) -> list[Original]:
-        values = self._read(chosen, self._frame.columns).to_pylist(maps_as_pydicts=None)
+        values = self._read_rows(chosen, self._frame.columns).to_pylist(maps_as_pydicts=None)
         places = [(each.partition, row) for each in self.slices(chosen, 1) for row in each.rows.tolist()]
         return [
             Original(self._origin(partition, row, value), {name: jsonable(each) for name, each in value.items()})
@@ -132,8 +132,8 @@ class FrameInput:
             return f"end of the frame ({total} {'row' if total == 1 else 'rows'})"
         return f"{prefixes} of {total} rows of the frame"
 
-    def _read(self, chosen: Sequence[Chosen[FramePart]], columns: Sequence[str]) -> pa.Table:
-        return self._frame.read(self.slices(chosen, 1), columns)
+    def _read_rows(self, chosen: Sequence[Chosen[FramePart]], columns: Sequence[str]) -> pa.Table:
+        return self._frame.read_rows(self.slices(chosen, 1), columns)
 
     def _origin(self, partition: int, row: int, value: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._key:

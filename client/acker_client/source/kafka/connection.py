@@ -247,7 +247,7 @@ class Reader:
                 for found in self._sorted_out(at, messages, position, stop):
                     position = found.stop if isinstance(found, Gone) else int(found.offsets[-1]) + 1
                     if isinstance(found, Gone) or found.offsets[0] < stop:
-                        yield found if isinstance(found, Gone) else _cut(found, stop)
+                        yield found if isinstance(found, Gone) else _below(found, stop)
                     take = take if isinstance(found, Gone) else _next_take(found, take)
                 position = max(position, self._end_seen(messages))
                 if position > before:
@@ -340,7 +340,7 @@ class TopicWriter:
         }
         self._producer = _opened(lambda: library().Producer(settings, logger=_Whisper()), connection)
 
-    def check(self, topic: str) -> None:
+    def check_topic(self, topic: str) -> None:
         """Make sure that the topic is there, or is made by being asked for. Raises ``SourceError``."""
         deadline_s = time.monotonic() + self.connection.timeout_s
         while (error := self._error_of_topic(topic)) is not None:
@@ -582,7 +582,7 @@ def _readable_headers(index: int, message: Any, unreadable: dict[int, str]) -> A
         return None
 
 
-def _cut(fetched: Fetched, stop: int) -> Fetched:
+def _below(fetched: Fetched, stop: int) -> Fetched:
     """What of it lies below ``stop``."""
     count = int(np.searchsorted(fetched.offsets, stop))
     if count == len(fetched.offsets):

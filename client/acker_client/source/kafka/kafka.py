@@ -74,14 +74,14 @@ class Kafka(Source):
         letters = self.options.dead_letters
         if isinstance(letters, KafkaTopic) and wanted.fits(letters.topic):
             raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
-        _check("null_values", null_values, ("emit", "skip"))
-        _check("stop", stop, (None, "end"))
+        _check_option("null_values", null_values, ("emit", "skip"))
+        _check_option("stop", stop, (None, "end"))
         if not self.options.held and null_values == "skip":
             raise ValueError("null_values='skip' with held=False: what is left out would be LOST; use where() instead")
         if isinstance(first_poll, datetime):
             milliseconds(first_poll)
         else:
-            _check("first_poll", first_poll, FIRST_POLLS)
+            _check_option("first_poll", first_poll, FIRST_POLLS)
         if not 0 < refresh_s < float("inf"):
             raise ValueError(f"refresh_s={refresh_s}: give seconds, above 0")
         self.kafka = KafkaOptions(
@@ -100,6 +100,6 @@ class Kafka(Source):
         return KafkaInput(self.kafka), COLUMNS
 
 
-def _check(option: str, value: object, known: tuple[object, ...]) -> None:
+def _check_option(option: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option}={value!r}: give one of {', '.join(map(repr, known))}")

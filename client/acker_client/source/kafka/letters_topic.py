@@ -73,7 +73,7 @@ class KafkaTopic:
     def _opened(self) -> TopicWriter:
         if self._writer is None:
             writer = TopicWriter(self.connection)
-            writer.check(self.topic)
+            writer.check_topic(self.topic)
             self._writer = writer
         return self._writer
 
@@ -84,7 +84,7 @@ class KafkaTopic:
         # What JSON escapes takes more room than it had: cut to what fits in the end.
         kept = room
         while len(text) > room and kept:
-            text, kept = _bytes_of(_cut(letter, kept)), kept // 2
+            text, kept = _bytes_of(_shortened(letter, kept)), kept // 2
         return key, text
 
 
@@ -92,7 +92,7 @@ def _bytes_of(letter: DeadLetter) -> bytes:
     return letter.to_json().encode(errors="surrogatepass")
 
 
-def _cut(letter: DeadLetter, bytes_max: int) -> DeadLetter:
+def _shortened(letter: DeadLetter, bytes_max: int) -> DeadLetter:
     """The letter with as much of its value as text."""
     whole = letter.value if isinstance(letter.value, bytes) else json.dumps(letter.value, ensure_ascii=False).encode()
     return replace(letter, origin={**letter.origin, "bytes": len(whole)}, value=whole[:bytes_max])

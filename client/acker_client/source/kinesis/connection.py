@@ -138,7 +138,7 @@ class KinesisDoor(Protocol):
     def describe(self) -> StreamIdentity: ...
     def shards(self) -> Sequence[ListedShard]: ...
     def iterator(self, shard: str, begin: Begin) -> str: ...
-    def read(self, iterator: str, records_max: int) -> ReadAnswer: ...
+    def read_records(self, iterator: str, records_max: int) -> ReadAnswer: ...
 
 
 class BotoKinesis:
@@ -183,7 +183,7 @@ class BotoKinesis:
         iterator: str = self._call("get_shard_iterator", **of)["ShardIterator"]
         return iterator
 
-    def read(self, iterator: str, records_max: int) -> ReadAnswer:
+    def read_records(self, iterator: str, records_max: int) -> ReadAnswer:
         # The iterator says of which stream it is; only an ARN may be given beside it.
         of = {name: value for name, value in self._name.items() if name == "StreamARN"}
         limit = min(records_max, RECORDS_PER_CALL_MAX)

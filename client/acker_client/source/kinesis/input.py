@@ -264,7 +264,7 @@ class KinesisInput:
         iterator: str | None = self._kinesis.iterator(name, begin)
         left = skip
         while iterator is not None:
-            answer = self._kinesis.read(iterator, left + 1)
+            answer = self._kinesis.read_records(iterator, left + 1)
             count = answer.rows.num_rows
             has_aged = (
                 skip and left == skip and count and str(answer.rows["sequence_number"][0]) != begin.sequence_number
@@ -288,7 +288,7 @@ class KinesisInput:
         while (room := records_max - sum(part.stop - part.start for part in parts)) > 0 and held < bytes_max:
             due = self._due()
             if due:
-                taken = self._read(due[0], min(RECORDS_PER_CALL_MAX, -(-room // len(due))))
+                taken = self._read_shard(due[0], min(RECORDS_PER_CALL_MAX, -(-room // len(due))))
                 held += sum(part.held.bytes for part in taken)
                 parts += taken
             if self._clock() >= until_s or not (due or self._wait_for_more(until_s)):
@@ -316,13 +316,13 @@ class KinesisInput:
     def _is_open(self, shard: ShardReading) -> bool:
         return not (shard.is_drained or shard.is_caught_up)
 
-    def _read(self, shard: ShardReading, records_max: int) -> list[RecordPart]:
+    def _read_shard(self, shard: ShardReading, records_max: int) -> list[RecordPart]:
         """The next records of a shard, as one part or none; it is due again when AWS allows it."""
         self._turn = list(self._shards).index(shard.name) + 1
         try:
             if shard.iterator is None:
                 shard.iterator = self._kinesis.iterator(shard.name, shard.begin)
-            answer = self._kinesis.read(shard.iterator, records_max)
+            answer = self._kinesis.read_records(shard.iterator, records_max)
         except Expired:
             self._renew(shard)
             return []
@@ -335,7 +335,7 @@ class KinesisInput:
         self._asking.answered()
         shard.failures = 0
         shard.iterator = answer.iterator
-        taken = shard.take(answer.rows)
+        taken = shard.number_rows(answer.rows)
         self._look_ahead(shard, answer, records_max)
         return taken
 

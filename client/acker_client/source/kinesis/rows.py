@@ -42,7 +42,7 @@ class Held:
             self.positions = self.positions[mask]
             self.rows = self.rows.take(pa.array(np.flatnonzero(mask)))
 
-    def release(self, done: Ranges) -> None:
+    def forget_done(self, done: Ranges) -> None:
         """Forget what is done."""
         self.keep(~done.contains(self.positions))
 

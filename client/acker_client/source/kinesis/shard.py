@@ -119,7 +119,7 @@ class ShardReading:
         """Bytes of records that are held."""
         return sum(held.bytes for held in self._held)
 
-    def take(self, rows: pa.RecordBatch) -> list[RecordPart]:
+    def number_rows(self, rows: pa.RecordBatch) -> list[RecordPart]:
         """Number ``rows``, the next of the shard, and hold those that are not done; as one part, or none."""
         if not rows.num_rows:
             return []
@@ -132,7 +132,7 @@ class ShardReading:
         if not rows.num_rows:
             return []
         held = Held(np.arange(start, self.next, dtype=np.int64), rows)
-        held.release(self.done)
+        held.forget_done(self.done)
         if len(held.positions):
             self._held.append(held)
         return [RecordPart(self.name, start, self.next, held)]
@@ -165,7 +165,7 @@ class ShardReading:
     def advance(self, done: Ranges) -> None:
         self.done = done
         for held in self._held:
-            held.release(done)
+            held.forget_done(done)
         self._held = [held for held in self._held if len(held.positions)]
 
     def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:

@@ -116,7 +116,7 @@ class ParquetInput:
         self._rows, self._digests = {}, {}
         there = {found.path: found for found in self._files}
         for path, each in committed.items():
-            self._check(path, there.get(path), each)
+            self._refuse_changed(path, there.get(path), each)
         self._parts = self._walk(self._files, {path: each.done.prefix for path, each in committed.items()})
         self._left = None
 
@@ -154,7 +154,7 @@ class ParquetInput:
         at = f", {left[0].shown} to row {prefixes[left[0]]}" if left[0].path in self._rows else ""
         return f"{total - len(left)} of {total} files{at}"
 
-    def _check(self, path: str, found: Found | None, committed: Committed) -> None:
+    def _refuse_changed(self, path: str, found: Found | None, committed: Committed) -> None:
         """Refuse a file that is not the one that was read, or went away before it was done."""
         try:
             rows, digest = int(committed.mark["rows"]), str(committed.mark["digest"])
