@@ -1,1 +1,1 @@
-"""Files: lines of local files, plain or gzip, as a source. Entry points: ``files.Files``, ``input.FileInput``."""
+"""Lines of local files, plain or gzip, as a source. Entry points: ``files.Files``, ``input.FileInput``."""

@@ -1,1 +1,1 @@
-"""Parquet: row groups of local Parquet files as a source. Entry points: ``parquet.Parquet``, ``input.ParquetInput``."""
+"""Row groups of local Parquet files as a source. Entry points: ``parquet.Parquet``, ``input.ParquetInput``."""
