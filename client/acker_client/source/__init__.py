@@ -1,4 +1,4 @@
-"""Sources: where records come from, and how each of them ends in exactly one of two ways: acked, or dead-lettered.
+"""Sources of records. Each record ends in exactly one of two ways: it is acked, or it becomes a dead letter.
 
     from acker_client.source import Files, Retry
 

@@ -1,4 +1,4 @@
-"""Frame: a DataFrame, or each micro-batch of a streaming query, as a source.
+"""A DataFrame, or each micro-batch of a streaming query, as a source.
 
 Entry points: ``frame.Frame``, ``frame.tracked``.
 """
