@@ -24,7 +24,7 @@ from acker_command.demo import Abort, DemoError, corpus, faults
 from acker_command.demo.expected import derive
 from acker_command.demo.faults import Faults, Strike
 from acker_command.demo.inputs import input_of
-from acker_command.demo.pipeline import DemoPipeline
+from acker_command.demo.pipeline import DemoPipeline, table_of_categories
 from acker_command.demo.result import conclude
 from acker_command.demo.server import Servers
 from acker_command.demo.verify import Verifier
@@ -90,21 +90,20 @@ class Job:
         self._exits.callback(self._servers.stop)
         self._servers.start()
         self._input.begin(self._exits)
-        spark = self._spark()
+        spark, folder = self._spark(), self._folder
+        categories = table_of_categories(spark)
+        pipeline = DemoPipeline(categories, self._faults, folder / "counts", folder / "staging", self._input.columns)
         view.say(f"batches of {self._size:,} lines from {self._input.place}")
         view.began_s = time.monotonic()
         try:
-            self._run_source(spark)
+            self._run_source(spark, pipeline)
         except (AckerError, Abort) as error:
             raise DemoError(f"the job ended before its input: {error}\n(logs: --keep DIR)") from error
         seconds = time.monotonic() - view.began_s
         view.say("checking the counts of all acked lines")
         return self._conclude(seconds)
 
-    def _run_source(self, spark: Any) -> None:
-        folder = self._folder
-        pipeline = DemoPipeline(spark, self._faults, folder / "counts", folder / "staging", self._input.columns)
-
+    def _run_source(self, spark: Any, pipeline: DemoPipeline) -> None:
         def process(batch: Batch) -> None:
             # A batch of replays is not struck, except by the records that raise.
             strike = faults.deal(self._strikes, batch.records - batch.replays, self._size)
@@ -116,7 +115,7 @@ class Job:
             spark,
             process,
             name="demo",
-            dead_letters=folder / "dead.jsonl",
+            dead_letters=self._folder / "dead.jsonl",
             retry=RETRY,
             max_dead_share=MAX_DEAD_SHARE,
             batch_records=self._size,

@@ -38,10 +38,10 @@ class OnPurpose(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DemoPipeline:
-    """``committed``: the folder in which commits appear; ``staging``: where they are written first. ``columns``: SQL
-    over the rows of the input for value, path and line."""
+    """``categories``: the small table. ``committed``: the folder in which commits appear; ``staging``: where they are
+    written first. ``columns``: SQL over the rows of the input for value, path and line."""
 
-    spark: SparkSession
+    categories: DataFrame
     faults: Faults
     committed: Path
     staging: Path
@@ -49,7 +49,6 @@ class DemoPipeline:
 
     def run(self, batch: Batch, strike: Strike | None) -> None:
         """Count the words of a batch and commit the counts; ``strike`` happens somewhere on the way."""
-        categories = self.spark.createDataFrame(sorted(CATEGORIES.items()), "word string, category string")
         rows = batch.df.selectExpr(*self.columns, "_root AS root_id", "_root", "_edge")
         rows = rows.transform(where("trim(string(value)) <> ''"))
         rows = rows.transform(texts(self.faults))
@@ -57,7 +56,7 @@ class DemoPipeline:
         rows = rows.withColumn("bucket", pmod("root_id", lit(BUCKETS)))
         rows = rows.transform(counts(self.faults, strike))
         rows = rows.transform(explode("counts", ("word", "count")))
-        rows = rows.transform(join(categories, "word", "left"))
+        rows = rows.transform(join(self.categories, "word", "left"))
 
         @sink
         def save(rows: DataFrame) -> None:
@@ -67,6 +66,11 @@ class DemoPipeline:
             os.rename(staged, self.committed / staged.name)
 
         save(rows)
+
+
+def table_of_categories(spark: SparkSession) -> DataFrame:
+    """Return the small table: word, category."""
+    return spark.createDataFrame(sorted(CATEGORIES.items()), "word string, category string")
 
 
 def texts(faults: Faults) -> Operator:
