@@ -1,7 +1,7 @@
 # The server. Not for executors: those need `acker[spark]` in Spark's own image.
 #
-#   docker build -t acker:0.1.0 .
-#   docker run -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker:0.1.0
+#   docker build -t acker:0.2.0 .
+#   docker run -p 127.0.0.1:7070:7070 -p 127.0.0.1:7071:7071 -v acker-state:/var/lib/acker acker:0.2.0
 #
 # Options come as words after the image's name or as variables, -e ACKER_MAX_PENDING=5000000; the health check follows them.
 

@@ -1,7 +1,8 @@
 # What there is to do here. Every target sets up what it needs; the second run finds it ready.
 #
 #   make demo         the main job on real input, with faults on purpose (ARGS="--json" and so on)
-#   make test         all tests (ARGS="tests/service -k settle")
+#   make test-fast    the tests without a JVM and without other processes, in a minute
+#   make test         all tests but the long ones (ARGS="tests/service -k settle")
 #   make test-long    the tests that take minutes, which `make test` leaves out, and today's of `make test-matrix`
 #   make test-kafka   the tests that need a real Apache Kafka, which it fetches by Maven and starts
 #   make test-matrix  a chosen part of the tests on each version in .ci/matrix.txt (ON="oldest spark-4.1")
@@ -9,7 +10,7 @@
 #   make simulate     a cluster in virtual time, with every fault, against an oracle (SEEDS=500 FROM=1)
 #   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
 #   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
-#   make check        format, lint, types, floors and doors, generated code, the documents, the alert rules
+#   make check        format, lint, types, imports, generated code, the documents, the package, the alert rules
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew
@@ -19,7 +20,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-kafka test-matrix pipelines bodies simulate schedules check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules check bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -59,7 +60,11 @@ demo: $(READY)
 	@$(WITH_SPARK) $(BIN)/acker demo $(ARGS)
 
 test: $(READY)
-	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	@$(WITH_SPARK) $(BIN)/python -m pytest -n 2 --dist worksteal --durations=16 $(ARGS)
+
+FAST := tests/client tests/contract tests/protocol tests/service tests/simulation tests/source tests/spark
+test-fast: $(READY)
+	@$(BIN)/python -m pytest -m "not (long or kafka or jvm or process)" -n 2 --dist worksteal $(FAST) $(ARGS)
 
 test-long: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 1800 $(ARGS)
@@ -93,6 +98,8 @@ check: $(READY) proto-check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest --quiet tests/packaging/test_documents.py tests/packaging/test_rules.py
+	rm -rf .build/dist && $(BIN)/python -m build --no-isolation --outdir .build/dist . > /dev/null
+	$(BIN)/twine check --strict .build/dist/*
 	tools="$$(.ci/prometheus)"; "$$tools/promtool" check config deploy/prometheus/prometheus.yml; \
 		"$$tools/promtool" test rules tests/deploy/alerts.yaml
 

@@ -18,6 +18,9 @@ from hypothesis import settings
 
 from acker_testing import standstill
 
+# gRPC reports each connection that a server closes, which tests do on purpose.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 # How busy the machine is says nothing about the code, so no example has a deadline; and what CI tries is the same each
 # time, so that a change is judged by the change. On a developer's machine every run looks elsewhere.
 settings.register_profile("acker", deadline=None, derandomize="CI" in os.environ)
@@ -25,15 +28,22 @@ settings.load_profile("acker")
 
 START_S = 60.0
 ROOT = Path(__file__).resolve().parent.parent
+# Fixtures that start Spark, ZooKeeper or Kafka.
+STARTS_JVM = {"spark", "zookeeper_process", "bench", "real_kafka"}
+# Fixtures that start servers as processes of their own.
+STARTS_SERVER = {"server_process", "server_process_of_module", "lasting_server"}
 PATHS = [str(ROOT / folder) for folder in ("proto", "client", "command", ".")]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is marked ``sampled(n)``, the first of each n cases is run at once, and the others with the long
-    ones."""
+    """Mark tests by the fixtures that they use (``jvm``, ``process``), and as ``long`` most cases of ``sampled(n)``:
+    `make test` runs the first of each n cases."""
     cases: dict[str, int] = {}
     for item in items:
+        for fixtures, mark in ((STARTS_JVM, pytest.mark.jvm), (STARTS_SERVER, pytest.mark.process)):
+            if fixtures.intersection(getattr(item, "fixturenames", ())):
+                item.add_marker(mark)
         sampled = item.get_closest_marker("sampled")
         if sampled is None:
             continue

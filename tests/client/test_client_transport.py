@@ -78,7 +78,7 @@ def test_a_malformed_message_is_rejected_by_the_server_s_own_sentence(transport:
 
 
 def test_another_protocol_version_is_rejected_naming_both(transport: GrpcTransport) -> None:
-    with pytest.raises(errors.Rejected, match=r"FAILED_PRECONDITION.*99.*1|FAILED_PRECONDITION.*1.*99"):
+    with pytest.raises(errors.Rejected, match=r"FAILED_PRECONDITION.* version 99 .* version 2:"):
         transport.hello(Hello(99, "from the future"), 10.0)
 
 

@@ -39,7 +39,7 @@ def run(command: Sequence[str], *options: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_path: Path) -> None:
     keep = tmp_path / "kept"
     ran = run(["-m", "acker_command"], "demo", "--records", RECORDS, "--json", "--keep", str(keep))
@@ -54,7 +54,7 @@ def test_every_record_has_its_answer_and_no_ack_is_false_whatever_breaks(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.parametrize("source", ["kafka", "kinesis", "frame"])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_ends_at_the_end(
@@ -71,7 +71,7 @@ def test_whatever_the_lines_are_read_from_no_ack_is_false_and_the_checkpoint_end
     assert found["dead_lettered"] == len((keep / "dead.jsonl").read_text().splitlines()) > 0
 
 
-@pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.parametrize(
     ("source", "batch_records"),
     [
@@ -95,7 +95,7 @@ def test_a_line_that_is_not_utf_8_is_the_one_dead_letter_where_a_source_hands_on
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_servers_that_die_come_go_and_restart_under_the_job_cost_no_replay_where_each_record_is_on_two(
     tmp_path: Path,
 ) -> None:
@@ -110,7 +110,7 @@ def test_servers_that_die_come_go_and_restart_under_the_job_cost_no_replay_where
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_a_sink_that_drops_rows_is_found_out() -> None:
     ran = run(["-c", SABOTAGED], "--records", "300", "--batch-records", "300", "--no-faults", "--json")
     assert ran.returncode == 1, ran.stderr
@@ -121,7 +121,7 @@ def test_a_sink_that_drops_rows_is_found_out() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path: Path) -> None:
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "acker_command", "demo", "--records", RECORDS]

@@ -201,6 +201,7 @@ def test_zookeeper_may_be_away_while_jobs_run_and_batches_are_opened(
 @pytest.mark.long
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("comes_first", [False, True])
+@pytest.mark.jvm
 def test_zookeeper_may_lose_its_data_under_running_jobs_at_no_replay(
     tmp_path: Path, replicas: int, *, comes_first: bool
 ) -> None:

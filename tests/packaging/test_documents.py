@@ -15,6 +15,8 @@ from acker_service.config import OPTIONS, flag
 from tests.packaging import metrics_table, options, programs
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]
+DOCUMENTS = [ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/decisions").glob("*.md"))]
 MANIFESTS = ["Dockerfile", "deploy/compose.yaml", "deploy/k8s/acker.yaml", "deploy/k8s/sidecar.yaml"]
 
 
@@ -47,36 +49,61 @@ def test_manifests_name_options_that_exist(manifest: str) -> None:
     assert flags <= {flag(option.name) for option in OPTIONS}
 
 
+def test_make_targets_that_contributing_names_exist() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = re.findall(r"`make ((?:[a-z-]+ ?)+)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 10
+    assert {target for names in named for target in names.split()} <= set(targets)
+
+
 def test_the_changelog_has_this_version() -> None:
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version
     assert f"## [{version[1]}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_every_package_says_what_it_is_for_and_stands_in_the_architecture() -> None:
+def test_every_package_has_a_docstring_and_stands_in_the_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for package in ("acker_service", "client/acker_client"):
         for path in (ROOT / package).rglob("__init__.py"):
             assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
-            name = str(path.parent.relative_to((ROOT / package).parent))
-            assert name in ("acker_service", "acker_client") or f"`{name}`" in text, f"{name} is not in ARCHITECTURE.md"
+            name = path.parent.relative_to((ROOT / package).parent).as_posix()
+            assert f"| `{name}` |" in text, f"{name} is not in the table of packages in ARCHITECTURE.md"
 
 
-def test_every_place_that_is_named_for_a_question_exists() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## Where is ...?")[2].partition("\n## ")[0]
-    paths = re.findall(r"`([\w/]+\.py)`", text)
-    assert len(paths) > 20
-    modules = {str(path) for path in ROOT.rglob("acker_*/**/*.py")}
-    for path in paths:
-        is_module = any(module.endswith(f"/{path}") for module in modules)
-        assert is_module or (ROOT / path).exists(), f"there is no {path}"
+@functools.cache
+def modules() -> list[Path]:
+    """All modules of the repository."""
+    places = [ROOT / package for package in (*PACKAGES, "tests", "benchmarks")]
+    return [path for place in places for path in place.rglob("*.py")]
 
 
-PACKAGES = ["acker_service", "proto/acker_protocol", "client/acker_client", "acker_testing", "command/acker_command"]
-# These speak of Spark's stages.
-EXCEPTIONS = {
-    "stage": {"look.py", "executions.py", "notes.py", "chain.py"},
-}
+def modules_named(path: str) -> list[Path]:
+    """The modules whose path ends with ``path``, as documents name them."""
+    return [module for module in modules() if module.as_posix().endswith(f"/{path}")]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_modules_that_a_document_names_exist(document: Path) -> None:
+    for path in re.findall(r"`([\w/]+\.py)`", document.read_text()):
+        assert modules_named(path), f"{document.name}: there is no {path}"
+
+
+def test_functions_that_the_architecture_names_are_in_their_modules() -> None:
+    text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
+    named = re.findall(r"`([\w.]+)` \(`([\w/]+\.py)`\)", text)
+    assert len(named) > 20
+    for function, path in named:
+        sources = [module.read_text() for module in modules_named(path)]
+        for name in function.split("."):
+            found = re.compile(rf"\b(def|class) {name}\b")
+            assert any(found.search(source) for source in sources), f"{path} has no {function}"
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"\]\((\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text())
+    assert listed == sorted(path.name for path in folder.glob("[0-9]*.md"))
 
 
 @functools.cache
@@ -86,27 +113,18 @@ def sources_of_packages() -> dict[Path, str]:
     return {path: re.sub(r"^(from|import) .*$", "", path.read_text(), flags=re.MULTILINE) for path in paths}
 
 
-def table(head: str) -> list[str]:
-    """The first column of the table of ARCHITECTURE that begins with ``head``."""
-    rows = (ROOT / "ARCHITECTURE.md").read_text().partition(f"| {head} |\n|---|---|\n")[2].partition("\n\n")[0]
+def glossary() -> list[str]:
+    """The words of the glossary in ARCHITECTURE.md."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = text.partition("| word | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
     return [row.split("|")[1].strip() for row in rows.splitlines()]
 
 
-@pytest.mark.parametrize("word", table("word | meaning"))
-def test_each_word_of_the_table_is_used(word: str) -> None:
+@pytest.mark.parametrize("word", glossary())
+def test_each_word_of_the_glossary_is_used(word: str) -> None:
     pattern = re.compile(rf"\b{word}(s|es)?\b".replace(" ", "[ _]"), re.IGNORECASE)
     users = [path for path, text in sources_of_packages().items() if pattern.search(text.replace("_", " "))]
-    assert users, f"{word!r} is in ARCHITECTURE's table of words, and nowhere in the code"
-
-
-@pytest.mark.parametrize("word", [word for words in table("not | but") for word in words.split(", ")])
-def test_words_that_are_not_said_are_not_said(word: str) -> None:
-    pattern = re.compile(rf"\b{word}s?\b", re.IGNORECASE)
-    for path, text in sources_of_packages().items():
-        if path.name in EXCEPTIONS.get(word, ()):
-            continue
-        found = pattern.search(text.replace("_", " "))
-        assert not found, f"{path.relative_to(ROOT)} says {found and found[0]!r}; see the words in ARCHITECTURE.md"
+    assert users, f"{word!r} is in the glossary of ARCHITECTURE.md and nowhere in the code"
 
 
 def test_no_two_classes_have_one_name() -> None:

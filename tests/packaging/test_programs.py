@@ -58,7 +58,7 @@ def run(path: Path, **settings: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -73,7 +73,7 @@ def test_the_first_program_runs_as_it_stands_in_a_process_of_its_own(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     import pyarrow.parquet
 
@@ -88,7 +88,7 @@ def test_the_program_of_a_stream_runs_as_it_stands(tmp_path: Path, start_server:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -106,7 +106,7 @@ def test_the_program_of_kinesis_runs_as_it_stands_in_a_process_of_its_own(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_kafka_runs_as_it_stands_in_a_process_of_its_own(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -140,7 +140,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_a_signal(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -168,7 +168,7 @@ def test_the_program_of_files_that_grow_reads_on_through_a_rotation_and_ends_at_
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_commands_and_the_program_of_dead_letters_try_one_again(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -196,7 +196,7 @@ def test_the_program_without_spark_runs_as_it_stands(
 
 
 @pytest.mark.long
-@pytest.mark.spark
+@pytest.mark.jvm
 def test_the_program_of_a_pipeline_runs_as_it_stands_under_a_pytest_of_its_own(tmp_path: Path) -> None:
     path = program("Pipeline()", tmp_path).rename(tmp_path / "test_orders.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +13,7 @@ from tests.spark import conftest as shared
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """As for the other Spark tests: Spark starts before any other test opens a gRPC channel."""
-    here = os.path.dirname(__file__)
-    if any(str(item.path).startswith(here) for item in session.items) and not session.config.option.collectonly:
-        shared._session()
+    shared.start_spark_before(session, Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")

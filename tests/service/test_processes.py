@@ -8,8 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from acker_testing.child import Child, python_path
 from tests.service.caller import Caller, eventually
+
+# They start ZooKeeper.
+pytestmark = pytest.mark.jvm
 
 STARTS_ZOOKEEPER = """
 import sys, time

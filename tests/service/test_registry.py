@@ -446,6 +446,7 @@ def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
     assert after.generation != before.generation
 
 
+@pytest.mark.jvm
 def test_while_zookeeper_is_away_servers_serve_with_the_view_they_had(
     tmp_path: Path, start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -492,6 +493,7 @@ def own_zookeeper(folder: Path) -> Iterator[Any]:
         zookeeper.kill()
 
 
+@pytest.mark.jvm
 def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_their_epoch_grows(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -519,6 +521,7 @@ def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_thei
 
 
 @pytest.mark.long
+@pytest.mark.jvm
 def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
     tmp_path: Path, start_server: Callable[..., Any]
 ) -> None:
@@ -664,6 +667,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         target.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.jvm
 def test_a_server_stops_in_time_also_while_zookeeper_is_away(tmp_path: Path, start_server: Callable[..., Any]) -> None:
     from acker_testing import ZooKeeperProcess
 

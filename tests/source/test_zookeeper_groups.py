@@ -192,6 +192,7 @@ def test_a_checkpoint_as_large_as_a_node_can_be_is_saved_and_found(nodes: Any, z
 # -- ZooKeeper away
 
 
+@pytest.mark.jvm
 def test_while_zookeeper_is_away_a_source_goes_on_and_a_commit_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -22,11 +23,19 @@ ROOT = HERE.parent.parent
 # Not named by this process: another one that was killed may have had its number, and left its tables there.
 LOCAL_DIR = Path(tempfile.mkdtemp(prefix="acker-spark-"))
 atexit.register(shutil.rmtree, LOCAL_DIR, ignore_errors=True)
+# What Spark's JVM and its Python daemon print, among it the tracebacks of workers that Spark has ended.
+LOG = ROOT / ".build" / f"spark-{os.environ.get('PYTEST_XDIST_WORKER', 'tests')}.log"
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start Spark before any other test of this run opens a gRPC channel: a fork beside gRPC's threads may hang."""
-    if any(HERE in item.path.parents for item in session.items) and not session.config.option.collectonly:
+    start_spark_before(session, HERE)
+
+
+def start_spark_before(session: pytest.Session, folder: Path) -> None:
+    """Start Spark if this run has a test in ``folder`` that needs it."""
+    needed = any(folder in item.path.parents and item.get_closest_marker("jvm") for item in session.items)
+    if needed and not session.config.option.collectonly:
         _session()
 
 
@@ -35,9 +44,24 @@ def _session() -> SparkSession:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     LOCAL_DIR.mkdir(parents=True, exist_ok=True)
     # Each attempt of a task that fails costs a Python worker; a second one shows what a fourth would.
-    spark = local_session("acker-tests", attempts=2, conf=local_conf(LOCAL_DIR))
+    with _stderr_to(LOG):
+        spark = local_session("acker-tests", attempts=2, conf=local_conf(LOCAL_DIR))
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+@contextlib.contextmanager
+def _stderr_to(path: Path) -> Iterator[None]:
+    """Let processes that start meanwhile write their standard error into ``path``."""
+    path.parent.mkdir(exist_ok=True)
+    ours = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)
 
 
 @pytest.fixture(scope="session")
