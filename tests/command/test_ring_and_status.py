@@ -21,6 +21,7 @@ from acker_command.options import run
 from acker_command.ring import ring
 from acker_command.status import status
 from acker_protocol.messages import OpenBatch
+from acker_protocol.version import VERSION
 from acker_testing.child import Child
 from tests.service.caller import SESSION, Caller, eventually
 
@@ -94,7 +95,7 @@ def test_ring_shows_what_a_client_places_new_batches_on(listed: str, capsys: pyt
         (member.id, f"{member.generation:016x}", member.address) for member in members
     ]
     assert found["epoch"] == 0
-    assert found["members"][0]["version"] == "0.1.0"
+    assert found["members"][0]["version"] == VERSION
     assert found["members"][0]["slots"].keys() == {"1", "2"}
 
 
