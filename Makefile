@@ -11,6 +11,7 @@
 #   make bodies       random sink bodies on real Spark, against what they have written (SEEDS=500 FROM=1)
 #   make schedules    random schedules of plain clients on real servers, with every fault (SEEDS=200 FROM=1)
 #   make check        format, lint, types, imports, generated code, the documents, the package, the alert rules
+#   make docs         the documentation as a site in .build/site; fails for a broken link
 #   make bench        the benchmarks, as a table and as JSON (.build/bench.json)
 #   make bench-storm  likewise, beside Apache Storm from Maven Central
 #   make proto        generate proto/acker_protocol/v1 anew
@@ -20,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules check bench bench-storm proto proto-check constraints clean
+.PHONY: help demo test test-fast test-long test-kafka test-matrix pipelines bodies simulate schedules check docs bench bench-storm proto proto-check constraints clean
 
 ARGS ?=
 ON ?=
@@ -29,6 +30,7 @@ FROM ?= 1
 VENV := .venv
 READY := $(VENV)/.ready
 GENERATOR := .build/generator
+DOCS := .build/docs
 BIN := $(VENV)/bin
 
 # The first interpreter that is new enough.
@@ -94,14 +96,25 @@ schedules: $(READY)
 check: $(READY) proto-check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python tests/packaging/programs.py .build/readme
+	$(BIN)/python tests/packaging/programs.py .build/programs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --quiet tests/packaging/test_documents.py tests/packaging/test_rules.py
+	$(BIN)/python -m pytest --quiet tests/packaging/test_documents.py tests/packaging/test_links.py \
+		tests/packaging/test_reference.py tests/packaging/test_rules.py
 	rm -rf .build/dist && $(BIN)/python -m build --no-isolation --outdir .build/dist . > /dev/null
 	$(BIN)/twine check --strict .build/dist/*
 	tools="$$(.ci/prometheus)"; "$$tools/promtool" check config deploy/prometheus/prometheus.yml; \
 		"$$tools/promtool" test rules tests/deploy/alerts.yaml
+
+$(DOCS)/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --upgrade pip
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints.txt --group docs
+	@touch $@
+
+docs: $(DOCS)/.ready
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 
 bench: $(READY)
 	@$(WITH_SPARK) $(BIN)/python -m benchmarks.run $(ARGS)
@@ -136,7 +149,7 @@ constraints:
 	@test -n "$(PYTHON)" || { echo >&2 "$(NO_PYTHON)"; exit 1; }
 	rm -rf .build/constraints && $(PYTHON) -m venv .build/constraints
 	.build/constraints/bin/python -m pip install --quiet --upgrade pip
-	.build/constraints/bin/python -m pip install --quiet '.[all]' --group dev --group jdk
+	.build/constraints/bin/python -m pip install --quiet '.[all]' --group dev --group docs --group jdk
 	.build/constraints/bin/python -m pip freeze --all --exclude acker --exclude setuptools > .build/constraints.txt
 	mv .build/constraints.txt constraints.txt
 

@@ -50,7 +50,7 @@ class BatchState:
 
     @classmethod
     def of(cls, request: OpenBatch, roots: int, index: int, now: float) -> BatchState:
-        """``roots``: of the request, as :func:`roots_of` has them."""
+        """``roots``: :func:`count_roots` of the request."""
         words = (request.up_to + 63) // 64
         return cls(
             request.session,
@@ -205,8 +205,8 @@ class Indexes:
         self._free.append(batch.index)
 
 
-def roots_of(request: OpenBatch) -> int:
-    """How many roots of a batch fall into the slots that are to live here; looks at each of its numbers."""
+def count_roots(request: OpenBatch) -> int:
+    """Count the roots of a batch in the slots that this server is to hold. Takes time for each of its numbers."""
     if not request.slots:
         return request.up_to
     return roots_within(request, _map(request.slots))

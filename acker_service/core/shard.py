@@ -29,7 +29,7 @@ from acker_protocol.messages import (
 )
 from acker_service.core import kernels
 from acker_service.core.applying import Applying, delay_ms
-from acker_service.core.batches import BatchState, limit_ticks, roots_of, roots_within
+from acker_service.core.batches import BatchState, count_roots, limit_ticks, roots_within
 from acker_service.core.malformed import malformed_open_batch, malformed_watch
 from acker_service.core.orphans import Orphans
 from acker_service.core.parts import StatePart
@@ -146,7 +146,7 @@ class Shard:
             trouble = state.lacks_room(source, 1) or self._lacks_maps(request)
             if trouble:
                 return self._answer(Status.OVERLOADED, trouble)
-        roots = roots_of(request)
+        roots = count_roots(request)
         if roots > state.room.batch_max:
             return self._answer(Status.INVALID, f"up_to: {roots} roots never fit into {state.room.batch_max}")
         trouble = state.lacks_room(source, roots)

@@ -1,4 +1,4 @@
-"""Registry: this server's registration in ZooKeeper, and the view of all servers. The only door to kazoo.
+"""Registry: this server's registration in ZooKeeper, and the view of all servers.
 
 Decides when a server registers, waits, gives up and comes back, also to an ensemble that has lost its data. One thread
 asks ZooKeeper once the server runs; whoever calls is answered from what was seen last, so ZooKeeper may be slow or away
@@ -8,7 +8,6 @@ and no call notices. What stands in the nodes, and what follows from it, is ``co
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import uuid
@@ -17,25 +16,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import BadVersionError, KazooException, NoAuthError, NodeExistsError, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
-from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL
 
 from acker_protocol.messages import ListedMember, MemberState
 from acker_protocol.placement import epoch_of, parts_of
 from acker_service.core import members
 from acker_service.core.members import Away, Registered, Seen
 from acker_service.process.logs import Log
+from acker_zookeeper.session import KazooSession, NoAnswerError
 
 # One answer of ZooKeeper.
 ANSWER_S = 5.0
 RETRY_S = 0.5
-# How often a lost connection is tried anew within the time of a session, at least: a ZooKeeper that starts may take one
-# and never answer on it, and kazoo would wait for that until the session is over.
-ATTEMPTS = 5
 # How much longer than its session nodes of a dead process are waited for.
 MARGIN_S = 5.0
 # A stop waits no longer: what was not said by then shows itself when the session ends.
@@ -453,30 +447,18 @@ class _Nodes:
     """Nodes under a chroot, each call with a bound of its own; raise what kazoo raises."""
 
     def __init__(self, zookeeper: ZooKeeper, hear: Callable[[str], object], wake: Callable[[], object]) -> None:
-        self._zookeeper, self._root = zookeeper, zookeeper.chroot
+        self._root = zookeeper.chroot
         self._wake = wake
         self.answer_s = ANSWER_S
-        self._trouble = _Trouble()
-        attempt_s = zookeeper.session_s / ATTEMPTS
-        handler = SequentialThreadingHandler()
-        handler.create_connection = _within(handler.create_connection, attempt_s)
-        has_tls = zookeeper.ca is not None
-        self._client = KazooClient(
-            # An answer to the greeting is awaited for the time of a session divided by the hosts.
-            hosts=",".join([zookeeper.hosts] * ATTEMPTS),
-            handler=handler,
-            timeout=zookeeper.session_s,
-            default_acl=CREATOR_ALL_ACL if zookeeper.digest else None,
-            auth_data=[("digest", zookeeper.digest)] if zookeeper.digest else None,
-            # ZooKeeper that comes back gives every session its whole time anew: be there before that is over.
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=attempt_s),
-            logger=self._trouble.logger,
-            use_ssl=has_tls,
-            check_hostname=has_tls,
+        self._session = KazooSession(
+            zookeeper.hosts,
+            zookeeper.session_s,
+            digest=zookeeper.digest,
             ca=zookeeper.ca,
-            certfile=zookeeper.cert,
-            keyfile=zookeeper.key,
+            cert=zookeeper.cert,
+            key=zookeeper.key,
         )
+        self._client = self._session.client
         self._client.add_listener(self._forget)
         self._client.add_listener(hear)
 
@@ -490,24 +472,17 @@ class _Nodes:
     @property
     def session(self) -> int | None:
         """The id of the session; None without a connection."""
-        client_id = self._client.client_id
-        return None if client_id is None else int(client_id[0])
+        return self._session.id
 
     def connect(self) -> None:
         """Raises :class:`RegistryError` when nobody answers for as long as a session would last."""
-        wait_s = self._zookeeper.session_s
-        if not self._client.start_async().wait(wait_s):
-            raise RegistryError(
-                f"no ZooKeeper answered at {self._zookeeper.hosts} within {wait_s:g} s{self._trouble.last}: "
-                "start it, or give the addresses at which it is, and the certificates if it speaks TLS"
-            )
+        try:
+            self._session.start()
+        except NoAnswerError as error:
+            raise RegistryError(str(error)) from None
 
     def close(self) -> None:
-        # kazoo complains of a connection that is ended while it is being made.
-        with contextlib.suppress(Exception):
-            self._client.stop()
-        with contextlib.suppress(Exception):
-            self._client.close()
+        self._session.close()
 
     def ensure(self, path: str) -> None:
         """Make a persistent node, and those above it, unless they are there."""
@@ -569,28 +544,6 @@ class _Nodes:
     def _changed(self, event: object) -> None:
         """kazoo's threads: a watch has fired, or is gone with its connection."""
         self._wake()
-
-
-def _within(connect: Callable[..., Any], most_s: float) -> Callable[..., Any]:
-    """``connect`` with a timeout of ``most_s`` at most."""
-    return lambda *given, timeout, **options: connect(*given, timeout=min(timeout, most_s), **options)
-
-
-class _Trouble(logging.Handler):
-    """Keeps what kazoo complained of last. It does so at every try, and what it means is logged here once."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = ""
-        # Known to nobody else: what it is given does not reach the log.
-        self.logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        said = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
-        if "Transition" not in said:
-            self.last = f" ({said})"
 
 
 def _said(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """AckerClient: the one object through which a program emits, acks, fails and waits.
 
-Decides what a process has of its own (session, buffer, source, channels) and the order in which buffered reports
-leave. All calls are synchronous; threads are the caller's. Constructing a client is free: what belongs to a process is
-made in it, when first needed, so a client may be made before a fork and used after it, on both sides.
+Decides what a process has of its own (session, buffer, source, channels) and the order in which buffered reports are
+sent. All calls are synchronous: a program that does several things at once brings its own threads. Constructing a
+client is free: each process makes its own parts when they are first needed. So a client may be made before a fork and
+used after it, in both processes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from acker_client.backoff import Clock, Patience, Random, Sleep
 from acker_client.cluster.membership import Cluster
 from acker_client.cluster.registration import check_number, check_source, limits_of
-from acker_client.cluster.replicas import ask
+from acker_client.cluster.replicas import ask_members
 from acker_client.cluster.source_session import SourceSession
 from acker_client.cluster.watched import WatchResult
 from acker_client.errors import RETRYABLE, AckerError, Closed, Rejected, Unavailable
@@ -50,12 +51,12 @@ from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
 
-# What the wire can say: counts of 32 bits.
+# Counts are 32-bit on the wire.
 COUNT_MAX = (1 << 32) - 1
 
 
 class Anchor(NamedTuple):
-    """What ties a record to its tree: the root id, and the edge of the record."""
+    """Ties a record to its tree: the root id, and the edge of the record."""
 
     root_id: int
     edge: int
@@ -64,11 +65,11 @@ class Anchor(NamedTuple):
 class AckerClient:
     """A client of the acker.
 
-    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``replicas``: on how
-    many servers each root lives (None: two where there are two); ``spread``: on how many a batch lives at most.
-    ``connect`` makes the transport to an address (``acker_testing`` has one without sockets); ``clock``, ``sleep``,
-    ``random`` and ``side_by_side`` are for tests (where time is simulated, calls to several servers are made in turn).
-    Thread-safe; only ``watch`` is for one thread at a time.
+    ``servers``: 'host:port', several of them, or :class:`Settings`; None reads ``ACKER_SERVERS``. ``replicas``: the
+    number of servers that each root lives on (None: two if there are two). ``spread``: the largest number of servers
+    that a batch lives on. ``connect`` makes the transport to an address (``acker_testing`` has one without sockets).
+    ``clock``, ``sleep``, ``random`` and ``side_by_side`` are for tests. With a simulated clock, calls to several
+    servers are made in turn. Thread-safe, except that only one thread at a time may ``watch``.
 
     >>> with AckerClient("localhost:7070") as client:
     ...     client.open_source("orders")
@@ -98,39 +99,39 @@ class AckerClient:
         self._connect = connect
         self._clock = clock
         self._sleep = sleep
-        # Forked processes share the state of the module's generator; the system's they do not.
+        # Not the module's generator, whose state forked processes share.
         self._random = random or random_module.SystemRandom().random
         self._states: dict[int, ClientState] = {}
 
     # -- the plain API: buffered, folded per root, sent by flush
 
     def emit(self) -> Anchor:
-        """Start the tree of a new record of this client's source; returns its root id and its edge.
+        """Start the tree of a new record of this client's source. Return its root id and its edge.
 
-        Now and then this opens the next batch that emissions draw their numbers from. It waits then while the servers
+        Now and then this opens the next batch from which emissions draw their numbers. Then it waits while the servers
         are full, and raises what ``open_batch`` raises. For roots of a batch of your own call ``init``.
         """
         state = self._with_room()
         source = state.source()
         while True:
             with state.lock:
-                drawn = source.draw()
+                drawn = source.emissions.draw_root()
                 if drawn is not None:
                     root, batch = drawn
                     edge = edge0(root)
                     state.accumulator.init(root, edge, batch)
                     return Anchor(root, edge)
-            source.begin_batch(None)
+            source.emissions.open_next_batch(None)
 
     def new_edge(self) -> int:
-        """An edge for a record that is derived from another one: a random number of 64 bits, not 0."""
+        """Return an edge for a record that is derived from another one: a random 64-bit number, never 0."""
         return secrets.randbits(64) or 1
 
     def init(self, root: int, edges: int | Iterable[int], *, batch: int) -> None:
-        """The tree of ``root``, one of a batch of ``open_batch``, starts with these edges, or with their XOR.
+        """Start the tree of ``root``, which belongs to a batch of ``open_batch``, with these edges or with their XOR.
 
-        This and the calls below are buffered. One that finds the buffer full flushes it first, and raises what
-        ``flush`` raises; a call that raises has not counted.
+        This call and those below are buffered. If the buffer is full, a call flushes it first and raises what ``flush``
+        raises. A call that raises has not counted.
         """
         state = self._with_room()
         state.source().check_root(batch, root)
@@ -138,32 +139,32 @@ class AckerClient:
             state.accumulator.init(root, edges, batch)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
-        """The record of ``edge`` is done, and ``emitted`` are the edges of its children."""
+        """Ack the record of ``edge``. ``emitted``: the edges of its children."""
         state = self._with_room()
         with state.lock:
             state.accumulator.ack(root, edge, emitted)
 
     def fail(self, root: int, reason: str = "", *, edge: int = 0) -> None:
-        """The tree of ``root`` fails. ``edge``: the edge of the record that failed, where there is one."""
+        """Fail the tree of ``root``. ``edge``: the edge of the record that failed, if there is one."""
         state = self._with_room()
         with state.lock:
             state.accumulator.fail(root, reason, edge)
 
     def reset_timeout(self, root: int) -> None:
-        """The timeout of ``root`` starts anew."""
+        """Restart the timeout of ``root``."""
         state = self._with_room()
         with state.lock:
             state.accumulator.reset_timeout(root)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, *, batch: int) -> None:
-        """``init`` in columns (uint64 or int64, [n]); rows of the same root are its edges and XOR together."""
+        """``init`` for columns (uint64 or int64, [n]). The values of rows with the same root XOR together."""
         state = self._with_room()
         state.source().check_open(batch)
         with state.lock:
             state.accumulator.init_columns(roots, vals, batch)
 
     def ack_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike) -> None:
-        """``ack`` in columns (uint64 or int64, [n]): ``vals`` are edges, or edge XOR the children's edges."""
+        """``ack`` for columns (uint64 or int64, [n]). ``vals``: edges, or edges XOR the edges of their children."""
         state = self._with_room()
         with state.lock:
             state.accumulator.ack_columns(roots, vals)
@@ -171,13 +172,13 @@ class AckerClient:
     def fail_columns(
         self, roots: npt.ArrayLike, reasons: str | Sequence[str] = "", vals: npt.ArrayLike | None = None
     ) -> None:
-        """``fail`` in columns; one reason for all, or one a row. ``vals``: the edges of the records that failed."""
+        """``fail`` for columns. One reason for all, or one a row. ``vals``: the edges of the records that failed."""
         state = self._with_room()
         with state.lock:
             state.accumulator.fail_columns(roots, reasons, vals)
 
     def flush(self) -> None:
-        """Send what is buffered, and wait until it is answered.
+        """Send everything that is buffered, and wait until it is answered.
 
         Waits until every server of these roots has answered, or was left out by their source. If the budget runs out,
         raises one of ``errors.RETRYABLE`` and keeps what is unanswered: the next flush sends it again, under the same
@@ -192,7 +193,7 @@ class AckerClient:
         # Reports go one after the other, so no more than one sequence is ever unanswered at a server.
         with state.sending:
             if state.source_or_none is not None:
-                state.source_or_none.follow_view()
+                state.source_or_none.emissions.end_outdated_batch()
             while True:
                 while state.unanswered:
                     self._send_oldest(state, patience.deadline.left_s)
@@ -213,11 +214,11 @@ class AckerClient:
     # -- whole reports
 
     def report(self, identity: Identity, entries: Entries, inits: InitScope | None = None) -> ReportResult:
-        """Send one whole report and wait until every section of it has its answer; what a Spark task calls.
+        """Send one whole report, and wait until every section of it has its answer. Spark tasks call this.
 
         ``entries`` are in wire order (``reports.fold`` makes them). CONFLICT is no error here: another attempt at the
-        same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent (the same report may be sent
-        again); :class:`Rejected` and :class:`UnknownBatch` at once.
+        same work was counted. Raises one of ``errors.RETRYABLE`` when the budget is spent, after which the same report
+        may be sent again. Raises :class:`Rejected` and :class:`UnknownBatch` at once.
         """
         return self.report_pinned(identity, entries, inits, self.settings.pins)
 
@@ -230,11 +231,11 @@ class AckerClient:
         *,
         may_leave: bool = False,
     ) -> ReportResult:
-        """``report`` for roots that live where ``pins`` say; no pins: where this client knows by itself.
+        """``report`` for roots that live where ``pins`` say. Without pins: where this client knows that they live.
 
-        ``may_leave``: a server may be left out that does not answer while replicas of it do. Whoever allows it sees to
-        it that the source leaves it out as well (``ReportResult.without``, ``leave_out``): another attempt at the same
-        work may have reached that server, with other content.
+        ``may_leave``: go on without a server that does not answer while its replicas do. The caller then has to make
+        the source leave out the servers in ``ReportResult.without`` (``leave_out``), as another attempt at the same
+        work may have reached such a server with other content.
         """
         state = self._state()
         check_column("entries.root_ids", entries.root_ids)
@@ -247,22 +248,22 @@ class AckerClient:
         # Another client's source is not ours to renew.
         own = source if source is not None and (inits is None or inits.session == source.session) else None
 
-        def call(member: Member, patience: Patience) -> None:
-            def renew(patience: Patience) -> None:
+        def report_to_member(member: Member, patience: Patience) -> None:
+            def renew_lease(patience: Patience) -> None:
                 if own is not None:
-                    own.renew(member, patience)
+                    own.renew_lease(member, patience)
 
-            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew)
+            deliver(state.cluster.calls_to(member), replication.deliveries[member], patience, renew_lease)
 
         try:
-            ask(state.cluster, replication, call, may_leave=may_leave)
+            ask_members(state.cluster, replication, report_to_member, may_leave=may_leave)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail":
                 raise
             state.go_on_without(error)
-            # They may have another attempt at the same work: what they say of its roots is not to count.
-            for member in replication.left:
-                replication.leave(member, str(error))
+            # These servers may have another attempt at the same work, so their outcomes of its roots must not count.
+            for member in replication.unanswered_members:
+                replication.drop_member(member, str(error))
         return state.counted(replication.result)
 
     # -- sources
@@ -278,10 +279,10 @@ class AckerClient:
     ) -> int:
         """Open this client's source and return its session, a random number unless one is given.
 
-        The server drops the source's roots when it was not watched for ``lease_s``, or for its own ``--max-lease-s``
-        where that is shorter. What is emitted is TIMED_OUT ``message_timeout_s`` after its init, or when nothing was
-        heard of it for ``progress_timeout_s``; None turns it off. The batches of ``open_batch`` have timeouts of their
-        own. A client either emits or opens batches, since both number the source's batches.
+        A server drops the roots of a source that was not watched for ``lease_s``, or for the server's own
+        ``--max-lease-s`` if that is shorter. An emission is TIMED_OUT ``message_timeout_s`` after its init, or after
+        ``progress_timeout_s`` without an update; None turns a timeout off. The batches of ``open_batch`` have timeouts
+        of their own. A client either emits or opens batches, since both number the source's batches.
         """
         state = self._state()
         if state.source_or_none is not None:
@@ -292,23 +293,23 @@ class AckerClient:
         check_source(name, session, lease_s)
         timeouts = limits_of(message_timeout_s, progress_timeout_s)
         drawn = session if session is not None else secrets.randbits(63) + 1
-        # Where the root ids of emissions begin.
+        # The number of the first emission.
         base = 1 + secrets.randbelow(BASE_MAX - 1)
-        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base, self._clock)
-        source.open(state.cluster.patience())
+        source = SourceSession(state.cluster, name, drawn, lease_s, timeouts, base)
+        source.open_on_servers(state.cluster.patience())
         state.source_or_none = source
         return drawn
 
     def join(self, session: int) -> None:
-        """Make this client know the source of another process, by the ``session`` that its ``open_source`` returned, so
-        that it can ack and fail what is emitted there. Needed where there are several servers.
+        """Make this client know the source of another process, so that it can ack and fail what is emitted there.
+        ``session``: the number that ``open_source`` returned there. Needed if there are several servers.
 
-        Raises :class:`UnknownSource` where no server knows the session.
+        Raises :class:`UnknownSource` if no server knows the session.
         """
         self._state().join(session)
 
     def close_source(self) -> None:
-        """End the session: the servers drop the source's roots. Tried for a second; else the lease ends it."""
+        """End the source on the servers, which drop its roots. Tried for a second; after that its lease ends it."""
         self._state().close_source()
 
     def open_batch(
@@ -322,12 +323,12 @@ class AckerClient:
         progress_timeout_s: float | None = None,
         budget_s: float | None = None,
     ) -> Pin:
-        """Place a batch on servers, and reserve room for ``up_to`` roots; number i has root id ``mix64(first + i)``.
+        """Place a batch on servers, and reserve room for ``up_to`` roots. Number i has root id ``mix64(first + i)``.
 
-        Returns where they live; whoever reports of them needs it (``Settings.pins``). ``held``: no root of it is
-        reported ACKED before the batch is settled. Waits while a server is overloaded, within ``budget_s`` (None: that
-        of the settings): this is the backpressure. Raises ``Overloaded`` after it. The timeouts are as those of
-        ``open_source``, and off unless given; a held root that is done has none.
+        Returns where they live, which every process needs that reports them (``Settings.pins``). ``held``: no root of
+        the batch is reported ACKED before the batch is settled. For backpressure, waits while a server is overloaded,
+        up to ``budget_s`` (None: that of the settings), and then raises ``Overloaded``. The timeouts are as those of
+        ``open_source``, and off unless given. They do not apply to held roots that are done.
         """
         state = self._state()
         check_number("number", number, least=1)
@@ -338,69 +339,70 @@ class AckerClient:
         return source.open_batch(OpenBatch(source.session, number, first, up_to, held, timeouts), budget_s)
 
     def settle(self, number: int, settlement: Settlement) -> None:
-        """End a batch; each root of it has its outcome once ``watch`` has named it among those ``settled``.
+        """End a batch. Each of its roots has had its outcome once ``watch`` names the batch in ``settled``.
 
-        Raises ``UnknownBatch`` for one that is not open on this client. Where a server has lost it meanwhile, its roots
-        there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again.
+        Raises ``UnknownBatch`` if the batch is not open on this client. If a server has lost it meanwhile, its roots
+        there are LOST. Raises one of ``errors.RETRYABLE`` when the budget is spent: call it again then.
         """
         state = self._state()
         check_number("number", number, least=1)
-        state.source().settle(number, Settlement(settlement), None)
+        state.source().settle_batch(number, Settlement(settlement), None)
 
     def leave_out(self, number: int, servers: Iterable[int]) -> None:
-        """Servers, by their ids, that somebody has reported without: what they say of the batch counts no more."""
-        self._state().source().leave_out(number, frozenset(servers))
+        """Leave servers, by their ids, out of a batch, as somebody has reported without them. From now on nothing that
+        they say about the batch counts."""
+        self._state().source().leave_out_servers(number, frozenset(servers))
 
     def forget_batch(self, number: int) -> None:
-        """Hear nothing more of a batch, whatever becomes of it at the servers."""
-        self._state().source().forget(number)
+        """Return no more outcomes of a batch, whatever becomes of it on the servers."""
+        self._state().source().abandon_batch(number)
 
     def watch(self, wait_s: float = 0.0, *, max_outcomes: int = 1_000_000) -> WatchResult:
-        """What has become of this source's roots, waiting up to ``wait_s`` for the first of it. Confirms what the call
-        before has brought.
+        """Return what has become of this source's roots, and wait up to ``wait_s`` for the first news. Confirms what
+        the call before has returned.
 
         Also renews the leases, so call it again and again. A silent server is no error here: the call keeps trying for
-        its time and comes back with nothing; ``silent_for_s`` has for how long.
+        its time and then returns nothing. ``silent_for_s`` tells for how long.
         """
         check_number("max_outcomes", max_outcomes, most=COUNT_MAX)
         return self._state().source().watch(wait_s, max_outcomes)
 
     @property
     def silent_for_s(self) -> float:
-        """Seconds since a server last answered for this source. The source decides when that is too long."""
+        """Seconds since a server last answered for this source. The caller decides when that is too long."""
         return self._clock() - self._state().source().heard_at
 
     @property
     def lease_s(self) -> float:
-        """Seconds without a watch after which a server drops the source, as it was opened."""
+        """Seconds without a watch after which a server drops the source, as given to ``open_source``."""
         return self._state().source().lease_s
 
     # -- the server
 
     def hello(self) -> HelloReply:
-        """Do the handshake within the budget; returns the version and limits of a server."""
+        """Do the handshake within the budget. Return the version and limits of a server."""
         cluster = self._state().cluster
         patience = cluster.patience()
         return cluster.calls_to_any(patience).greeted(patience).hello
 
     def stats(self) -> StatsReply:
-        """The figures of a server, as its /metrics names them."""
+        """Return the figures of a server, by the names of its /metrics."""
         cluster = self._state().cluster
         patience = cluster.patience()
         return cluster.calls_to_any(patience).answer(lambda transport, timeout_s: transport.stats(timeout_s), patience)
 
     def members(self) -> tuple[Member, ...]:
-        """The servers that there are now."""
+        """Return the servers that there are now."""
         cluster = self._state().cluster
         return cluster.view(cluster.patience()).members
 
     @property
     def totals(self) -> ReportResult:
-        """What became of everything that this process has reported so far, in sections."""
+        """Counts of all sections that this process has reported so far, by what became of them."""
         return self._state().totals
 
     def close(self) -> None:
-        """Close this process's channels. What was not flushed is dropped, with a warning."""
+        """Close this process's channels. Drops updates that were not flushed, with a warning."""
         state = self._states.setdefault(os.getpid(), self._new_state())
         if state.is_closed:
             return
@@ -417,7 +419,7 @@ class AckerClient:
         return state is not None and state.is_closed
 
     def __repr__(self) -> str:
-        """Where its server is, whether it is connected in this process, and its source. Never the token."""
+        """Show the servers, whether this process is connected, and the source. Never show the token."""
         state = self._states.get(os.getpid())
         source = None if state is None else state.source_or_none
         words = ["AckerClient", ", ".join(self.settings.servers), self._standing(state)]
@@ -434,7 +436,7 @@ class AckerClient:
             self.close()
 
     def __reduce__(self) -> tuple[type[AckerClient], tuple[Settings]]:
-        """Only the settings travel: whoever unpickles has its own session, buffer and channels."""
+        """Pickle the settings alone. A client that is unpickled has its own session, buffer and channels."""
         if self._connect is not None:
             raise TypeError(
                 "a client with its own `connect` reaches its server in this process only: it is not pickled"
@@ -456,7 +458,7 @@ class AckerClient:
     def _state(self) -> ClientState:
         state = self._states.get(os.getpid())
         if state is None:
-            # Atomic, as two threads may come here at once; no lock, as a fork may leave one locked for ever.
+            # Atomic, as two threads may come here at once. A lock could stay locked for ever after a fork.
             state = self._states.setdefault(os.getpid(), self._new_state())
         if state.is_closed:
             raise Closed("this client was closed: make another AckerClient")
@@ -476,12 +478,12 @@ class AckerClient:
         replication = state.unanswered[0]
         sending = Sending(state, replication)
         try:
-            sending.send(budget_s)
+            sending.send_report(budget_s)
         except RETRYABLE as error:
             if self.settings.on_unreachable == "fail" or sending.has_to_arrive:
                 raise
             state.go_on_without(error)
-            sending.give_up(str(error))
+            sending.drop_unanswered(str(error))
         except AckerError:
             state.drop_oldest()
             raise
@@ -494,11 +496,11 @@ _CLIENTS: dict[tuple[int, Settings], AckerClient] = {}
 
 
 def shared_client(settings: Settings) -> AckerClient:
-    """The one client of this process for these settings, made after fork; what Spark tasks use."""
+    """Return the one client of this process for these settings, made after a fork. Spark tasks use it."""
     key = (os.getpid(), settings)
     client = _CLIENTS.get(key)
     if client is None or client.is_closed:
-        # What a parent process left here is kept and never touched: its channels are not ours to close.
+        # Clients of a parent process stay here untouched: closing their channels is not up to this process.
         client = _CLIENTS[key] = AckerClient(settings)
     return client
 
@@ -515,7 +517,7 @@ def _settings(servers: str | Sequence[str] | Settings | None, given: dict[str, A
 
 def _grpc(settings: Settings) -> Connect:
     def connect(address: str) -> Transport:
-        # Here, and not above: grpc is loaded by the process that makes a channel, after its fork.
+        # Imported here so that the process that makes a channel loads grpc after its fork.
         from acker_client.rpc.transport import GrpcTransport
 
         return GrpcTransport(address, settings.token)

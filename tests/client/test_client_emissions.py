@@ -204,7 +204,7 @@ def test_a_watch_in_another_thread_forgets_nothing_that_is_on_its_way(servers: S
     def watch() -> None:
         while not is_over.is_set() or source._state().source().pins:
             found.update((each.root_id, each.verdict) for each in source.watch(0.05).outcomes)
-            source._state().source().follow_view()
+            source._state().source().emissions.end_outdated_batch()
 
     watching = threading.Thread(target=watch)
     watching.start()
@@ -217,7 +217,7 @@ def test_a_watch_in_another_thread_forgets_nothing_that_is_on_its_way(servers: S
             anchors += some
             ack(source, some)
     is_over.set()
-    source._state().source()._stream.end()
+    stop_drawing(source)
     watching.join()
     assert found == all_of(anchors, Verdict.ACKED)
 
@@ -294,7 +294,7 @@ def test_numbers_that_are_never_drawn_have_no_outcome_and_no_room_is_kept_for_th
     anchors = emitted(source, 5)
     ack(source, anchors)
     assert all(server.shard.stats.reserved for server in servers.by_address.values())
-    source._state().source()._stream.end()
+    stop_drawing(source)
     assert heard(source, 5) == all_of(anchors, Verdict.ACKED)
     while any(server.shard.stats.open_batches for server in servers.by_address.values()):
         assert not source.watch(0.1).outcomes
@@ -310,7 +310,7 @@ def test_a_source_that_emits_much_has_larger_batches_and_one_that_emits_little_s
     emitted(source, 6000)
     sizes = [pin.up_to for pin in source._state().source().pins]
     assert sizes == [1024, 4096, 16384]
-    source._state().source()._stream.end()
+    stop_drawing(source)
     emitted(source, 1)
     assert [pin.up_to for pin in source._state().source().pins][-1] == 16384
 
@@ -466,11 +466,18 @@ def test_a_server_that_is_out_of_one_batch_of_a_report_does_not_answer_for_anoth
     a, b = pins[1].placement.members
     while not report.deliveries[a].done:
         flushing.join(0.01)
-    is_covered = Sending(state, report).covers(b)
+    is_covered = Sending(state, report).can_do_without(b)
     servers[1].start()
     flushing.join()
     assert not is_covered
     assert heard(source, 2 * ROOTS) == all_of(before + after, Verdict.ACKED)
+
+
+def stop_drawing(client: AckerClient) -> None:
+    """Let the next emission open another batch."""
+    batch = client._state().source().emissions._stream.current
+    assert batch is not None
+    batch.stop_drawing()
 
 
 def sealed(client: AckerClient) -> Replication:

@@ -445,7 +445,9 @@ def test_what_a_source_had_not_sent_when_it_was_closed_is_nothing_of_the_next_on
     client.ack(root, edge)
     client.flush()
     assert outcomes(client) == {root: (Verdict.ACKED, "")}
-    client._state().source()._stream.end()
+    batch = client._state().source().emissions._stream.current
+    assert batch is not None
+    batch.stop_drawing()
     while client._state().source().pins:
         assert outcomes(client) == {}
 

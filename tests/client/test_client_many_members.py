@@ -72,7 +72,7 @@ def test_batches_on_eight_of_twenty_servers_end_whole_and_what_is_not_needed_is_
     for _ in range(8):
         time.sleep(LEASE_S / 4)
         source.watch()
-    assert set(session._conversations) == {member.address for member in living_on(source)}
+    assert set(session._conversations._by_address) == {member.address for member in living_on(source)}
     for _ in range(int(IDLE_S / LEASE_S) + 3):
         time.sleep(LEASE_S / 2)
         source.watch()

@@ -191,12 +191,12 @@ def test_an_answer_that_is_taken_after_a_newer_one_loses_no_batch_that_was_opene
     source = servers.client()
     source.open_source("orders")
     session = source._state().source()
-    (conversation,) = session._conversations.values()
+    (conversation,) = session._conversations.watched
     polled = conversation.poll(0.0, 10)
     assert polled is not None
     servers[0].start(with_state=False)
     job = Job(source, servers.client())
-    assert not session._hear(conversation, polled)
+    assert not session._watching._take_answer(conversation, polled)
     assert job.done() == ALL_ACKED
     servers.close()
 
@@ -315,7 +315,7 @@ def test_without_leave_a_report_waits_for_each_replica_that_is_not_gone(servers:
 
 def living_on(source: AckerClient) -> tuple[Member, ...]:
     """The members that a source has placed something on last."""
-    return source._state().source()._home
+    return source._state().source()._batches._home
 
 
 def test_one_process_emits_and_two_others_ack_through_a_join_and_a_drain(servers: Servers) -> None:

@@ -21,28 +21,28 @@ def batch() -> PinnedBatch:
 
 def test_a_member_that_registers_the_source_while_a_batch_is_opened_there_has_not_lost_it(batch: PinnedBatch) -> None:
     assert not batch.was_lost_by(ONE, 8)
-    batch.opened(ONE, 8)
+    batch.opened_on(ONE, 8)
     assert not batch.was_lost_by(ONE, 8)
 
 
 def test_a_member_that_has_another_registration_after_a_batch_was_opened_there_has_lost_it(batch: PinnedBatch) -> None:
-    batch.opened(ONE, 8)
+    batch.opened_on(ONE, 8)
     assert batch.was_lost_by(ONE, 9)
     assert not batch.was_lost_by(TWO, 9)
 
 
 def test_who_is_alone_is_waited_for_and_not_placed_anew_where_it_was() -> None:
     opening = Opening((ONE,), lambda member: False)
-    assert not opening.covers(ONE)
+    assert not opening.can_do_without(ONE)
 
 
 def test_who_is_alone_is_not_waited_for_once_there_is_another() -> None:
-    assert Opening((ONE,), lambda member: member == ONE).covers(ONE)
+    assert Opening((ONE,), lambda member: member == ONE).can_do_without(ONE)
 
 
 def test_who_is_silent_while_another_has_opened_a_batch_is_left_out() -> None:
     opening = Opening((ONE, TWO), lambda member: False)
-    assert not opening.covers(TWO)
-    opening.opened.add(ONE)
-    assert opening.covers(TWO)
-    assert not opening.covers(ONE)
+    assert not opening.can_do_without(TWO)
+    opening.opened_on(ONE)
+    assert opening.can_do_without(TWO)
+    assert not opening.can_do_without(ONE)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from acker_client.backoff import Deadline, Patience
-from acker_client.cluster.replicas import ask
+from acker_client.cluster.replicas import ask_members
 from acker_client.errors import Unavailable
 from acker_protocol.placement import Member
 
@@ -59,22 +59,22 @@ class Whole:
     """Something that is covered by whoever has answered."""
 
     def __init__(self, cluster: SlowView) -> None:
-        self.left = [MEMBER]
-        self.has_left: list[Member] = []
+        self.unanswered_members = [MEMBER]
+        self.dropped: list[Member] = []
         self._cluster = cluster
 
-    def covers(self, member: Member) -> bool:
+    def can_do_without(self, member: Member) -> bool:
         return self._cluster.calls[0].done()
 
-    def leave(self, member: Member, why: str) -> None:
-        self.has_left.append(member)
+    def drop_member(self, member: Member, why: str) -> None:
+        self.dropped.append(member)
 
 
 def test_a_member_that_answers_while_the_view_is_asked_for_stays_in() -> None:
     cluster: Any = SlowView()
     party = Whole(cluster)
-    ask(cluster, party, lambda member, patience: None)
-    assert not party.has_left
+    ask_members(cluster, party, lambda member, patience: None)
+    assert not party.dropped
     assert not cluster.slow
 
 
@@ -86,6 +86,6 @@ def test_a_member_that_did_not_answer_within_a_budget_shorter_than_its_wait_is_w
 
     cluster: Any = Impatient()
     party = Whole(cluster)
-    ask(cluster, party, lambda member, patience: None)
-    assert party.has_left == [MEMBER]
+    ask_members(cluster, party, lambda member, patience: None)
+    assert party.dropped == [MEMBER]
     assert cluster.slow == {MEMBER}

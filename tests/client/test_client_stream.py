@@ -19,8 +19,8 @@ def begun(stream: Stream, open_batches: int = 0) -> EmittedBatch:
     request = stream.next_request(open_batches)
     placement = place(View(1, (Member(0, 1, "a:1"),)), 5, request.number, 1)
     batch = EmittedBatch(Pin(5, request.number, request.first, request.up_to, placement), request)
-    stream.place(batch)
-    stream.begin(batch)
+    stream.mark_placed(batch)
+    stream.draw_from(batch)
     return batch
 
 
@@ -30,14 +30,14 @@ def test_no_number_is_drawn_twice_and_each_lies_in_its_batch_below_what_others_t
 ) -> None:
     stream, drawn, batches = Stream(5, BASE, Limits()), list[int](), dict[int, EmittedBatch]()
     for step in steps:
-        if step == "end":
-            stream.end()
+        if step == "end" and stream.current is not None:
+            stream.current.stop_drawing()
         elif step == "shrink":
             stream.shrink()
         elif step == "fails":
             stream.next_request(0)
         for _ in range({"draw": 1, "much": 700}.get(step, 0)):
-            while (found := stream.draw()) is None:
+            while (found := stream.draw_root()) is None:
                 batch = begun(stream)
                 batches[batch.request.number] = batch
             root, number = found
@@ -55,11 +55,10 @@ def test_a_batch_is_as_large_as_the_last_ones_were_used_up_and_the_number_of_ope
         batch = begun(stream)
         sizes.append(batch.request.up_to)
         while not batch.is_closed:
-            stream.draw()
+            stream.draw_root()
     assert sizes == [NUMBERS_FIRST, 4096, 16384, NUMBERS_MAX, NUMBERS_MAX, NUMBERS_MAX]
     assert [stream.next_request(count).up_to // NUMBERS_MAX for count in (255, 256, 512, 1023)] == [1, 2, 4, 8]
-    begun(stream)
-    stream.end()
+    begun(stream).stop_drawing()
     assert begun(stream).request.up_to == NUMBERS_MAX
 
 
@@ -73,6 +72,6 @@ def test_a_source_that_finds_no_room_asks_for_less_down_to_one_root() -> None:
 
 def test_the_numbers_of_the_largest_base_stay_below_two_to_the_64() -> None:
     stream = Stream(5, 1 << 62, Limits())
-    while not stream.draw():
+    while not stream.draw_root():
         begun(stream, 1023)
     assert stream.stop < MASK

@@ -47,7 +47,7 @@ def test_the_image_has_one_name() -> None:
     (compose,) = documents("deploy/compose.yaml")
     used = {container["image"] for container in CONTAINERS.values()} | {compose["services"]["acker"]["image"]}
     assert used == {image}
-    for path in ("Dockerfile", "deploy/README.md"):
+    for path in ("Dockerfile", "docs/operating/deploy.md"):
         text = (ROOT / path).read_text()
         assert set(re.findall(r"docker build -t (\S+)", text)) == {image}
         assert set(re.findall(r"\backer:\d\S*?(?=[`\s])", text)) == {image}
@@ -128,7 +128,7 @@ def test_the_policy_lets_in_the_pods_and_namespaces_that_the_documents_promise()
     assert not lets_in({}, CLIENT, "grpc")
     assert not lets_in(CLIENT, {}, "grpc")
     assert lets_in({}, {}, "http")
-    text = (ROOT / "deploy/README.md").read_text()
+    text = (ROOT / "docs/operating/deploy.md").read_text()
     for label in ('`acker-client: "true"`', "kubectl label namespace jobs acker-client=true"):
         assert label in text
     for who in ("driver", "executor"):

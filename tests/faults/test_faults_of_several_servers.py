@@ -356,7 +356,7 @@ def test_one_process_emits_and_two_other_processes_ack_through_a_join_and_a_drai
             anchors = [source.emit() for _ in range(100)] if len(pinned) < 3 else []
             emitted += len(anchors)
             source.flush()
-            pinned.add(frozenset(member.id for member in source._state().source()._home))
+            pinned.add(frozenset(member.id for member in source._state().source()._batches._home))
             for k, other in enumerate(others):
                 other.begin((anchor.root_id, anchor.edge) for anchor in anchors[k::2])
             for other in others:

@@ -1,6 +1,6 @@
-"""The README's programs as files: ``python programs.py FOLDER`` writes one for each ``python`` block of README.md.
+"""The programs of the documents as files: ``python programs.py FOLDER`` writes one for each ``python`` block.
 
-So that `make check` types them and the tests run them as they stand. Decides nothing about what they hold.
+The documents are README.md and all pages of docs/. `make check` types the programs, and the tests run them.
 """
 
 from __future__ import annotations
@@ -9,21 +9,39 @@ import re
 import sys
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def programs(readme: Path = README) -> list[str]:
-    """The text of each ``python`` block, in order."""
-    return re.findall(r"^```python\n(.*?)^```$", readme.read_text(), re.MULTILINE | re.DOTALL)
+def documents() -> list[Path]:
+    """Return README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def programs() -> dict[str, str]:
+    """Return the programs by name (page and number of the block in it). A program that two pages share is one."""
+    found: dict[str, str] = {}
+    for path in documents():
+        page = re.sub(r"\W", "_", path.relative_to(ROOT).with_suffix("").as_posix().lower())
+        for number, text in enumerate(PROGRAM.findall(path.read_text()), 1):
+            if text not in found.values():
+                found[f"{page}_{number}"] = text
+    return found
+
+
+def only(word: str) -> str:
+    """Return the one program that holds ``word``."""
+    (text,) = (text for text in programs().values() if word in text)
+    return text
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the programs as ``program_1.py`` and so on; what an earlier README had is removed."""
+    """Write each program as a module. Removes what an earlier call has written."""
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("program_*.py"):
+    for old in folder.glob("*.py"):
         old.unlink()
-    paths = [folder / f"program_{number}.py" for number in range(1, len(programs()) + 1)]
-    for path, text in zip(paths, programs(), strict=True):
+    paths = [folder / f"{name}.py" for name in programs()]
+    for path, text in zip(paths, programs().values(), strict=True):
         path.write_text(text)
     return paths
 

@@ -1,25 +1,29 @@
-"""The README's programs run as they stand."""
+"""The programs of README.md and docs/ run as they stand."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from acker_client.source import DeadLetter
 from acker_client.source.dead_letters.letters_file import DeadLetterFile
 from tests.packaging import programs
 from tests.service.caller import eventually
-from tests.source.kafka_broker import MockKafka
+from tests.source.kafka_broker import PARTITIONS, MockKafka
 from tests.source.kinesis_server import ENVIRONMENT, KinesisServer
 
 ORDERS = """\
@@ -30,10 +34,9 @@ ORDERS = """\
 
 
 def program(word: str, folder: Path, address: str = "localhost:7070") -> Path:
-    """The README's one program that holds ``word``, as a file, its server where ours is."""
-    (text,) = (text for text in programs.programs() if word in text)
+    """Write the one program that holds ``word`` to a file, with ``address`` in place of its server's."""
     path = folder / "program.py"
-    path.write_text(text.replace("localhost:7070", address))
+    path.write_text(programs.only(word).replace("localhost:7070", address))
     return path
 
 
@@ -43,7 +46,7 @@ def environment() -> dict[str, str]:
 
 
 def run(path: Path, **settings: str) -> str:
-    """Run a program in its folder, in a process of its own: what it says."""
+    """Run a program in its folder, in a process of its own. Return what it prints."""
     done = subprocess.run(
         ["python", path],
         cwd=path.parent,
@@ -177,14 +180,173 @@ def test_the_commands_and_the_program_of_dead_letters_try_one_again(
     letters = DeadLetterFile(tmp_path / "dead.jsonl")
     letters.write([DeadLetter("orders", reason, 4, 0, 1_700_000_000.0, 1_700_000_060.0, origin, value)])
     letters.close()
-    readme = programs.README.read_text()
-    (commands,) = re.findall(r"^```sh\n(acker dead-letters .*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    page = (programs.ROOT / "docs/sources/put-back.md").read_text()
+    (commands,) = re.findall(r"^```sh\n(acker dead-letters .*?)^```$", page, re.MULTILINE | re.DOTALL)
     options: dict[str, Any] = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True}
     shown = subprocess.run(["sh", "-e", "-c", commands], check=True, **options).stdout
     assert "1 put back into again.jsonl, 0 left in dead.jsonl" in shown
     again = program("PutBack(", tmp_path, start_server().address)
     run(again)
     assert rows_in(tmp_path / "out") == [{"sku": "kiwi", "qty": 1, "path": "orders/monday.jsonl", "line": 3}]
+
+
+def start(path: Path) -> subprocess.Popen[str]:
+    """Start a program in its folder, in a process of its own."""
+    return subprocess.Popen(
+        ["python", path], cwd=path.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def parquet_in(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
+    """Return the rows in a folder of Parquet, sorted."""
+    import pyarrow.parquet
+
+    return sorted(tuple(row[name] for name in columns) for row in pyarrow.parquet.read_table(folder).to_pylist())
+
+
+@pytest.mark.long
+def test_the_batch_job_and_its_port_write_the_same(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+    items = [("apple", 2), ("pear", 1), ("plum", 7), ("apple", 0)]
+    lines = [{"id": at, "items": [{"sku": sku, "qty": qty}]} for at, (sku, qty) in enumerate(items)]
+    written = []
+    for name in ("before", "after"):
+        folder = tmp_path / name
+        (folder / "orders").mkdir(parents=True)
+        (folder / "orders" / "monday.json").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        if name == "before":
+            run(program('spark.read.json("orders/"', folder))
+        else:
+            run(program('explode("items", into="item")', folder, start_server().address))
+        written.append(parquet_in(folder / "totals", "id", "sku", "qty", "price", "total"))
+    assert written == [[(0, "apple", 2, 0.5, 1.0), (1, "pear", 1, 1.25, 1.25)]] * 2
+
+
+@pytest.mark.long
+def test_the_streaming_job_that_is_ported_writes_the_same_and_drops_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for number, note in enumerate(('{"items": [{"sku": "pear"}, {"sku": "plum"}]}', "no JSON")):
+        (tmp_path / "notes" / f"{number}.json").write_text(json.dumps({"id": number, "note": note}))
+    run(program('F.from_json("note"', tmp_path))
+    assert parquet_in(tmp_path / "skus", "id", "sku") == [(0, "pear"), (0, "plum")]
+
+
+@pytest.mark.long
+def test_the_sink_that_writes_a_folder_for_each_batch_runs_as_it_stands(tmp_path: Path) -> None:
+    path = program('write_parquet(rows, "out", batch', tmp_path)
+    calls = """
+from acker_testing import Pipeline
+
+with Pipeline() as pipeline:
+    records, schema = [{"day": "monday", "qty": 1}], "day string, qty int"
+    result = pipeline.run(records, lambda batch: save(batch.df, batch), schema=schema)
+    assert len(result.acked) == 1
+    print([tuple(row) for row in pipeline.spark.read.parquet("out").select("day", "qty").collect()])
+"""
+    path.write_text(path.read_text() + calls)
+    assert "[('monday', 1)]" in run(path)
+    assert [folder.name.partition("-")[0] for folder in (tmp_path / "out").glob("batch=*")] == ["batch=pipeline"]
+
+
+class Posted(BaseHTTPRequestHandler):
+    """Keeps the bodies of requests."""
+
+    bodies: ClassVar[list[str]] = []
+
+    def do_POST(self) -> None:
+        self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.mark.long
+def test_the_program_of_a_collector_posts_each_line(tmp_path: Path, start_server: Callable[..., Any]) -> None:
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    path = program('Collector("post")', tmp_path, start_server().address)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Posted) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path.write_text(path.read_text().replace("localhost:8080", f"127.0.0.1:{server.server_port}"))
+        said = run(path)
+        server.shutdown()
+    assert sorted(Posted.bodies) == ["one", "two"]
+    assert re.search(r"acked +2 ", said)
+
+
+@pytest.mark.long
+def test_the_program_of_a_udf_acks_what_its_select_has_written(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    said = run(program('loud("value")', tmp_path, start_server().address))
+    assert parquet_in(tmp_path / "loud", "value", "ack") == [("ONE", True), ("TWO", True)]
+    assert re.search(r"acked +2 ", said)
+
+
+@pytest.mark.long
+def test_the_program_of_a_plain_client_in_tasks_runs_as_it_stands(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    said = run(program("worker.join(session)", tmp_path, start_server().address))
+    assert sorted(said.splitlines()) == ["jumps over FAILED", "the lazy dog ACKED", "the quick brown fox ACKED"]
+
+
+def messages_in(kafka: MockKafka, topic: str) -> int:
+    """Return how many messages the partitions of ``topic`` have."""
+    consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "count"})
+    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    ends = [consumer.get_watermark_offsets(partition, timeout=10)[1] for partition in partitions]
+    consumer.close()
+    return sum(ends)
+
+
+@pytest.mark.long
+def test_the_programs_of_two_jobs_ack_a_record_once_the_second_has_written_it(
+    tmp_path: Path, start_server: Callable[..., Any]
+) -> None:
+    address = start_server().address
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "first" / "sales").mkdir()
+    (tmp_path / "first" / "sales" / "monday.jsonl").write_text("one\ntwo\n")
+    with MockKafka() as kafka:
+        kafka.create("sales")
+        paths = [
+            program('hand_on("sales"', tmp_path / "first", address),
+            program("acks_upstream=True", tmp_path / "second", address),
+        ]
+        for path in paths:
+            path.write_text(path.read_text().replace("localhost:9092", kafka.servers))
+        with start(paths[0]) as first:
+            try:
+                eventually(lambda: first.poll() is not None or messages_in(kafka, "sales") == 2, 240)
+                assert first.poll() is None, first.communicate()[1]
+                run(paths[1])
+                out, errors = first.communicate(timeout=120)
+            finally:
+                first.kill()
+    assert first.returncode == 0, errors
+    assert re.search(r"acked +2 ", out)
+    assert parquet_in(tmp_path / "second" / "sold", "sale") == [("one",), ("two",)]
+
+
+def test_the_lines_of_a_group_of_drivers_run_as_they_stand(tmp_path: Path) -> None:
+    names = runpy.run_path(str(program("ZooKeeperGroup(", tmp_path)))
+    assert set(names["options"]) == {"name", "group", "checkpoint"}
+
+
+def words() -> set[str]:
+    """Return the words by which tests name the program that they run."""
+    calls = (node for node in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(node, ast.Call))
+    given = (call.args[0] for call in calls if call.args and getattr(call.func, "id", "") == "program")
+    found = {word.value for word in given if isinstance(word, ast.Constant)}
+    return {str(word) for word in found} | {"def each_item"}  # this one is run by tests/spark/test_examples.py
+
+
+def test_every_program_of_the_documents_is_run() -> None:
+    for name, text in programs.programs().items():
+        assert [word for word in words() if word in text], f"no test runs {name}"
 
 
 def test_the_program_without_spark_runs_as_it_stands(

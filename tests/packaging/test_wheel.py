@@ -17,7 +17,7 @@ import pytest
 from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("acker_protocol", "acker_client", "acker_service", "acker_testing", "acker_command")
+PACKAGES = ("acker_protocol", "acker_zookeeper", "acker_client", "acker_service", "acker_testing", "acker_command")
 # What pip brings with grpcio, protobuf and numpy, and what a virtual environment starts with.
 BASE = {"acker", "grpcio", "protobuf", "numpy", "typing_extensions", "pip", "setuptools"}
 OUTSIDE = ("numba", "kazoo", "pyspark", "pyarrow", "pandas", "prometheus_client", "grpc_health", "click", "rich")
@@ -112,7 +112,7 @@ def test_importing_the_client_loads_no_grpc(base: Path) -> None:
 def test_a_base_install_tracks_trees_against_a_server(
     base: Path, start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
-    text = next(text for text in programs.programs() if "open_source" in text)
+    text = programs.only('open_source("sentences")')
     program = tmp_path / "sentences.py"
     program.write_text(text.replace("localhost:7070", start_server().address))
     told = succeed(base / "python", "-W", "error", program).splitlines()

@@ -23,7 +23,7 @@ def leave_out_alone() -> None:
 
     def excused(sending: Sending, member: Member) -> str | None:
         why = excuse(sending, member)
-        return why if why or why is None or not sending.covers(member) else "a mutant left it out"
+        return why if why or why is None or not sending.can_do_without(member) else "a mutant left it out"
 
     Sending._excuse = excused  # type: ignore[method-assign,assignment]
 

@@ -18,7 +18,7 @@ ALL_SLOTS = np.full(SLOTS // 64, 2**64 - 1, np.uint64)
 INDEX = 5
 
 
-def roots_of(keys: Column) -> Column:
+def roots_with_keys(keys: Column) -> Column:
     return unmix64_column(np.sort(keys))
 
 
@@ -51,7 +51,7 @@ def test_entries_come_and_go_in_a_table_as_in_a_dict(seed: int) -> None:
     pool = sorted({slot | (home & (1 << 54) - 1) | low for slot in top for home in homes for low in range(1, 60)})
     for _ in range(60):
         keys = chance.sample(pool, chance.randrange(1, min(120, len(pool))))
-        roots = roots_of(np.array(keys, np.uint64))
+        roots = roots_with_keys(np.array(keys, np.uint64))
         keys = np.sort(np.array(keys, np.uint64)).tolist()
         if chance.random() < 0.4:
             init(ledger, roots, np.full(len(roots), 3, np.uint64))
@@ -75,7 +75,7 @@ def test_entries_come_and_go_in_a_table_as_in_a_dict(seed: int) -> None:
 def test_a_pending_root_weighs_at_most_40_bytes(pending: int) -> None:
     ledger, step = Ledger(1 << 30), pending // 20
     for start in range(1, pending, step):
-        roots = roots_of(mix64_column(np.arange(start, start + step, dtype=np.uint64)))
+        roots = roots_with_keys(mix64_column(np.arange(start, start + step, dtype=np.uint64)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
         ledger.fit()
     assert ledger.entries == pending
@@ -86,7 +86,7 @@ def test_a_pending_root_weighs_at_most_40_bytes(pending: int) -> None:
 def test_a_ledger_shrinks_in_the_second_window_after_a_burst_however_large(burst: int, times: int) -> None:
     ledger = Ledger(1 << 30)
     empty_bytes = ledger.table_bytes
-    roots = roots_of(mix64_column(np.arange(1, burst + 1, dtype=np.uint64)))
+    roots = roots_with_keys(mix64_column(np.arange(1, burst + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
     full_bytes = ledger.table_bytes
     ack(ledger, roots, np.ones(len(roots), np.uint64))
@@ -103,7 +103,7 @@ def test_a_ledger_shrinks_in_the_second_window_after_a_burst_however_large(burst
 @pytest.mark.parametrize("pending", [0, 3, 500, 20_000])
 def test_a_ledger_to_which_nothing_happens_comes_to_rest(pending: int) -> None:
     ledger = Ledger(1 << 30)
-    roots = roots_of(mix64_column(np.arange(1, pending + 1, dtype=np.uint64)))
+    roots = roots_with_keys(mix64_column(np.arange(1, pending + 1, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
     for _ in range(20):
         ledger.fit()
@@ -115,7 +115,7 @@ def test_a_ledger_to_which_nothing_happens_comes_to_rest(pending: int) -> None:
 
 def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> None:
     ledger, again = Ledger(1 << 30), Ledger(1 << 30)
-    roots = roots_of(mix64_column(np.arange(1, 100_001, dtype=np.uint64)))
+    roots = roots_with_keys(mix64_column(np.arange(1, 100_001, dtype=np.uint64)))
     init(ledger, roots, np.ones(len(roots), np.uint64))
     for part in ledger.dump(0):
         again.load(part, 0)
@@ -132,7 +132,7 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
     ledger, moved = Ledger(1 << 30), 0
     for start in range(1, 2_000_001, 100_000):
         before = ledger._directory[:, kernels.ADDRESS].copy(), ledger._directory[:, kernels.CAPACITY].copy()
-        roots = roots_of(mix64_column(np.arange(start, start + 100_000, dtype=np.uint64)))
+        roots = roots_with_keys(mix64_column(np.arange(start, start + 100_000, dtype=np.uint64)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
         moved = max(moved, int(before[1][before[0] != ledger._directory[:, kernels.ADDRESS]].sum()))
     # Those that had to grow in between are few; 5 M cells would be 50 ms.
@@ -151,7 +151,7 @@ def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_sub_table_moves_once_for_all_that_a_message_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    roots = roots_of(mix64_column(np.arange(1, 60_001, dtype=np.uint64)))
+    roots = roots_with_keys(mix64_column(np.arange(1, 60_001, dtype=np.uint64)))
     moved = moves_of(Ledger(1 << 30), roots, monkeypatch)
     assert len(moved) == len(set(moved)) > SLOTS // 2
 
@@ -161,7 +161,7 @@ def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had
 ) -> None:
     ledger = Ledger(1 << 30)
     first, second = (
-        roots_of(mix64_column(np.arange(start, start + 500_000, dtype=np.uint64))) for start in (1, 500_001)
+        roots_with_keys(mix64_column(np.arange(start, start + 500_000, dtype=np.uint64))) for start in (1, 500_001)
     )
     assert len(moves_of(ledger, first, monkeypatch)) >= SLOTS
     tables = list(ledger._tables)
@@ -178,7 +178,7 @@ def test_a_batch_within_a_window_of_another_as_large_finds_the_room_that_one_had
         ([0], "0 is not a root id"),
         ([0, 5], "0 is not a root id"),
         ([5, 5], "must ascend strictly"),
-        (roots_of(np.array([4, 9], np.uint64))[::-1].tolist(), "must ascend strictly"),
+        (roots_with_keys(np.array([4, 9], np.uint64))[::-1].tolist(), "must ascend strictly"),
     ],
 )
 def test_roots_out_of_order_are_refused_with_a_sentence(roots: list[int], said: str) -> None:
@@ -190,7 +190,7 @@ def test_roots_out_of_order_are_refused_with_a_sentence(roots: list[int], said: 
 def test_a_root_beyond_the_numbers_of_its_batch_is_refused() -> None:
     numbering = Numbering(1000, 10, np.zeros(1, np.uint64))
     ledger = Ledger(1000)
-    within = roots_of(mix64_column(mix64_column(np.arange(1000, 1010, dtype=np.uint64))))
+    within = roots_with_keys(mix64_column(mix64_column(np.arange(1000, 1010, dtype=np.uint64))))
     assert isinstance(ledger.check(within, numbering), Sections)
     for number in (999, 1010, 0):
         problem = ledger.check(mix64_column(np.array([number], np.uint64)), numbering)
@@ -200,7 +200,7 @@ def test_a_root_beyond_the_numbers_of_its_batch_is_refused() -> None:
 
 def test_a_state_with_a_root_twice_is_refused() -> None:
     ledger = Ledger(1000)
-    init(ledger, roots_of(np.array([7, 8], np.uint64)), np.ones(2, np.uint64))
+    init(ledger, roots_with_keys(np.array([7, 8], np.uint64)), np.ones(2, np.uint64))
     (state,) = ledger.dump(0)
     state["keys"][1] = state["keys"][0]
     with pytest.raises(ValueError, match="a root twice"):
@@ -210,7 +210,7 @@ def test_a_state_with_a_root_twice_is_refused() -> None:
 def test_a_dump_in_many_parts_is_loaded_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("acker_service.core.ledger.PART_ENTRIES", 1000)
     ledger, again = Ledger(1 << 30), Ledger(1 << 30)
-    roots = roots_of(mix64_column(np.arange(1, 20_001, dtype=np.uint64)))
+    roots = roots_with_keys(mix64_column(np.arange(1, 20_001, dtype=np.uint64)))
     init(ledger, roots, roots)
     parts = list(ledger.dump(0))
     assert len(parts) > 10

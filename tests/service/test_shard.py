@@ -31,6 +31,7 @@ from acker_protocol.messages import (
     Watch,
 )
 from acker_service.core.shard import Shard
+from tests.service.caller import roots_of
 
 SESSION = 7
 FIRST = 1_000_001
@@ -55,8 +56,8 @@ def watch(
     }
 
 
-def roots_of(count: int, first: int = FIRST) -> Column:
-    return ids.root_ids(first, np.arange(count, dtype=np.uint64))
+def new_roots(count: int, first: int = FIRST) -> Column:
+    return roots_of(range(count), first)
 
 
 def updates_of(roots: Column, vals: int | Column = 1) -> Entries:
@@ -85,7 +86,7 @@ class Trees:
 
     def __init__(self, chance: random.Random, roots: int) -> None:
         self.chance = chance
-        self.roots = [int(root) for root in roots_of(roots)]
+        self.roots = [int(root) for root in new_roots(roots)]
         self.inits = dict.fromkeys(self.roots, 1)
         self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
 
@@ -169,7 +170,7 @@ def split_into_reports(
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("init_first", [True, False])
 def test_fail_wins_over_zero_and_is_told_at_once(held: bool, init_first: bool) -> None:
-    shard, roots = new_shard(), roots_of(3)
+    shard, roots = new_shard(), new_roots(3)
     send = Sender(shard).send
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3, held), 0.0)
@@ -194,14 +195,14 @@ def test_several_batches_are_settled_together_each_as_asked() -> None:
     for number in (1, 2, 3):
         first = FIRST + number * 100
         shard.open_batch(OpenBatch(SESSION, number, first, 4, held=number != 3), 0.0)
-        send(updates_of(roots_of(3, first)), batch=number, covered=[(0, 3)])
-        send(updates_of(roots_of(1, first)))
+        send(updates_of(new_roots(3, first)), batch=number, covered=[(0, 3)])
+        send(updates_of(new_roots(1, first)))
     asked = [(1, Settlement.DONE), (2, Settlement.ABANDON), (3, Settlement.DONE)]
     replies = shard.settle([Settle(SESSION, number, how) for number, how in asked], 0.0)
     assert [(reply.status, reply.roots) for reply in replies] == [(1, 4), (1, 4), (1, 2)]
     assert replies[-1].cursor == 10
     reported = watch(shard)
-    verdicts = {n: [reported.get(int(root)) for root in roots_of(4, FIRST + n * 100)] for n in (1, 2, 3)}
+    verdicts = {n: [reported.get(int(root)) for root in new_roots(4, FIRST + n * 100)] for n in (1, 2, 3)}
     unfinished, abandoned = (Verdict.FAILED, "unfinished"), (Verdict.LOST, "abandoned")
     unread, acked = (Verdict.LOST, "unread"), (Verdict.ACKED, "")
     assert verdicts == {
@@ -215,18 +216,18 @@ def test_a_gap_inside_a_covered_range_was_never_emitted() -> None:
     shard = new_shard()
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 200), 0.0)
-    even = roots_of(200)[::2]
+    even = new_roots(200)[::2]
     Sender(shard).send(updates_of(even, 0), batch=1, covered=[(0, 70), (60, 128), (190, 200), (128, 129)])
     (reply,) = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
     reported = watch(shard)
-    unread = {int(root) for root in roots_of(200)[129:190] if root not in even}
+    unread = {int(root) for root in new_roots(200)[129:190] if root not in even}
     assert {root for root, outcome in reported.items() if outcome == (Verdict.LOST, "unread")} == unread
     assert {root for root, outcome in reported.items() if outcome[0] == Verdict.ACKED} == set(even.tolist())
     assert reply.roots == len(reported) == 100 + len(unread)
 
 
 def test_an_init_of_a_batch_counts_once_even_after_its_root_has_ended() -> None:
-    shard, roots = new_shard(), roots_of(5)
+    shard, roots = new_shard(), new_roots(5)
     send = Sender(shard).send
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 5, held=False), 0.0)
@@ -240,7 +241,7 @@ def test_an_init_of_a_batch_counts_once_even_after_its_root_has_ended() -> None:
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("number", [0, 1])
 def test_two_sources_of_one_root_id_are_both_answered_and_neither_is_acked(number: int, held: bool) -> None:
-    shard, roots, other = new_shard(), roots_of(50), SESSION + 1
+    shard, roots, other = new_shard(), new_roots(50), SESSION + 1
     for session in (SESSION, other):
         shard.watch(Watch(f"source {session}", session, 3_600_000), 0.0)
         if number:
@@ -263,7 +264,7 @@ def test_two_sources_of_one_root_id_are_both_answered_and_neither_is_acked(numbe
 
 
 def test_one_source_that_gives_a_root_id_to_two_batches_is_answered_for_both() -> None:
-    shard, roots = new_shard(), roots_of(3)
+    shard, roots = new_shard(), new_roots(3)
     watch(shard)
     sender = Sender(shard)
     for number in (1, 2):
@@ -283,25 +284,25 @@ def test_room_is_reserved_so_inits_of_an_open_batch_are_never_refused() -> None:
     assert shard.open_batch(OpenBatch(SESSION, 1, FIRST, 8), 0.0).status == Status.APPLIED
     refused = shard.open_batch(OpenBatch(SESSION, 2, FIRST + 100, 3), 0.0)
     assert (refused.status, refused.retry_delay_ms > 0) == (Status.OVERLOADED, True)
-    assert send(updates_of(roots_of(3, FIRST + 200)), batch=0) == Status.OVERLOADED
-    assert send(updates_of(roots_of(2, FIRST + 200)), batch=0) == Status.APPLIED
-    assert send(updates_of(roots_of(8)), batch=1) == Status.APPLIED
-    assert send(updates_of(roots_of(8))) == Status.APPLIED
+    assert send(updates_of(new_roots(3, FIRST + 200)), batch=0) == Status.OVERLOADED
+    assert send(updates_of(new_roots(2, FIRST + 200)), batch=0) == Status.APPLIED
+    assert send(updates_of(new_roots(8)), batch=1) == Status.APPLIED
+    assert send(updates_of(new_roots(8))) == Status.APPLIED
 
 
 def test_outcomes_take_room_until_they_are_confirmed() -> None:
     shard, request = new_shard(max_pending=4), Watch("source", SESSION, 60_000)
     shard.watch(request, 0.0)
     send = Sender(shard).send
-    assert send(updates_of(roots_of(4), 0), batch=0) == Status.APPLIED
-    assert send(updates_of(roots_of(1, FIRST + 9)), batch=0) == Status.OVERLOADED
+    assert send(updates_of(new_roots(4), 0), batch=0) == Status.APPLIED
+    assert send(updates_of(new_roots(1, FIRST + 9)), batch=0) == Status.OVERLOADED
     shard.watch(Watch("source", SESSION, 60_000, confirmed=1), 0.0)
-    assert send(updates_of(roots_of(1, FIRST + 9)), batch=0) == Status.APPLIED
+    assert send(updates_of(new_roots(1, FIRST + 9)), batch=0) == Status.APPLIED
 
 
 def test_two_servers_with_half_of_the_slots_each_answer_for_each_root_once() -> None:
     halves = bytes([0b00001111]) * 128, bytes([0b11110000]) * 128
-    roots, told, reserved = roots_of(1000), [], []
+    roots, told, reserved = new_roots(1000), [], []
     for slots in halves:
         shard = new_shard(max_pending=1000)
         watch(shard)
@@ -379,7 +380,7 @@ def test_numbers_that_were_covered_before_their_slot_came_are_unread_unless_cove
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000, slots=LOW), 0.0)
     of_low, sender = shard.stats.reserved, Sender(shard)
-    assert sender.send(updates_of(roots_of(0)), batch=1, covered=[(0, 1000)]) == Status.APPLIED
+    assert sender.send(updates_of(new_roots(0)), batch=1, covered=[(0, 1000)]) == Status.APPLIED
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1000), 0.0)
     [reply] = shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
     assert reply.roots == 1000 - of_low
@@ -400,7 +401,7 @@ def test_a_server_that_drains_goes_on_with_what_it_has_and_takes_nothing_new() -
     assert shard.open_batch(OpenBatch(SESSION, 2, FIRST, 10), 0.0).status == Status.DRAINING
     assert shard.open_batch(OpenBatch(SESSION + 1, 1, FIRST, 10), 0.0).status == Status.DRAINING
     assert shard.open_batch(opened, 0.0).status == Status.APPLIED
-    sender, root = Sender(shard), roots_of(1, FIRST + 99)
+    sender, root = Sender(shard), new_roots(1, FIRST + 99)
     assert sender.send(updates_of(root, 5), batch=0) == Status.APPLIED
     assert sender.send(updates_of(root, 5)) == Status.APPLIED
     assert shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)[0].status == Status.APPLIED
@@ -462,7 +463,7 @@ def test_a_root_expires_between_its_timeout_and_a_quarter_of_a_second_later(limi
     send, step, now = Sender(shard).send, 0.1, 100.0
     watch(shard, now, limits)
     started: dict[int, float] = {}
-    for part in np.array_split(roots_of(pending), 7):
+    for part in np.array_split(new_roots(pending), 7):
         now += 0.4 * chance.random()
         send(updates_of(part), now, batch=0)
         started |= dict.fromkeys(part.tolist(), now)
@@ -480,7 +481,7 @@ def test_progress_and_resets_put_off_their_own_timeouts_only() -> None:
     shard, limits = new_shard(), Limits(message_timeout_ms=10_000, progress_timeout_ms=4000)
     send = Sender(shard).send
     watch(shard, 0.0, limits)
-    roots = np.sort(roots_of(3))
+    roots = np.sort(new_roots(3))
     resets = reports.fold_updates(roots[2:], np.zeros(1, np.uint64), np.array([4], np.uint8), {})
     send(updates_of(roots, 1 << 40), 0.0, batch=0)
     reported: dict[int, tuple[float, str]] = {}
@@ -498,7 +499,7 @@ def test_progress_and_resets_put_off_their_own_timeouts_only() -> None:
 
 
 def test_a_held_root_whose_tree_is_done_does_not_time_out() -> None:
-    shard, roots = new_shard(), roots_of(2)
+    shard, roots = new_shard(), new_roots(2)
     send = Sender(shard).send
     watch(shard, 0.0)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2, limits=Limits(1000, 1000)), 0.0)
@@ -518,9 +519,9 @@ def test_a_source_that_falls_silent_is_forgotten_with_all_its_roots() -> None:
     shard.watch(Watch("source", SESSION, 2000), 0.0)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 50), 0.0)
     send = Sender(shard).send
-    send(updates_of(roots_of(20)), batch=1)
-    send(updates_of(roots_of(20, FIRST + 100)), batch=0)
-    send(updates_of(roots_of(5, FIRST + 100)))
+    send(updates_of(new_roots(20)), batch=1)
+    send(updates_of(new_roots(20, FIRST + 100)), batch=0)
+    send(updates_of(new_roots(5, FIRST + 100)))
     shard.tick(1.9)
     assert shard.stats.pending == 35
     shard.tick(2.0)
@@ -535,12 +536,12 @@ def test_a_source_that_falls_silent_is_forgotten_with_all_its_roots() -> None:
 
 
 def test_a_flood_of_acks_for_unknown_roots_is_bounded_and_harms_nobody() -> None:
-    shard, roots = new_shard(max_pending=100_000), roots_of(100)
+    shard, roots = new_shard(max_pending=100_000), new_roots(100)
     send = Sender(shard).send
     watch(shard)
     send(updates_of(roots), batch=0)
     for n in range(20):
-        send(updates_of(roots_of(10_000, FIRST + 1000 + n * 10_000)), 0.1)
+        send(updates_of(new_roots(10_000, FIRST + 1000 + n * 10_000)), 0.1)
     stats = shard.stats
     assert stats.orphans == 50_000
     assert stats.orphans_dropped == 150_000
@@ -557,7 +558,7 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
     shard, count = new_shard(), 6000
     send = Sender(shard).send
     watch(shard)
-    roots = roots_of(count)
+    roots = new_roots(count)
     kinds, reasons = np.full(count, 2, np.uint8), {int(root): f"reason {root}" for root in roots}
     send(reports.fold_updates(roots, np.zeros(count, np.uint64), kinds, reasons))
     send(updates_of(roots), batch=0)
@@ -566,11 +567,11 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
     kept = sum(reason == reasons[root] for root, (_, reason) in reported.items())
     assert 4000 < kept < count
     # They are used up: the next ones have room again.
-    later = roots_of(100, FIRST + count)
+    later = new_roots(100, FIRST + count)
     reasons = {int(root): f"later {root}" for root in later}
     for now in (2.0, 4.0):
         send(reports.fold_updates(later, np.zeros(100, np.uint64), kinds[:100], reasons), now)
-    later = roots_of(100, FIRST + 2 * count)
+    later = new_roots(100, FIRST + 2 * count)
     send(reports.fold_updates(later, np.zeros(100, np.uint64), kinds[:100], {int(r): "x" for r in later}), 6.0)
     send(updates_of(later), 6.0, batch=0)
     assert set(watch(shard, 6.0).values()) == {(Verdict.FAILED, "x")}
@@ -578,7 +579,7 @@ def test_many_different_reasons_of_tombstones_are_bounded_and_the_fail_still_cou
 
 def test_an_identity_is_remembered_while_a_batch_that_was_open_before_it_is() -> None:
     shard = new_shard(memory_s=10.0, orphan_timeout_s=5.0)
-    entries = updates_of(roots_of(3, FIRST + 50))
+    entries = updates_of(new_roots(3, FIRST + 50))
     message = Apply(Identity(3, 3), reports.digest(entries), entries)
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1), 0.0)
@@ -597,7 +598,7 @@ def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orpha
 ) -> None:
     shard = new_shard(memory_s=10.0, orphan_timeout_s=5.0)
     watch(shard, limits=Limits(timeout_ms))
-    entries = updates_of(roots_of(3))
+    entries = updates_of(new_roots(3))
     message = Apply(identity, reports.digest(entries), entries)
     shard.apply(message, 1.0)
     shard.tick(0.9 + age_s)
@@ -658,13 +659,13 @@ def busy_shard() -> Shard:
     watch(shard, 0.0, Limits(30_000))
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 50), 0.0)
     shard.open_batch(OpenBatch(SESSION, 2, FIRST + 100, 50, held=False), 0.0)
-    send(updates_of(roots_of(20)), batch=1, covered=[(0, 30)])
-    send(updates_of(roots_of(20, FIRST + 100), 3), batch=2)
-    send(updates_of(roots_of(20, FIRST + 500), 3), batch=0)
-    send(updates_of(roots_of(40, FIRST + 490), 3), 0.5)
-    fails = roots_of(4, FIRST + 900)
+    send(updates_of(new_roots(20)), batch=1, covered=[(0, 30)])
+    send(updates_of(new_roots(20, FIRST + 100), 3), batch=2)
+    send(updates_of(new_roots(20, FIRST + 500), 3), batch=0)
+    send(updates_of(new_roots(40, FIRST + 490), 3), 0.5)
+    fails = new_roots(4, FIRST + 900)
     send(reports.fold_updates(fails, np.zeros(4, np.uint64), np.full(4, 2, np.uint8), {int(r): "bad" for r in fails}))
-    shard.apply(Apply(Identity(9, 4, sequenced=True), 5, updates_of(roots_of(3, FIRST + 700))), 0.625)
+    shard.apply(Apply(Identity(9, 4, sequenced=True), 5, updates_of(new_roots(3, FIRST + 700))), 0.625)
     shard.settle([Settle(SESSION, 2, Settlement.DONE)], 0.75)
     return shard
 
@@ -688,7 +689,7 @@ def test_a_malformed_message_is_invalid_and_leaves_no_trace(
     shard = busy_shard()
     before = state_of(shard)
     scope = None if batch is None else InitScope(SESSION, batch)
-    reply = shard.apply(Apply(Identity(77, 77), 1, damage(updates_of(roots_of(50))), scope), 1.0)
+    reply = shard.apply(Apply(Identity(77, 77), 1, damage(updates_of(new_roots(50))), scope), 1.0)
     assert reply.status == Status.INVALID
     assert reply.detail
     assert state_of(shard) == before
@@ -709,7 +710,7 @@ def test_a_malformed_message_is_invalid_and_leaves_no_trace(
 def test_inits_that_are_refused_leave_no_trace(scope: InitScope, status: Status) -> None:
     shard = busy_shard()
     before = state_of(shard)
-    reply = shard.apply(Apply(Identity(77, 77), 1, updates_of(roots_of(1000)), scope), 1.0)
+    reply = shard.apply(Apply(Identity(77, 77), 1, updates_of(new_roots(1000)), scope), 1.0)
     assert reply.status == status
     assert reply.detail
     assert (reply.retry_delay_ms > 0) == (status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE))
@@ -717,7 +718,7 @@ def test_inits_that_are_refused_leave_no_trace(scope: InitScope, status: Status)
 
 
 def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
-    shard, entries = new_shard(sequence_window=2), updates_of(roots_of(5))
+    shard, entries = new_shard(sequence_window=2), updates_of(new_roots(5))
     for sequence in (1, 5):
         shard.apply(Apply(Identity(8, sequence, sequenced=True), 1, entries), 0.0)
     before = state_of(shard)
@@ -730,7 +731,7 @@ def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
 
 def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() -> None:
     """The second attempt fails a root that the first one finished, and its write may be the one that counts."""
-    shard, roots = new_shard(), roots_of(3)
+    shard, roots = new_shard(), new_roots(3)
     watch(shard)
     shard.open_batch(OpenBatch(SESSION, 1, FIRST, 3, True), 0.0)
     shard.apply(Apply(Identity(1, 1), 1, updates_of(roots), InitScope(SESSION, 1, np.array([[0, 3]], np.uint64))), 0.0)

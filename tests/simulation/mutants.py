@@ -15,14 +15,15 @@ from unittest import mock
 import numpy as np
 
 from acker_client.cluster import votes
+from acker_client.cluster.conversations import Conversations
 from acker_client.cluster.membership import Cluster
-from acker_client.cluster.pinned_batch import PinnedBatch
+from acker_client.cluster.pinned_batch import WENT_WITHOUT, PinnedBatch
 from acker_client.cluster.registration import Registration
-from acker_client.cluster.source_session import WENT_WITHOUT, SourceSession
+from acker_client.cluster.source_session import SourceSession
 from acker_client.cluster.votes import Votes, bits_of, slots_of
 from acker_client.reports.sending import Sending
 from acker_client.rpc.silence import Silence
-from acker_client.source.engine.run import Run
+from acker_client.source.engine.settling import Settling
 from acker_client.spark.anchoring import derive
 from acker_client.spark.anchoring.tally import Report, Tally
 from acker_client.spark.operators import branch, merging
@@ -130,7 +131,7 @@ def _old_generation(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_evidence(real: Callable[..., Any]) -> Callable[..., Any]:
-    def judge(self: Run, batch: Any, error: Any) -> None:
+    def judge(self: Settling, batch: Any, error: Any) -> None:
         batch.error = None
 
     return judge
@@ -181,7 +182,9 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
 def _left_with_those_out(real: Any) -> property:
     """A batch is settled also where a task went on without the server; who is gone would not answer."""
     return property(
-        lambda self: [member for member in self.not_settled if self.out.get(member, WENT_WITHOUT) == WENT_WITHOUT]
+        lambda self: [
+            member for member in self.members_not_settled if self.out.get(member, WENT_WITHOUT) == WENT_WITHOUT
+        ]
     )
 
 
@@ -347,7 +350,7 @@ def _left_anyhow(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _only_its_report(real: Callable[..., Any]) -> Callable[..., Any]:
     """A source's own client leaves a silent replica out of a report, and not out of the batch."""
-    return lambda self, member, why: self._replication.leave(member, why)
+    return lambda self, member, why: self._replication.drop_member(member, why)
 
 
 def _same_registration(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -474,10 +477,14 @@ MUTANTS = (
         "false ACK",
         case=corners.left_out,
     ),
-    Mutant("a replica left out of a report alone", ((Sending, "leave", _only_its_report),), case=corners.unheard_fail),
+    Mutant(
+        "a replica left out of a report alone", ((Sending, "drop_member", _only_its_report),), case=corners.unheard_fail
+    ),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
     Mutant(
-        "a lease that nobody keeps while a flush waits", ((SourceSession, "keep", _nothing),), case=corners.long_flush
+        "a lease that nobody keeps while a flush waits",
+        ((Conversations, "keep_leases", _nothing),),
+        case=corners.long_flush,
     ),
     Mutant("another generation for a restored state", ((State, "load", _new_generation),)),
     Mutant(
@@ -493,7 +500,7 @@ MUTANTS = (
     Mutant("a section cut in two", ((reports, "_cut", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
-    Mutant("a batch done without evidence", ((Run, "_judge", _no_evidence),)),
+    Mutant("a batch done without evidence", ((Settling, "_judge", _no_evidence),)),
     Mutant("reports forgotten at once", ((Dedupe, "note", _no_memory),)),
     Mutant("an identity for each attempt", ((Tally, "report", _own_identity),)),
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),
@@ -502,16 +509,16 @@ MUTANTS = (
     Mutant(
         "votes of left-out replicas count",
         (
-            (PinnedBatch, "left", _left_with_those_out),
-            (PinnedBatch, "leave", _left_again),
-            (PinnedBatch, "hear", _heard_when_out),
+            (PinnedBatch, "members_to_settle", _left_with_those_out),
+            (PinnedBatch, "leave_out_member", _left_again),
+            (PinnedBatch, "count_outcomes", _heard_when_out),
         ),
         "false ACK",
         _torn,
     ),
     Mutant(
         "votes of servers that a task left out count",
-        ((SourceSession, "leave_out", _nothing),),
+        ((SourceSession, "leave_out_servers", _nothing),),
         "false ACK",
         _torn,
     ),

@@ -181,7 +181,7 @@ class PlainSource(Program):
                 return
 
     def _emit_and_watch(self) -> None:
-        """The loop of the README: emit, flush, watch."""
+        """The loop of the documents: emit, flush, watch."""
         while not self.is_done:
             if self._todo and self.dice.random() < 0.8:
                 self._emit()

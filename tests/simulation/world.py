@@ -523,8 +523,8 @@ class World:
             if any(left.values()):
                 raise Violation("memory", f"{server.name} still has {left}")
         for source in self._sources:
-            if source._batches:
-                raise Violation("memory", f"the driver still has batches {sorted(source._batches)}")
+            if source.pins:
+                raise Violation("memory", f"the driver still has batches {[pin.batch for pin in source.pins]}")
 
 
 def _values(case: Case) -> list[list[int | None]]:

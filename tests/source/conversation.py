@@ -190,14 +190,14 @@ class Conversation:
             yield "no batch"
             return
         batch, self._batch = self._batch, None
-        self._run.settle(batch, RuntimeError(error) if error else None)
+        self._run.settle_batch(batch, RuntimeError(error) if error else None)
 
     def say_leave(self, _: str) -> Iterator[str]:
         if self._run is None or self._batch is None:
             yield "no batch"
             return
         batch, self._batch = self._batch, None
-        self._run.leave(batch)
+        self._run.abandon_batch(batch)
         yield from self.say_stop("")
 
     def say_server(self, rest: str) -> Iterator[str]:

@@ -124,7 +124,7 @@ class TwinKinesis:
             raise NotThere(f"ResourceNotFoundException: Shard {shard} does not exist")
         return f"{shard}:{self._index(self.streams[shard], begin)}:{self.time.clock()}"
 
-    def read(self, iterator: str, records_max: int) -> ReadAnswer:
+    def read_records(self, iterator: str, records_max: int) -> ReadAnswer:
         name, index, issued_s = iterator.split(":")
         now = self.time.clock()
         recent = [at for shard, at in self.reads if shard == name and at > now - 1.0]

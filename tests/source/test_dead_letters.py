@@ -186,7 +186,7 @@ def test_a_file_that_another_process_holds_for_long_is_waited_for_and_named(
         monkeypatch.setattr(dead_letters.log, "warning", let_go)
         letters.write([letter()])
     assert len(letters.path.read_text().splitlines()) == 1
-    assert f"another process holds {letters.path}, and is waited for" in said[0]
+    assert f"waiting for another process that holds {letters.path}" in said[0]
 
 
 def test_letters_go_to_a_function_and_count_as_kept_once_it_has_returned(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ def test_paths_that_nothing_matches_yet_are_named_and_looked_for_at_their_time(
 ) -> None:
     tail = Tail(f"{tmp_path}/*")
     assert [record.message for record in caplog.records] == [
-        f"Files: nothing matches '{tmp_path}/*' yet; it is looked for every 2 s"
+        f"Files: nothing matches '{tmp_path}/*' yet; looking for it every 2 s"
     ]
     assert tail.new() == []
     (tmp_path / "a").write_text("one\n")

@@ -30,7 +30,7 @@ class Listed:
     def columns(self) -> Sequence[str]:
         return ("name", "raw")
 
-    def read(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
+    def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
         names = names_of(slices)
         table = pa.table({"name": names, "raw": pa.array([b"\xff"] * len(names))})
         return table.select(list(columns))

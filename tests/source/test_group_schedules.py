@@ -158,7 +158,7 @@ class Sources:
         if member is None:
             return
         if member.batch is not None:
-            member.run.leave(member.batch)
+            member.run.abandon_batch(member.batch)
         member.run.__exit__()
         self.group.forget(name)
 
@@ -183,7 +183,7 @@ class Sources:
             bad = {row.root: "bad" for row in rows if how == "thirds fail" and int(row.value[1:]) % 3 == 0}
             frame_of(batch).fail(bad)
             self.ack(batch, [row for row in rows if row.root not in bad])
-        member.run.settle(batch, OSError("disk full") if how == "breaks" else None)
+        member.run.settle_batch(batch, OSError("disk full") if how == "breaks" else None)
 
     def turn(self) -> None:
         steps = (self.take, self.settle, self.rebalance, self.append, self.lose, self.crash, self.stop)

@@ -70,7 +70,7 @@ def worked(run: Run, batch: Batch, but: tuple[str, ...] = ()) -> list[str]:
     frame_of(batch).evidence.error = None
     fail = failing(lambda row: row.value in but)
     fail(batch)
-    run.settle(batch)
+    run.settle_batch(batch)
     return rows
 
 
@@ -127,14 +127,14 @@ def test_a_record_that_spent_its_retries_after_its_batch_gets_one_letter_and_non
     batch = taken(x)
     assert batch is not None
     rows = frame_of(batch).rows()
-    x.settle(batch)
+    x.settle_batch(batch)
     frame_of(batch).ack(rows[1:])
     frame_of(batch).fail({rows[0].root: "ValueError: bad"})
     if how != "revoked":
         group.take_away("a")
     if how == "lost after it was heard":
-        x._look(0.0)
-        x._take_handover()
+        x._outcomes.take_outcomes(0.0)
+        x._partitions.follow_group()
     group.give("a", "y")
     assert next_of(x) == []
     is_known = how == "lost after it was heard"
@@ -161,7 +161,7 @@ def test_what_is_lost_is_dropped_without_a_commit(cluster: Cluster, log: Log) ->
     x, y = (member(cluster, log, group, name, commit_interval_s=1000, batch_records=20) for name in "xy")
     assert next_of(x) == names("a", *range(10)) + names("b", *range(10))
     group.saved.clear()
-    x._checkpointing.note(["a", "b"])
+    x._partitions._checkpointing.note_unsaved(["a", "b"])
     group.notes.clear()
     group.put_out("x")
     group.give("a", "y")

@@ -54,7 +54,7 @@ def crashing(run: Run, batches: int, where: str, seen: Counter[str]) -> None:
         frame_of(batch).ack(row for row in rows if row.root not in bad)
         if number > batches:
             return
-        run.settle(batch)
+        run.settle_batch(batch)
         run._environment.sleep(2.0)
 
 

@@ -133,12 +133,12 @@ def test_a_record_is_acked_when_the_record_of_the_second_job_is_and_not_before(j
     batch = run.next_batch()
     assert batch is not None
     jobs.hand_on(batch)
-    run.settle(batch)
+    run.settle_batch(batch)
     assert jobs.log.acked == [] == jobs.log.failed
 
     def save(batch: Batch) -> None:
         jobs.save(batch)
-        run._look(0.0)
+        run._outcomes.take_outcomes(0.0)
         assert jobs.log.acked == [], "the second job's batch is not settled"
 
     jobs.run_second(save)
@@ -162,7 +162,7 @@ def test_what_the_second_job_gives_up_fails_in_the_first_with_its_reason(jobs: J
     batch = run.next_batch()
     assert batch is not None
     jobs.hand_on(batch)
-    run.settle(batch)
+    run.settle_batch(batch)
     jobs.run_second(process, dead_letters=jobs.cluster.folder / "second.jsonl")
     assert run.next_batch() is None
     assert jobs.log.acked == [0]
@@ -177,7 +177,7 @@ def test_a_message_that_is_never_taken_up_times_out_and_is_handed_on_again(jobs:
         batch = run.next_batch()
         assert batch is not None
         jobs.hand_on(batch)
-        run.settle(batch)
+        run.settle_batch(batch)
     assert jobs.log.failed == [(0, "message_timeout")]
     # Both copies are read; that of the root which timed out says nothing to anybody.
     jobs.run_second()
@@ -233,14 +233,14 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
     frame.ack([Line(row.root, row.edge ^ 5 ^ 9, None, 0, "")])
     of_5, of_9 = ([Line(row.root, edge, f"{edge}", 0, "")] for edge in (5, 9))
     jobs.hand_on(batch, of_5)
-    run.settle(batch)
+    run.settle_batch(batch)
     jobs.run_second()
-    run._look(0.0)
+    run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [], "one of two is not both"
     jobs.hand_on(batch, of_9)
     # Who goes on where the other was reads 9; a source that begins anew reads 5 again, and cannot know of it.
     jobs.run_second(name=name)
-    run._look(0.0)
+    run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == ([0] if is_acked else [])
     assert (run.next_batch() is None) == is_acked
     assert jobs.log.failed == ([] if is_acked else [(0, "message_timeout")])
@@ -255,7 +255,7 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
     jobs.cluster.time.sleep(20.0)
     jobs.cluster.sleep(1.0)
     upstream.send()
-    run._look(0.0)
+    run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [0]
     upstream.close()
 
@@ -397,7 +397,7 @@ def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
     batch = run.next_batch()
     assert batch is not None
     jobs.hand_on(batch)
-    run.settle(batch)
+    run.settle_batch(batch)
     reader = jobs.second().input()[0]
     assert isinstance(reader, KafkaInput)
     reader.start({})
@@ -414,7 +414,7 @@ def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_p
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     upstream.ack([*handed, *forged])
     upstream.ack(HandedOn(each.replicas, ((6, 6),)) for each in forged)
-    run._look(0.0)
+    run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [0]
     said = [
         message for message in caplog.messages if "servers that are not known here (ids 7; known are 0 at " in message

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import json
 import logging
-import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -651,18 +649,6 @@ def test_options_that_make_no_sense_are_refused_by_name(options: dict[str, Any],
         Kafka(**{"bootstrap_servers": "localhost:1", "name": "orders", **options})
 
 
-def test_the_readme_lists_every_option_with_its_default() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    table = text.partition("| option of `Kafka` |")[2].partition("\n\n")[0]
-    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE))
-    parameters = inspect.signature(Kafka).parameters.values()
-    own = {each.name: each.default for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD}
-    said = {inspect.Parameter.empty: "needed", None: "none"}
-    expected = {name: said.get(default, f"`{default!r}`") for name, default in own.items()}
-    # What is None for the sake of another, or another's value.
-    assert listed == expected | {"topics": "needed", "group_id": "the source's name"}
-
-
 def test_settings_of_librdkafka_are_passed_through_and_one_that_it_has_not_is_a_sentence(tmp_path: Path) -> None:
     def started(**config: Any) -> None:
         source = Kafka("a", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.2, config=config)
@@ -898,7 +884,7 @@ def test_at_most_once_without_a_checkpoint_offsets_are_committed_before_their_re
         rows = frame_of(batch).rows()
         seen += [row.value.decode() for row in rows]
         if batch.number == 1:
-            crashed.settle(batch)
+            crashed.settle_batch(batch)
     Kafka(topic, **options).run(NO_SPARK, lambda batch: seen.extend(r.value.decode() for r in frame_of(batch).rows()))
     assert sorted(seen) == sorted([f"0.{k}" for k in range(20)] + [f"1.{k}" for k in range(10)])
 

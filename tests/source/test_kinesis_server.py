@@ -110,7 +110,7 @@ def test_a_stream_is_read_by_its_arn_from_a_time_and_from_the_newest_on(server: 
     (shard,) = door.shards()
     newest = door.iterator(shard.name, LATEST)
     server.put("by-arn", ["a", "b", "c"])
-    rows = door.read(newest, 2).rows
+    rows = door.read_records(newest, 2).rows
     assert rows.column("data").to_pylist() == [b"a", b"b"]
     numbers = rows.column("sequence_number").to_pylist()
     since = Begin.since(rows.column("arrival_timestamp")[1].as_py())
@@ -119,8 +119,8 @@ def test_a_stream_is_read_by_its_arn_from_a_time_and_from_the_newest_on(server: 
         (Begin.at(numbers[1]), [b"b", b"c"]),
         (Begin.after(numbers[1]), [b"c"]),
     ):
-        assert door.read(door.iterator(shard.name, begin), 100).rows.column("data").to_pylist() == expected
-    assert b"c" in door.read(door.iterator(shard.name, since), 100).rows.column("data").to_pylist()
+        assert door.read_records(door.iterator(shard.name, begin), 100).rows.column("data").to_pylist() == expected
+    assert b"c" in door.read_records(door.iterator(shard.name, since), 100).rows.column("data").to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_each_error_of_a_read_is_what_it_means_and_each_call_is_tried_once(
     iterator = door.iterator("shardId-000000000000", TRIM_HORIZON)
     server.fail("GetRecords", code)
     with pytest.raises(kind):
-        door.read(iterator, 10)
-    assert door.read(iterator, 10).rows.num_rows == 0
+        door.read_records(iterator, 10)
+    assert door.read_records(iterator, 10).rows.num_rows == 0
 
 
 def test_trouble_on_the_wire_is_waited_out_and_no_record_is_lost_or_read_twice(server: KinesisServer) -> None:

@@ -46,23 +46,23 @@ def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_reco
         batch = run.next_batch()
         assert batch is not None
         rows = frame_of(batch).rows()
-        run.settle(batch)
+        run.settle_batch(batch)
         if how == "taken away":
             group.take_away("a")
         if how == "deleted":
             log.revoked.append("a")
-            run._plan(1)
+            run._partitions.plan_records(1, run._tasks)
         group.give("a", "y")
-        run._take_handover()
-        run._commit()
+        run._partitions.follow_group()
+        run._partitions.commit()
         frame_of(batch).ack(row for row in rows if row.value.startswith("a"))
-        run._look(0.0)
-        run._commit()
-        assert run._parts.done.get("b", Ranges()) == Ranges()
+        run._outcomes.take_outcomes(0.0)
+        run._partitions.commit()
+        assert run._lookup.parts.done.get("b", Ranges()) == Ranges()
         assert (run.summary().acked, run.summary().open) == (0, 8)
         # What went away times out at the server, and is not tried again here.
         cluster.time.sleep(TIMEOUT_S + 1)
-        run._look(0.0)
+        run._outcomes.take_outcomes(0.0)
         assert noted.retried == list(range(8, 16))
         assert not run._in_flight.tracker.pending
 
@@ -76,7 +76,7 @@ def test_the_checkpoint_moves_while_nothing_is_left_to_read_and_the_other_job_ac
     batch = run.next_batch()
     assert batch is not None
     rows = frame_of(batch).rows()
-    run.settle(batch)
+    run.settle_batch(batch)
     frame_of(batch).ack(rows)
     for _ in range(2):
         with suppress(Idle):
@@ -109,7 +109,7 @@ def without(*gone: int) -> Any:
         for at, fetched in read(reader, chosen):
             kept = np.flatnonzero(~np.isin(fetched.offsets, gone))
             if len(kept):
-                yield at[kept], kafka_slices._those(fetched, kept)
+                yield at[kept], kafka_slices._take(fetched, kept)
 
     return read_chosen
 
@@ -132,13 +132,13 @@ def test_a_server_that_loses_its_state_under_a_batch_costs_no_replay_where_anoth
         assert batch is not None
         rows = frame_of(batch).rows()
         servers[1].start(with_state=False)
-        assert any(run._look(0.1, batch) for _ in range(100))
-        run.settle(batch)
+        assert any(run._outcomes.take_outcomes(0.1, batch) for _ in range(100))
+        run.settle_batch(batch)
         assert noted.retried == []
         frame_of(batch).ack(rows)
         for _ in range(100):
             if run._in_flight.tracker.pending:
-                run._look(0.1)
+                run._outcomes.take_outcomes(0.1)
         assert (sorted(noted.acked), noted.failed) == (list(range(16)), [])
     servers.close()
 

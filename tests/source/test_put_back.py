@@ -324,6 +324,6 @@ def test_a_row_of_a_parquet_file_is_put_back_with_its_columns(tmp_path: Path) ->
 
 def test_a_source_of_what_was_put_back_needs_a_checkpoint() -> None:
     with pytest.raises(
-        ValueError, match=r"checkpoint: give one, like checkpoint='again.ckpt'; it has each record read"
+        ValueError, match=r"checkpoint: give one, like checkpoint='again.ckpt', so that each record is read once"
     ):
         PutBack("again.jsonl", name="again")

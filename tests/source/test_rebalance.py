@@ -245,7 +245,7 @@ def test_claims_are_all_or_none_and_are_tried_again() -> None:
     seen = two.group._seen()
     world.zookeeper.apply([Create(paths.owner("t/3"), node, is_ephemeral=True)], 99)
     two.group._register()
-    step = two.group._rebalance.look(seen, world.partitions)
+    step = two.group._rebalance.decide(seen, world.partitions)
     assert step.claim == ("t/2", "t/3")
     assert two.group._claim(step.claim) == ()
     assert paths.owner("t/2") not in world.zookeeper.nodes

@@ -69,7 +69,7 @@ class ScheduleBesideItsTwin(RuleBasedStateMachine):
     def take(self, seconds: float, records_max: int) -> None:
         self.now += seconds
         due = self.twin.due(self.now)
-        group = self.schedule.take(self.now, records_max)
+        group = self.schedule.take_due(self.now, records_max)
         taken = set() if group is None else set(group.records.tolist())
         assert taken <= due
         assert len(taken) == min(len(due), records_max)
@@ -125,7 +125,7 @@ def test_interruptions_do_not_spend_the_retries_of_a_record() -> None:
     schedule = Schedule(Retry(max_retries=1, max_interruptions=5, initial_s=0, cap_s=0), draw=lambda: 0.5)
     for _ in range(5):
         assert not len(schedule.interrupt(columns([7]), now=0))
-        assert schedule.take(0, 10) is not None
+        assert schedule.take_due(0, 10) is not None
     assert not len(schedule.fail(columns([7]), now=0))
     assert schedule.fail(columns([7]), now=0).tolist() == [7]
 
@@ -133,18 +133,18 @@ def test_interruptions_do_not_spend_the_retries_of_a_record() -> None:
 def test_a_batch_that_broke_is_replayed_whole_then_in_pieces_down_to_single_records() -> None:
     schedule = Schedule(Retry(initial_s=1, cap_s=1), draw=lambda: 1.0)
     schedule.isolate(columns(list(range(1000))), depth=0, now=0)
-    whole = schedule.take(1, 10)
+    whole = schedule.take_due(1, 10)
     assert whole is not None
     assert (len(whole.records), whole.depth) == (1000, 1)
     schedule.isolate(whole.records, whole.depth, now=1)
-    pieces = [schedule.take(2, 10_000) for _ in range(PIECES)]
+    pieces = [schedule.take_due(2, 10_000) for _ in range(PIECES)]
     assert [len(piece.records) for piece in pieces if piece] == [63] * 8 + [62] * 8
     last = pieces[-1]
     assert last is not None
     assert last.depth == 2
-    assert schedule.take(2, 10_000) is None
+    assert schedule.take_due(2, 10_000) is None
     schedule.isolate(last.records, last.depth, now=2)
-    smaller = [schedule.take(3, 10_000) for _ in range(PIECES)]
+    smaller = [schedule.take_due(3, 10_000) for _ in range(PIECES)]
     assert np.concatenate([piece.records for piece in smaller if piece]).tolist() == last.records.tolist()
 
 
@@ -153,7 +153,7 @@ def test_records_that_must_be_alone_are_never_mixed_with_others() -> None:
     schedule.fail(columns([1]), now=0)
     schedule.fail(columns([2]), now=0, depth=3)
     schedule.fail(columns([3]), now=0)
-    groups = [schedule.take(5, 100) for _ in range(3)]
+    groups = [schedule.take_due(5, 100) for _ in range(3)]
     assert sorted((group.records.tolist(), group.depth) for group in groups if group) == [([1], 0), ([2], 3), ([3], 0)]
 
 
@@ -194,7 +194,7 @@ def test_after_the_sixtieth_failure_the_wait_is_still_up_to_the_cap() -> None:
         assert not len(schedule.fail(columns([7]), now))
         assert schedule.next_due_s is not None
         waited_s, now = schedule.next_due_s - now, schedule.next_due_s
-        assert schedule.take(now, 1) is not None
+        assert schedule.take_due(now, 1) is not None
     assert waited_s == pytest.approx(5.0)
 
 
@@ -207,7 +207,7 @@ def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_ov
     for _ in range(1000):
         at_s = schedule.next_due_s
         assert at_s is not None
-        group = schedule.take(at_s, 1)
+        group = schedule.take_due(at_s, 1)
         assert group is not None
         due[group.records] = at_s
     assert np.histogram(due, bins=8, range=(100.0, 108.0))[0].min() > 90
@@ -218,7 +218,7 @@ def times_of(schedule: Schedule) -> dict[float, list[int]]:
     """The records that wait, by the moment at which they are due."""
     due: dict[float, list[int]] = {}
     while (at_s := schedule.next_due_s) is not None:
-        group = schedule.take(at_s, 1_000_000)
+        group = schedule.take_due(at_s, 1_000_000)
         assert group is not None
         due[at_s] = group.records.tolist()
     return due

@@ -115,7 +115,7 @@ class Sources:
         bad = {row.root: "bad" for row in rows if how == "thirds fail" and row.root % 3 == 0}
         frame_of(batch).fail(bad)
         frame_of(batch).ack(row for row in rows if row.root not in bad)
-        member.run.settle(batch, OSError("disk full") if how == "breaks" else None)
+        member.run.settle_batch(batch, OSError("disk full") if how == "breaks" else None)
 
     def append(self, _: str) -> None:
         self.log.append(self.dice.choice(PARTITIONS), self.dice.randrange(1, 6))
@@ -141,7 +141,7 @@ class Sources:
         member = self.members.pop(name, None)
         if member is not None:
             if member.batch is not None:
-                member.run.leave(member.batch)
+                member.run.abandon_batch(member.batch)
             member.run.__exit__()
 
     def idle(self, seconds: float) -> None:

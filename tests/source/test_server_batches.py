@@ -38,20 +38,20 @@ def open_batches(cluster: Cluster) -> int:
 
 def test_a_batch_that_a_server_loses_is_opened_again_there_and_its_roots_are_lost_at_once(cluster: Cluster) -> None:
     client, server_batches = started(cluster)
-    server_batches.reserve(SCOPE, 10)
+    server_batches.reserve_batch(SCOPE, 10)
     cluster.server.start(with_state=False)
     watched = client.watch()
     assert (watched.interrupted, open_batches(cluster)) == ((1,), 1)
     assert set(watched.outcomes) == {(root_id(FIRST, k), Verdict.LOST, "the server lost its state") for k in range(10)}
     assert client.watch().settled == ()
-    assert server_batches.settle(1, Settlement.DONE, lambda: False)
+    assert server_batches.settle_at_servers(1, Settlement.DONE, lambda: False)
     assert client.watch().settled == (1,)
 
 
 def test_a_state_that_is_lost_before_a_batch_is_opened_costs_that_batch_nothing(cluster: Cluster) -> None:
     client, server_batches = started(cluster)
     cluster.server.start(with_state=False)
-    server_batches.reserve(SCOPE, 10)
+    server_batches.reserve_batch(SCOPE, 10)
     watched = client.watch()
     assert (watched.interrupted, len(watched.outcomes), open_batches(cluster)) == ((), 0, 1)
 
@@ -60,7 +60,7 @@ def test_a_batch_that_could_not_be_opened_is_not_opened_again(cluster: Cluster) 
     client, server_batches = started(cluster, deadline_s=5.0)
     cluster.server.stop()
     with pytest.raises(SourceError, match="no batch could be opened for 5 s"):
-        server_batches.reserve(SCOPE, 10)
+        server_batches.reserve_batch(SCOPE, 10)
     cluster.server.start(with_state=False)
     client.watch()
     assert open_batches(cluster) == 0
@@ -72,7 +72,7 @@ def test_a_batch_is_given_up_at_the_deadline_and_not_a_budget_later(cluster: Clu
     cluster.server.stop()
     began = cluster.time.clock()
     with pytest.raises(SourceError, match="for 70 s"):
-        server_batches.reserve(SCOPE, 10)
+        server_batches.reserve_batch(SCOPE, 10)
     assert cluster.time.clock() - began < 75.0
 
 
@@ -81,7 +81,7 @@ def test_opening_a_batch_again_leaves_time_to_renew_the_lease(
     cluster: Cluster, lease_s: float, at_most_s: float
 ) -> None:
     client, server_batches = started(cluster, lease_s=lease_s)
-    server_batches.reserve(SCOPE, 10)
+    server_batches.reserve_batch(SCOPE, 10)
     cluster.server.shard = new_shard(max_pending=5)
     began = cluster.time.clock()
     client.watch()
@@ -94,5 +94,5 @@ def test_a_batch_that_waits_for_room_says_so(cluster: Cluster, caplog: pytest.Lo
     other.open_batch(1, 2 * FIRST, 10)
     _, server_batches = started(cluster, deadline_s=20.0)
     with pytest.raises(SourceError, match=r"had no room .* for 20 s .*--max-pending"):
-        server_batches.reserve(SCOPE, 10)
+        server_batches.reserve_batch(SCOPE, 10)
     assert "batch 1 is not open yet: open batch 1: the server answered OVERLOADED" in caplog.text

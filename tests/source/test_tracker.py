@@ -18,12 +18,9 @@ from acker_client.source.records.ranges import Ranges
 from acker_client.source.records.tracker import Tracker
 from acker_protocol.ids import BASE_MAX, root_id
 from acker_protocol.messages import Verdict
+from tests.service.caller import roots_of
 
 ACKED, FAILED, TIMED_OUT, LOST = (int(verdict) for verdict in Verdict)
-
-
-def roots_of(base: int, numbers: list[int]) -> np.ndarray:
-    return np.array([root_id(base, number) for number in numbers], np.uint64)
 
 
 @dataclass
@@ -189,7 +186,7 @@ def test_outcomes_of_several_blocks_count_once_whichever_way_they_are_applied(
 def test_the_order_of_outcomes_does_not_matter(order: list[int]) -> None:
     tracker = Tracker(7)
     tracker.emit(np.arange(40))
-    roots = roots_of(7, order)
+    roots = roots_of(order, 7)
     applied = tracker.apply(roots, np.full(40, ACKED, np.uint8))
     tracker.compact()
     assert sorted(applied.records.tolist()) == list(range(40))
@@ -199,7 +196,7 @@ def test_the_order_of_outcomes_does_not_matter(order: list[int]) -> None:
 def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins() -> None:
     tracker = Tracker(99)
     tracker.emit(np.array([0, 1]))
-    roots = roots_of(99, [1, 1, 0, 1])
+    roots = roots_of([1, 1, 0, 1], 99)
     applied = tracker.apply(roots, np.array([FAILED, ACKED, ACKED, LOST], np.uint8))
     assert applied.records.tolist() == [1, 0]
     assert applied.verdicts.tolist() == [FAILED, ACKED]
@@ -209,9 +206,9 @@ def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins(
 def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stranger() -> None:
     tracker = Tracker(99)
     tracker.emit(np.arange(3))
-    tracker.apply(roots_of(99, [0, 1, 2]), np.full(3, ACKED, np.uint8))
+    tracker.apply(roots_of([0, 1, 2], 99), np.full(3, ACKED, np.uint8))
     tracker.compact()
-    late = tracker.apply(roots_of(99, [1, 2]), np.full(2, FAILED, np.uint8))
+    late = tracker.apply(roots_of([1, 2], 99), np.full(2, FAILED, np.uint8))
     assert (len(late.records), late.repeated, late.foreign) == (0, 2, 0)
 
 
@@ -240,7 +237,7 @@ def test_nothing_is_pending_among_emissions_that_are_forgotten_whatever_came_aft
 def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     tracker = Tracker(5)
     tracker.emit(np.array([10, 40, 41]))
-    tracker.apply(roots_of(5, [0, 1]), np.full(2, ACKED, np.uint8))
+    tracker.apply(roots_of([0, 1], 5), np.full(2, ACKED, np.uint8))
     tracker.compact()
     assert tracker.done_below == 41
 

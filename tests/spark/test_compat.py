@@ -34,9 +34,9 @@ def test_a_pyspark_from_the_oldest_to_the_newest_minor_version_is_no_problem(ver
 @pytest.mark.parametrize(
     ("version", "why"),
     [
-        ("3.5.9", "which lacks what the acker stands on (applyInArrow over groups, among others)"),
-        ("4.4.0", "which this acker was never tried with"),
-        ("5.0.0", "which this acker was never tried with"),
+        ("3.5.9", "which lacks functions that the acker needs (applyInArrow over groups, among others)"),
+        ("4.4.0", "which this acker was not tested with"),
+        ("5.0.0", "which this acker was not tested with"),
     ],
 )
 def test_a_pyspark_that_is_too_old_or_too_new_is_named_with_what_to_install(version: str, why: str) -> None:

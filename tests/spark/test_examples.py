@@ -1,30 +1,26 @@
-"""The README's worked examples run as they stand, and every record of theirs is acked."""
+"""The worked examples of the documents run as they stand, and every record of theirs is acked."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.spark import sink
+from tests.packaging import programs
 from tests.spark.live_batch import ACKED
 
-README = Path(__file__).parents[2] / "README.md"
 NOTES = ["apple pear apple", "pear", "plum"]
 ALL = dict.fromkeys(range(3), ACKED)
 
 
 @pytest.fixture(scope="module")
 def examples() -> dict[str, Any]:
-    """What the README's block of examples defines."""
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    (text,) = (block for block in blocks if "def each_item" in block)
+    """Return what the block of examples defines."""
     names: dict[str, Any] = {"__name__": "__main__"}  # as a script: its functions travel to workers by value
-    exec(compile(text, str(README), "exec"), names)
+    exec(compile(programs.only("def each_item"), "examples.py", "exec"), names)
     return names
 
 

@@ -1,4 +1,4 @@
-"""The first program of the README, and what a source does with real files, a real Spark and a real server."""
+"""The first program of the documents, and what a source does with real files, a real Spark and a real server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from acker_client.source import Batch, Emissions, Files, Listener, Retry
 from acker_client.spark import operator, sink, where
+from tests.packaging import programs
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = Retry(max_retries=1, initial_s=0.01, cap_s=0.01)
 
 
@@ -34,13 +34,6 @@ def saved(spark: SparkSession, folder: Path) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row) for row in spark.read.parquet(f"{folder}/out").collect())
 
 
-def first_program() -> str:
-    """The first Python block of the README."""
-    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
 @pytest.mark.matrix
 def test_the_first_program_of_the_readme_runs_as_it_stands(
     connected: SparkSession, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
@@ -54,7 +47,11 @@ def test_the_first_program_of_the_readme_runs_as_it_stands(
         file.write("\nnot json\n")
     monkeypatch.chdir(tmp_path)
     # The address is another, the JVM of this test run stands in another directory, and it should not wait for retries.
-    program = first_program().replace("localhost:7070", server.address).replace('"out/"', f'"{tmp_path}/out/"')
+    program = (
+        programs.programs()["readme_1"]
+        .replace("localhost:7070", server.address)
+        .replace('"out/"', f'"{tmp_path}/out/"')
+    )
     program = program.replace("Retry(max_retries=3)", "Retry(max_retries=3, initial_s=0.01, cap_s=0.01)")
     exec(compile(program, "first_program.py", "exec"), {"__name__": "__main__"})
     expected = Counter(

@@ -1,6 +1,7 @@
 """Cluster: which servers there are, where roots live, and one source's session with all of them.
 
-Entry points: ``membership.Cluster`` (the servers), ``source_session.SourceSession`` (open, watch and settle batches on
-every replica). The decisions are in pure modules: ``votes`` (merge the replicas' answers), ``pinned_batch``, ``stream``
-(the emissions of a plain client), ``published`` (what other processes need to find a root), ``registration``.
+Entry points: ``membership.Cluster`` (the servers), ``source_session.SourceSession`` (a source on every replica). The
+session's docstring lists its parts, what each of them owns and which lock guards it. The decisions are in pure modules:
+``votes`` (merges the replicas' answers), ``pinned_batch``, ``open_batches``, ``stream`` (numbers the emissions of a
+plain client), ``published`` (what other processes need to find a root), ``registration``.
 """

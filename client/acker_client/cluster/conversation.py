@@ -1,32 +1,53 @@
-"""Conversation: one source with one server: its registration there, and the calls about batches.
+"""Conversation: one source with one server: its registration there, its polls, and its calls about batches.
 
-Decides how a registration is renewed, and how one poll is made and taken. Outcomes are handed over as they come: what
-they mean beside those of other servers is not decided here.
+Decides how a lease is renewed, and how a poll is made and its answer taken. Does not decide what an outcome means
+beside those of other servers.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 from acker_client.backoff import Clock, Deadline, Patience
 from acker_client.cluster.registration import Heard, Registration
-from acker_client.errors import Draining, Overloaded, Rejected, Unavailable
+from acker_client.errors import RETRYABLE, AckerError, Draining, Overloaded, Rejected, Unavailable
 from acker_client.rpc.caller import Call, Caller, Retrying
-from acker_client.rpc.retrying import until_accepted
+from acker_client.rpc.delivery import Delivery
+from acker_client.rpc.retrying import deliver, until_accepted
+from acker_client.rpc.side_by_side import SideBySide
 from acker_client.settings import Settings
-from acker_protocol.messages import InitScope, OpenBatch, Settle, SettleReply, Status, Watch, WatchReply
+from acker_protocol.messages import (
+    NO_IDS,
+    Entries,
+    Identity,
+    InitScope,
+    OpenBatch,
+    Settle,
+    Settlement,
+    SettleReply,
+    Status,
+    Watch,
+    WatchReply,
+)
 from acker_protocol.placement import Member
 
-# After one of these a source may be opened at another server, or later.
+log = logging.getLogger("acker_client")
+
+# After a poll without an answer the server is polled again no sooner, while others are waited for.
+_SILENT_PAUSE_S = 0.25
+
+# After one of these answers the source may be opened at another server, or later.
 _ELSEWHERE = {Status.DRAINING: Draining, Status.OVERLOADED: Overloaded}
 
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """An answer that was not taken yet. ``at``: when it came."""
+    """The answer to a poll, before it is taken. ``at``: when it came."""
 
     request: Watch
     reply: WatchReply
@@ -34,7 +55,11 @@ class Polled:
 
 
 class Conversation:
-    """Thread-safe; polls are for one thread at a time. The source's lock is held over what is public and changes."""
+    """Thread-safe, except that one thread at a time makes polls.
+
+    Its own lock guards the registration and the batches to end. The source's lock (``OpenBatches.lock``) guards
+    ``progress``, which has to change together with what the batches have counted. No lock is held over a call.
+    """
 
     def __init__(
         self,
@@ -44,116 +69,208 @@ class Conversation:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """``member``: the one that answers there now; ``find``: how it is called, asked anew for each try."""
-        self.member = member
-        # Where that was when it was looked last.
-        self.address = member.address
-        # The poll under way, and when the next one may be made.
-        self.polling: Future[Polled | None] | None = None
-        self.poll_again_at = clock()
-        # A renewal beside the polls.
-        self.renewing: Future[None] | None = None
-        # Up to which outcome of which registration has been heard.
-        self.reached: tuple[int | None, int] = (None, 0)
-        # Batches that are to be ended there, by number: with what was not drawn of one for emissions; None for another
-        # one, where the server was left out or asked in vain.
-        self.leftovers: dict[int, InitScope | None] = {}
-        # The incarnation of the server that has answered this source last; None: none has.
-        self._known_to: int | None = None
-        self.caller = Retrying(lambda: find(self.member))
-        self.registration = registration
+        """``member``: the member that answers there now. ``find`` is asked before each try how to call it."""
+        self._member = member
+        self._address = member.address
+        self._registration = registration
         self._settings = settings
         self._clock = clock
+        self._caller = Retrying(lambda: find(self._member))
         self._lock = threading.Lock()
+        # The generation of a registration, and the cursor of its last outcome that was counted.
+        self._progress: tuple[int | None, int] = (None, 0)
+        # Batches to end there, by number, each with the numbers that emissions have not drawn. None if the server was
+        # left out of the batch, or was asked in vain to open it.
+        self._to_end: dict[int, InitScope | None] = {}
+        self._running_poll: Future[Polled | None] | None = None
+        self._poll_again_at = clock()
+        # A renewal of the lease beside the polls.
+        self._renewal: Future[None] | None = None
+        # The incarnation of the server that answered this source last; None before the first answer.
+        self._known_to: int | None = None
 
-    def renew(self, patience: Patience) -> None:
-        """Make the server know this source, and learn whether it still knows what it knew."""
-        incarnation = self.caller.greeted(patience).hello.incarnation
+    # -- the server
+
+    @property
+    def address(self) -> str:
+        """Where the member was when its address was looked up last."""
+        return self._address
+
+    @property
+    def generation(self) -> int | None:
+        """The generation of the registration; None before the first answer."""
+        return self._registration.generation
+
+    @property
+    def heard_at(self) -> float:
+        """When the server answered last."""
+        return self._registration.heard_at
+
+    def now_with(self, member: Member, address: str) -> None:
+        """Talk to ``member`` from now on, which is at ``address``. It is the same server, or one in its place."""
+        self._member, self._address = member, address
+
+    # -- the lease
+
+    def renew_lease(self, patience: Patience) -> None:
+        """Register the source or renew its lease, and learn whether the server still has what it had."""
+        incarnation = self._caller.greeted(patience).hello.incarnation
         while True:
             with self._lock:
-                request = self.registration.request(0.0, 1)
-            reply = self.caller.answer(_watch(request), patience)
+                request = self._registration.request(0.0, 1)
+            reply = self._caller.answer(_watch(request), patience)
             with self._lock:
-                is_current = self.registration.renewed(request, reply, self._clock())
+                is_current = self._registration.renewed(request, reply, self._clock())
             if is_current:
-                _raise_unless_applied(reply, self.registration.name)
+                _raise_unless_applied(reply, self._registration.name)
                 self._known_to = incarnation
                 return
 
-    def is_due(self, now: float) -> bool:
-        """Whether the lease there is to be renewed, and nothing under way does it."""
-        if self.registration.generation is None or self.registration.is_fresh(now):
-            return False
-        return all(each is None or each.done() for each in (self.polling, self.renewing))
+    def start_renewal(self, side_by_side: SideBySide, patience: Patience) -> None:
+        """Renew the lease beside other work."""
+        self._renewal = side_by_side.start(partial(self.renew_lease, patience))
 
-    def open_batch(self, request: OpenBatch, patience: Patience) -> int | None:
-        """Returns the generation of this registration in which the batch is open."""
-        # The lease of a source that has had nothing here for long is about to run out. After a restart the registration
-        # may be newer than the last answer that was taken: a batch opened now would count as lost with the old one.
-        is_known = self.caller.greeted(patience).hello.incarnation == self._known_to
-        if not is_known or not self.registration.is_fresh(self._clock()):
-            self.renew(patience)
+    def is_lease_due(self, now: float) -> bool:
+        """Whether the lease is to be renewed, and neither a poll nor a renewal that is running does it."""
+        if self._registration.generation is None or self._registration.is_fresh(now):
+            return False
+        return all(each is None or each.done() for each in (self._running_poll, self._renewal))
+
+    def publish(self, pins: bytes) -> None:
+        """Send ``pins`` to the server with the next poll."""
+        with self._lock:
+            self._registration.publish(pins)
+
+    def end_session(self, patience: Patience) -> None:
+        """End the source there: the server drops its roots."""
+        with self._lock:
+            request = self._registration.request(0.0, 1, close=True)
+        self._caller.answer(_watch(request), patience)
+
+    # -- batches
+
+    def open_on_server(self, request: OpenBatch, patience: Patience) -> int | None:
+        """Open a batch. Return the generation of the registration under which it is open."""
+        # If the source has had nothing here for long, its lease is about to run out. After a restart the registration
+        # may be newer than the last answer that was taken, and a batch opened now would count as lost with the old one.
+        is_known = self._caller.greeted(patience).hello.incarnation == self._known_to
+        if not is_known or not self._registration.is_fresh(self._clock()):
+            self.renew_lease(patience)
         while True:
-            generation = self.registration.generation
+            generation = self._registration.generation
             until_accepted(
-                self.caller,
+                self._caller,
                 lambda transport, timeout_s: transport.open_batch(request, timeout_s),
                 f"open batch {request.number}",
                 patience,
-                self.renew,
+                self.renew_lease,
             )
-            # One that was opened in two generations is opened again.
-            if self.registration.generation == generation:
+            # If the generation changed during the call, nobody knows under which one the batch was opened.
+            if self._registration.generation == generation:
                 return generation
 
-    def settle(self, request: Settle, patience: Patience) -> SettleReply:
-        """Settle a batch. Raises ``UnknownBatch`` where the server does not know it."""
+    def settle_on_server(self, request: Settle, patience: Patience) -> SettleReply:
+        """Settle a batch. Raises ``UnknownBatch`` if the server does not know it."""
         return until_accepted(
-            self.caller,
+            self._caller,
             lambda transport, timeout_s: transport.settle(request, timeout_s),
             f"settle batch {request.number}",
             patience,
-            self.renew,
+            self.renew_lease,
         )
 
-    def publish(self, pins: bytes) -> None:
-        """``pins`` are to be at the server with the next poll."""
+    def end_on_server(self, number: int, undrawn: InitScope | None, patience: Patience) -> None:
+        """End a batch that may be open there, so that the server gives its room back. If the server does not answer,
+        the batch is ended after the next answer."""
+        session = self._registration.session
+        request = Settle(session, number, Settlement.ABANDON if undrawn is None else Settlement.DONE)
+        try:
+            if undrawn is not None:
+                # Else the server would report every number that was not drawn as unread.
+                delivery = Delivery(Identity(session, number), Entries(NO_IDS, NO_IDS), undrawn)
+                deliver(self._caller, delivery, patience, self.renew_lease)
+            self.settle_on_server(request, patience)
+        except RETRYABLE as error:
+            log.debug("batch %d may still be open at %s: %s", number, self._address, error)
+            self.end_later(number, undrawn)
+        except AckerError as error:
+            # The batch is not open there, or was settled otherwise.
+            log.debug("batch %d is not open at %s: %s", number, self._address, error)
+
+    def end_later(self, number: int, undrawn: InitScope | None) -> None:
+        """End a batch when the server answers next."""
         with self._lock:
-            self.registration.publish(pins)
+            self._to_end[number] = undrawn
+
+    def take_to_end(self) -> dict[int, InitScope | None]:
+        """Return the batches to end there, and forget them."""
+        with self._lock:
+            to_end, self._to_end = self._to_end, {}
+        return to_end
+
+    # -- outcomes
+
+    @property
+    def progress(self) -> tuple[int | None, int]:
+        """The generation of a registration, and the cursor up to which its outcomes were counted."""
+        return self._progress
+
+    def counted_up_to(self, generation: int | None, cursor: int) -> None:
+        """Note that all outcomes of this generation up to ``cursor`` were counted."""
+        self._progress = generation, cursor
+
+    def start_counting(self, generation: int | None) -> None:
+        """Count outcomes of this generation from the first on, if they are not counted yet."""
+        if self._progress[0] != generation:
+            self._progress = generation, 0
+
+    @property
+    def running_poll(self) -> Future[Polled | None] | None:
+        return self._running_poll
+
+    def may_poll(self, now: float) -> bool:
+        """Whether enough time has passed since a poll without an answer."""
+        return self._poll_again_at <= now
+
+    def start_poll(self, side_by_side: SideBySide, wait_s: float, max_outcomes: int) -> None:
+        """Start a poll beside other work."""
+        self._running_poll = side_by_side.start(partial(self.poll, wait_s, max_outcomes))
+
+    def finish_poll(self) -> Polled | None:
+        """Return the answer of the poll, which has ended; None if there was none."""
+        poll, self._running_poll = self._running_poll, None
+        polled = None if poll is None else poll.result()
+        if polled is None:
+            self._poll_again_at = self._clock() + _SILENT_PAUSE_S
+        return polled
 
     def poll(self, wait_s: float, max_outcomes: int) -> Polled | None:
-        """Ask for outcomes once, waiting for the first up to ``wait_s``. None: there was no answer."""
+        """Ask for outcomes once. The server waits up to ``wait_s`` for the first one. None if there was no answer."""
         with self._lock:
-            request = self.registration.request(wait_s, max_outcomes)
-        # The answer needs time to travel, and the handshake too, also when the caller will not wait.
+            request = self._registration.request(wait_s, max_outcomes)
+        # The answer needs time to travel, and so does the handshake, even if the caller does not want to wait.
         answer_by = Deadline(request.wait_ms / 1000 + self._settings.call_timeout_s / 2, self._clock)
         try:
-            reply = self.caller.find().once(_watch(request), answer_by, answer_by.budget_s)
+            reply = self._caller.find().once(_watch(request), answer_by, answer_by.budget_s)
         except Unavailable:
             return None
         polled = Polled(request, reply, self._clock())
         with self._lock:
-            # It may be taken much later, and batches are opened meanwhile.
-            self.registration.renewed(request, reply, polled.at)
+            # The answer may be taken much later, and batches are opened meanwhile.
+            self._registration.renewed(request, reply, polled.at)
         return polled
 
-    def take(self, polled: Polled) -> Heard | None:
-        """What a poll brought; it is confirmed by the next one. None when the poll has to be made again."""
+    def take_answer(self, polled: Polled) -> Heard | None:
+        """Return what a poll brought. The next poll confirms it. None if the poll has to be made again."""
         with self._lock:
-            if polled.reply.generation != self.registration.generation:
-                # Another answer came since, and the server has another registration now.
+            if polled.reply.generation != self._registration.generation:
+                # A newer answer has come, from another registration.
                 return None
-            heard = self.registration.heard(polled.request, polled.reply, polled.at)
-        # A server that drains takes no source back: what it had of this one is lost there, and that is all.
+            heard = self._registration.heard(polled.request, polled.reply, polled.at)
+        # A draining server does not register the source again. What it had of the source is lost there, and no error.
         if heard is not None and polled.reply.status != Status.DRAINING:
-            _raise_unless_applied(polled.reply, self.registration.name)
+            _raise_unless_applied(polled.reply, self._registration.name)
         return heard
-
-    def close(self, patience: Patience) -> None:
-        """End the session there: the server drops the source's roots."""
-        with self._lock:
-            request = self.registration.request(0.0, 1, close=True)
-        self.caller.answer(_watch(request), patience)
 
 
 def _watch(request: Watch) -> Call[WatchReply]:

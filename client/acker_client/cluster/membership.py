@@ -1,9 +1,10 @@
 """Cluster: which servers there are, as far as this process knows, and how each is called.
 
-Decides the view that new batches are placed on, and which member is gone for good. Where the servers have a registry
-(ZooKeeper), they hand the view out: who is in it, is draining, or is away for a planned restart. Without one the list
-of addresses is the cluster: who answers is in, and who has been silent for ``gone_after_s`` while others answered is
-gone. Never places anything, and never says what a lost member means for a root.
+Decides the view that new batches are placed on, and which member is gone for good. If the servers have a registry
+(ZooKeeper), they hand the view out: its members, and which of them drain or are away for a planned restart. Without a
+registry, the list of addresses is the cluster. A server in it is a member if it answers, and gone after it has been
+silent for ``gone_after_s`` while others answered. Never places anything, and does not decide what a lost member means
+for a root.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from acker_protocol.placement import Member, Placement, View, parts_of
 
 log = logging.getLogger("acker_client")
 
-# How often servers that are silent, or were never heard, are asked anew.
+# Pace of greeting servers that are silent or were never heard.
 AGAIN_S = 1.0
-# How often the view is asked for while somebody is silent: so much later than the registry a job learns who is gone.
+# Pace of asking for the view while a server is silent. A job learns so much later than the registry that it is gone.
 VIEW_S = 0.5
-# How often those of a list who answer are asked what they are.
+# Pace of greeting the servers of a list that answer.
 GREET_S = 2.0
-# A channel that was not used for so long is closed; longer than any call takes.
+# A channel that was not used for so long is closed. No call takes longer.
 IDLE_S = 600.0
-# A member that was not waited for to the end is given only so long next time, for a while.
+# For SLOW_S after the client stopped waiting for a member, it waits only BRIEF_WAIT_S for it.
 BRIEF_WAIT_S = 0.5
 SLOW_S = 60.0
 
@@ -55,28 +56,29 @@ class Cluster:
         self._swept_at = clock()
         self._is_closed = False
         self._looked_at = self._greeted_at = float("-inf")
-        # What a registry said last; None: there is none, or nothing was heard.
+        # The last view of a registry; None if there is no registry, or it was not heard yet.
         self._listed: ViewReply | None = None
-        # Since when that has been of its ensemble, and the newest ensemble that each (id, generation) was a member in.
+        # When the first view of its ensemble came, and the newest ensemble that each (id, generation) was a member in.
         self._ensemble_since = float("-inf")
         self._ensembles: dict[tuple[int, int], int] = {}
         self._epoch_heard = 0
-        # Without a registry: the epoch counts changes.
+        # The view without a registry. Its epoch counts changes.
         self._view: View | None = None
-        # (address, incarnation) of those that have said that they take nothing new.
+        # (address, incarnation) of the servers that have said that they take nothing new.
         self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
-        # What was last said of members when it first spoke against them; and whether to ask for the view for that.
+        # What first spoke against a member: a greeting or a view. None once a later one has. And whether to ask for the
+        # view because of it.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
         self._is_in_doubt = False
-        # Members on which something was placed, on this view or on older ones, and when that was first heard.
+        # Members of placements, on this view or on older ones, and when this process first heard of each.
         self._placed: dict[Member, float] = {}
         self._placed_on = 0
 
     # -- calls
 
     def caller(self, address: str) -> Caller:
-        """How the server at ``address`` is called, at once: whoever keeps the answer may find its channel closed."""
+        """Return how the server at ``address`` is called. Use it at once: its channel may be closed later."""
         self._used_at[address] = now = self.clock()
         if now - self._swept_at > IDLE_S / 10:
             self._close_idle()
@@ -89,11 +91,11 @@ class Cluster:
         return caller
 
     def caller_of(self, member: Member) -> Caller:
-        """How ``member`` is called, at once."""
+        """Return how ``member`` is called. Use it at once."""
         return self.caller(self.address_of(member))
 
     def calls_to(self, member: Member) -> Retrying:
-        """Calls to ``member`` that follow it where it goes."""
+        """Return calls to ``member`` that follow it to another address."""
         return Retrying(lambda: self.caller_of(member))
 
     def address_of(self, member: Member) -> str:
@@ -102,7 +104,7 @@ class Cluster:
         return member.address if listed is None else listed.member.address
 
     def patience(self, budget_s: float | None = None) -> Patience:
-        """A new budget: that of the settings, unless one is given."""
+        """Return a new budget. None: that of the settings."""
         deadline = Deadline(self.settings.budget_s if budget_s is None else budget_s, self.clock)
         return Patience(deadline, self.sleep, self._random)
 
@@ -110,21 +112,21 @@ class Cluster:
         """Close every channel."""
         self._is_closed = True
         for caller in list(self._callers.values()):
-            caller.connection.close()
+            caller.connection.close_channel()
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is one server only, which is never given up."""
+        """Whether there is only one server. It is never given up."""
         return len(self.settings.servers) == 1 and not self._epoch_heard
 
     @property
     def is_greeted(self) -> bool:
-        """Whether some server has answered the handshake, and has answered ever since."""
+        """Whether some server has answered the handshake and every call since."""
         return any(caller.connection.is_greeted for caller in list(self._callers.values()))
 
     @property
     def silent_since(self) -> float | None:
-        """Since when no server has answered; None: one has, or nobody was asked."""
+        """When the servers fell silent; None if one answers, or none was called."""
         callers = list(self._callers.values())
         since = [caller.silent_since for caller in callers]
         known = [each for each in since if each is not None]
@@ -133,12 +135,12 @@ class Cluster:
     # -- the view
 
     def calls_to_any(self, patience: Patience) -> Retrying:
-        """Calls to some server that answers."""
+        """Return calls to some server that answers."""
         view = self.view(patience)
         return self.calls_to(min(view.members, key=lambda member: self._silent_s(member.address)))
 
     def view(self, patience: Patience) -> View:
-        """The members that new batches are to be placed on. Waits until there is one."""
+        """Return the members to place new batches on. Waits until there is one."""
         while True:
             view = self._look(patience)
             if view.members:
@@ -149,7 +151,7 @@ class Cluster:
                 )
 
     def refresh(self) -> None:
-        """Look whether something has changed, if there is reason to; raises nothing and waits for little."""
+        """Look for changes of the view if there is reason to. Raises nothing and waits only briefly."""
         if self.is_alone:
             return
         try:
@@ -159,23 +161,24 @@ class Cluster:
 
     @property
     def known_members(self) -> tuple[Member, ...]:
-        """The members that something new would be placed on, as far as is known: nobody is asked."""
+        """The members that something new would be placed on, as far as is known. Makes no call."""
         return self._known_view().members
 
     def is_away(self, member: Member) -> bool:
-        """Whether ``member`` has stopped with its state, and is announced to be back."""
+        """Whether ``member`` has stopped with its state and said that it will be back."""
         listed = self._listing_of(member)
         return listed is not None and listed.state == MemberState.AWAY
 
     def drains(self, member: Member) -> None:
-        """``member`` has said that it takes nothing new."""
+        """Note that ``member`` has said that it takes nothing new."""
         hello = self._hello_of(member.address)
         if hello is not None:
             self._draining.add((member.address, hello.incarnation))
         self._looked_at = float("-inf")
 
     def hear_of(self, placement: Placement) -> None:
-        """Something lives on the members of ``placement``: an older view than its own says nothing against them."""
+        """Note that something lives on the members of ``placement``. A view older than its own does not speak against
+        them."""
         self._placed_on = max(self._placed_on, placement.epoch)
         now = self.clock()
         for member in placement.members:
@@ -183,10 +186,10 @@ class Cluster:
             self._note_ensemble(member, placement.epoch)
 
     def gone(self, member: Member, *, is_silence_enough: bool = True) -> str:
-        """Why ``member`` is gone for good; nothing ("") while it may come back with what it knows.
+        """Return why ``member`` is gone for good; "" while it may come back with its state.
 
-        ``is_silence_enough``: whether one is gone that does not answer here and has no registry to say more of it; it
-        may answer others."""
+        ``is_silence_enough``: without a registry, a server that does not answer this process is gone. It may answer
+        others."""
         hello = self._hello_of(self.address_of(member))
         if hello is not None and not _is_of(hello, member):
             if self._is_news_of(member, hello):
@@ -203,7 +206,7 @@ class Cluster:
             self._is_in_doubt = True
             return ""
         if self._epoch_heard:
-            # There is a registry, and what it says was not heard yet.
+            # There is a registry, and its view was not heard yet.
             self._is_in_doubt = True
             return ""
         silent_s = self._shown_silent_s(member.address, self._placed.get(member, float("-inf")))
@@ -216,20 +219,20 @@ class Cluster:
         calls = self.calls_to(member)
         if _is_of(calls.greeted(patience).hello, member):
             return False
-        # The greeting may be older than what this process knows of the member.
+        # The greeting may be older than what this process knows about the member.
         self.caller_of(member).connection.greet_anew()
         return not _is_of(calls.greeted(patience).hello, member)
 
     def greet_again(self, member: Member) -> None:
-        """Greet the server at the address of ``member`` once more, as it may show that ``member`` is gone."""
+        """Greet the server at the address of ``member`` once more. The answer may show that ``member`` is gone."""
         with suppress(AckerError):
             greeted = self.caller_of(member).greet(Deadline(FIRST_GREETING_S, self.clock))
             if not _is_of(greeted.hello, member):
                 self._doubted[member, HelloReply] = None
 
     def _had_time_to_register(self, member: Member, epoch: int) -> bool:
-        """Whether ``member`` would be in a view of that epoch. A later ensemble begins without members: ZooKeeper has
-        lost its data, and the servers that run register again."""
+        """Whether ``member`` would be in a view of that epoch if it ran. A later ensemble means that ZooKeeper has lost
+        its data. It begins without members, and the running servers register again."""
         was_in = self._ensembles.get((member.id, member.generation), 0)
         return was_in == parts_of(epoch)[0] or self.clock() - self._ensemble_since >= self.settings.gone_after_s
 
@@ -238,7 +241,7 @@ class Cluster:
         self._ensembles[key] = max(ensemble, self._ensembles.get(key, 0))
 
     def _hears_others_than(self, member: Member) -> bool:
-        """Whether another server answers here: where none does, it may well be this process that is cut off."""
+        """Whether another server answers. If none does, this process itself may be cut off."""
         return any(
             caller.connection.is_greeted and caller.silent_since is None
             for address, caller in list(self._callers.items())
@@ -246,24 +249,24 @@ class Cluster:
         )
 
     def _is_news_of(self, member: Member, said: HelloReply | ViewReply) -> bool:
-        """Whether something that speaks against ``member`` was said after this process had heard of it: what was said
-        before may be older, as a batch may live on a server that has come, or come back, since."""
+        """Whether ``said``, which speaks against ``member``, came after this process had heard of it. Something older
+        proves nothing, as the server may have come, or come back, since."""
         if self._doubted.setdefault((member, type(said)), said) is said:
             return False
-        # From now on all is news; a view of many members is not kept for it.
+        # From now on everything is news. None instead of the view, which may be large.
         self._doubted[member, type(said)] = None
         return True
 
     def answering_instead_of(self, member: Member) -> set[Member]:
-        """Members of the view, as far as it is known, that have answered since ``member`` fell silent; none where it is
-        not silent: a server that is full answers."""
+        """Return the members of the known view that have answered since ``member`` fell silent. None of them if it is
+        not silent: a server that is full does answer."""
         caller = self._callers.get(member.address)
         if caller is None or caller.silent_since is None:
             return set()
         try:
             members = self._known_view().members
         except Rejected:
-            # Whoever looks at the view next hears of it.
+            # The next look at the view raises it.
             return set()
         others = {other: self._callers.get(other.address) for other in members}
         return {other for other, its in others.items() if its is not None and its.heard_at > caller.silent_since}
@@ -271,12 +274,12 @@ class Cluster:
     # -- replicas that keep others waiting
 
     def replica_wait_s(self, member: Member) -> float:
-        """How long ``member`` is waited for when another replica has answered."""
+        """Return how long to wait for ``member`` after another replica has answered."""
         is_slow = self._slow.get(member, float("-inf")) > self.clock()
         return min(BRIEF_WAIT_S, self.settings.replica_wait_s) if is_slow else self.settings.replica_wait_s
 
     def note_slow(self, member: Member, *, is_slow: bool) -> None:
-        """``member`` was waited for in vain, or has answered."""
+        """Note whether the client waited for ``member`` in vain, or it answered."""
         if is_slow:
             self._slow[member] = self.clock() + SLOW_S
         else:
@@ -285,7 +288,7 @@ class Cluster:
     # -- inside
 
     def _close_idle(self) -> None:
-        """Close the channels that nobody has used for long: of a thousand servers a batch lives on eight."""
+        """Close channels that were not used for long. Of a thousand servers, a batch lives on eight."""
         self._swept_at = self.clock()
         idle_since = self._swept_at - IDLE_S
         for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
@@ -294,13 +297,13 @@ class Cluster:
             caller = self._callers.pop(address, None)
             self._used_at.pop(address, None)
             if caller is not None:
-                caller.connection.close()
+                caller.connection.close_channel()
 
     def _heard(self, reply: Any) -> None:
         self._epoch_heard = max(self._epoch_heard, reply.epoch)
 
     def _listing_of(self, member: Member) -> ListedMember | None:
-        """What a registry says of ``member``, which may have another address by now."""
+        """Return what a registry says about ``member``, which may have another address by now."""
         listed = () if self._listed is None else self._listed.members
         same = (each for each in listed if (each.member.id, each.member.generation) == (member.id, member.generation))
         return next(same, None)
@@ -330,7 +333,7 @@ class Cluster:
     # with a registry
 
     def _ask_registry(self, patience: Patience) -> None:
-        """Ask for the view, if what is known of it is not the newest, or somebody is silent."""
+        """Ask for the view if the known one is not the newest, or if a server is silent."""
         known = self._listed
         is_newest = known is not None and known.epoch >= self._epoch_heard
         is_due = self.clock() - self._looked_at >= VIEW_S
@@ -353,8 +356,7 @@ class Cluster:
                 return
 
     def _has_reason(self, known: ViewReply | None) -> bool:
-        """Whether to ask though nobody has spoken of a newer view: someone is silent, on the way out or back, or
-        unknown."""
+        """Whether to ask although no server has named a newer view: a member is silent, draining, away or in doubt."""
         if known is None or self._draining or self._is_in_doubt:
             return True
         return any(
@@ -362,9 +364,9 @@ class Cluster:
         )
 
     def _asked(self) -> ViewReply:
-        """The view of the first server that answers with the newest that was heard of, those first that are not known
-        to be silent; else the newest of what they answer. An executor may know more of them by where a batch lives than
-        by its settings."""
+        """Return the view of the first server that has the newest one that was heard of; else the newest of all
+        answers. Asks servers first that are not known to be silent. An executor may know more servers by where a batch
+        lives than by its settings."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
         addresses = sorted(dict.fromkeys((*known, *self._callers, *self.settings.servers)), key=self._silent_s)
         failures: list[str] = []
@@ -388,7 +390,7 @@ class Cluster:
         raise Unavailable("; ".join(failures))
 
     def _note_changes(self, known: ViewReply | None, reply: ViewReply) -> None:
-        # Where another server has not seen yet that one drains, what the one says itself counts.
+        # A server that says that it drains counts as draining, even if others have not seen it yet.
         active = {each.member.address for each in reply.members if each.state == MemberState.ACTIVE}
         self._draining = {each for each in self._draining if each[0] in active}
         ensemble, epoch = parts_of(reply.epoch)
@@ -406,7 +408,7 @@ class Cluster:
     # without one
 
     def _greet_seeds(self, patience: Patience) -> None:
-        """Greet the servers that are not greeted: at first until one has answered, later beside other work."""
+        """Greet the servers that are not greeted yet: at first until one has answered, later beside other work."""
         seeds = self.settings.servers
         if len(seeds) == 1:
             self._greet_one(self.caller(seeds[0]), patience)
@@ -432,7 +434,7 @@ class Cluster:
             calls = [self._started(caller) for caller in absent]
 
     def _greet_beside(self, callers: Sequence[Caller], absent: Sequence[Caller]) -> None:
-        """Begin to greet those who are due: who is absent, and seldomer all, as only they can say that they drain."""
+        """Begin to greet the absent servers. Now and then greet all, as only a server itself can say that it drains."""
         now = self.clock()
         if now - self._greeted_at >= GREET_S:
             self._looked_at = self._greeted_at = now
@@ -456,11 +458,11 @@ class Cluster:
         return self.side_by_side.start(lambda: caller.greet(Deadline(FIRST_GREETING_S, self.clock)))
 
     def _await(self, calls: Sequence[Future[Greeted]]) -> None:
-        """Wait for all of ``calls``: each is over within the time of a greeting."""
+        """Wait for all of ``calls``. Each ends within the time of a greeting."""
         wait_for(self.side_by_side, calls, Deadline(2 * FIRST_GREETING_S, self.clock))
 
     def _answering_view(self) -> View:
-        """Those of the list who answer, and have not said that they take nothing new."""
+        """Return the servers of the list that answer and have not said that they take nothing new."""
         members: dict[int, Member] = {}
         seen: set[int] = set()
         for seed in self.settings.servers:

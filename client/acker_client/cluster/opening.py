@@ -1,41 +1,172 @@
-"""Opening: something of a source is opened at all its members, placed anew while one of them does not answer.
+"""Opening: a source or a batch is placed on members and opened there, and placed anew while one does not answer.
 
-Decides who is tried next, and how the time is shared out between attempts.
+Decides on which members a batch is placed, who is tried next, and how the time is shared between attempts.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import TypeVar
 
 from acker_client.backoff import Patience
+from acker_client.cluster.conversations import Conversations
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.open_batches import OpenBatches
+from acker_client.cluster.pinned_batch import PinnedBatch
+from acker_client.cluster.replicas import ask_members
 from acker_client.errors import Draining, Unavailable
-from acker_protocol.placement import Member, View
+from acker_client.pins import Pin
+from acker_protocol.messages import InitScope, OpenBatch
+from acker_protocol.placement import Member, Placement, View, place
+
+log = logging.getLogger("acker_client")
+
+Batch = TypeVar("Batch", bound=PinnedBatch)
+OpenOn = Callable[[Member, Patience], None]
+
+
+class Opener:
+    """Opens one source and its batches. Takes the source's lock (``OpenBatches.lock``) where it changes batches.
+
+    Each number is opened by one thread at a time; that thread alone uses what is kept here about it.
+    """
+
+    def __init__(self, cluster: Cluster, session: int, batches: OpenBatches, conversations: Conversations) -> None:
+        self._cluster = cluster
+        self._session = session
+        self._batches = batches
+        self._conversations = conversations
+        # How many members there were at the last placement.
+        self._members_placed_on = 0
+        # By number: the members where a batch may be open that has no final placement yet.
+        self._asked: dict[int, dict[Member, None]] = {}
+
+    def open_source(self, patience: Patience) -> None:
+        """Open the source on some servers, where other processes learn of it."""
+        tried = set[Member]()
+
+        def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
+            placement = self._place(answering(self._cluster.view(patience), silent), 0)
+            return self._open_on_members(placement.members, tried, self._renew_lease_on, budget_s)
+
+        until_opened(attempt, patience)
+
+    def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
+        """Place a batch and open it on all its members. Placed anew if one of them is gone or takes nothing new."""
+        # A failed attempt leaves it open where it was opened, and the next one may place it elsewhere.
+        asked = self._asked.setdefault(request.number, {})
+        tried = set[Member]()
+        batches: list[Batch] = []
+
+        def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
+            placement = self._place(answering(self._cluster.view(patience), silent), request.number)
+            batch = kind(Pin(self._session, request.number, request.first, request.up_to, placement), request)
+            batches.append(batch)
+            with self._batches.lock:
+                self._batches.add(batch)
+            asked.update(dict.fromkeys(batch.members))
+            return self._open_on_members(batch.members, tried, partial(self._open_batch_on, batch), budget_s)
+
+        try:
+            until_opened(attempt, patience)
+        except BaseException:
+            with self._batches.lock:
+                self._batches.remove(request.number)
+            raise
+        batch = batches[-1]
+        with self._batches.lock:
+            del self._asked[request.number]
+            here = set(map(self._cluster.address_of, batch.members))
+            elsewhere = [member for member in asked if self._cluster.address_of(member) not in here]
+            self._conversations.end_batch_on(elsewhere, request.number, None)
+        return batch
+
+    def end_unopened(self, number: int, undrawn: InitScope) -> None:
+        """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
+        self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
+
+    def _place(self, view: View, number: int) -> Placement:
+        settings = self._cluster.settings
+        members = len(view.members)
+        wanted = min(2, members) if settings.replicas is None else settings.replicas
+        spread = max(settings.spread, wanted)
+        if wanted > members and members != self._members_placed_on:
+            log.warning("%d replicas are asked for, servers there are %d: going on with fewer", wanted, members)
+        self._members_placed_on = members
+        placement = place(view, self._session, number, min(wanted, members), spread)
+        self._cluster.hear_of(placement)
+        with self._batches.lock:
+            self._batches.placed_on(placement.members)
+        return placement
+
+    def _open_on_members(
+        self, members: tuple[Member, ...], tried: set[Member], open_on: OpenOn, budget_s: float
+    ) -> AbstractSet[Member]:
+        """Open something on ``members``, which are ``tried`` from now on. Return the members that were left out."""
+        tried.update(members)
+        opening = Opening(members, lambda member: not self._cluster.answering_instead_of(member) <= tried)
+
+        def open_on_member(member: Member, patience: Patience) -> None:
+            try:
+                open_on(member, patience)
+            except Draining:
+                self._cluster.drains(member)
+                raise
+            if self._cluster.is_replaced(member, patience):
+                # What is opened there would count as lost with what the member knew.
+                opening.drop_member(member, "its server came back without its state")
+            else:
+                opening.opened_on(member)
+
+        ask_members(
+            self._cluster, opening, open_on_member, budget_s, excuse=lambda _: self._conversations.keep_leases()
+        )
+        return opening.out
+
+    def _open_batch_on(self, batch: PinnedBatch, member: Member, patience: Patience) -> None:
+        conversation = self._conversations.with_member(member)
+        generation = conversation.open_on_server(batch.request_for(member), patience)
+        with self._batches.lock:
+            batch.opened_on(member, generation)
+            conversation.start_counting(generation)
+
+    def _renew_lease_on(self, member: Member, patience: Patience) -> None:
+        self._conversations.with_member(member).renew_lease(patience)
 
 
 class Opening:
-    """Something that is to be opened at its members. ``opened``: those at which it is; ``is_there_another``: whether it
-    might be placed on somebody else instead of one."""
+    """Something that is to be opened on its members: see :class:`acker_client.cluster.replicas.Party`.
+
+    ``is_there_another``: whether it might be placed on another member instead of the given one. ``out``: the members
+    that were left out, without which it is placed anew.
+    """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
-        self.left = members
-        self._is_there_another = is_there_another
-        self.opened: set[Member] = set()
+        self.unanswered_members = members
         self.out: set[Member] = set()
+        self._is_there_another = is_there_another
+        self._opened: set[Member] = set()
 
-    def covers(self, member: Member) -> bool:
-        # It is placed anew then, without those that are silent.
-        return any(other != member for other in self.opened) or self._is_there_another(member)
+    def opened_on(self, member: Member) -> None:
+        """Note that it is open on ``member``."""
+        self._opened.add(member)
 
-    def leave(self, member: Member, why: str) -> None:
+    def can_do_without(self, member: Member) -> bool:
+        # It is then placed anew, without the silent members.
+        return any(other != member for other in self._opened) or self._is_there_another(member)
+
+    def drop_member(self, member: Member, why: str) -> None:
         self.out.add(member)
 
 
 def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Member]], patience: Patience) -> None:
-    """Make attempts until one leaves nobody out, each without the members that were silent so far; when those that are
-    left do not answer either, half of the time goes to all of them again.
+    """Make attempts until one leaves nobody out, each without the members that were silent so far. If the others do not
+    answer either, all members are tried again with half of the time.
 
-    ``attempt(silent, budget_s)`` returns who was silent in it."""
+    ``attempt(silent, budget_s)`` returns the members that were silent in it."""
     silent: AbstractSet[Member] = set()
     while True:
         left_s = patience.deadline.left_s
@@ -56,6 +187,6 @@ def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Mem
 
 
 def answering(view: View, silent: AbstractSet[Member]) -> View:
-    """The view without those that are silent, unless all are."""
+    """Return the view without the ``silent`` members, unless all are silent."""
     left = tuple(member for member in view.members if member not in silent)
     return View(view.epoch, left or view.members)

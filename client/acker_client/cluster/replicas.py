@@ -27,7 +27,7 @@ REFRESH_S = 1.0
 _HERE_ONLY = (*RETRYABLE, UnknownBatch)
 
 
-# Returns the reason to leave out a member that has not answered, "" to keep waiting, None to apply the rules of `ask`.
+# Returns the reason to leave out a member that has not answered, "" to keep waiting, None to apply the usual rules.
 Excuse = Callable[[Member], str | None]
 
 
@@ -35,20 +35,20 @@ class Party(Protocol):
     """A request to several members."""
 
     @property
-    def left(self) -> Sequence[Member]:
+    def unanswered_members(self) -> Sequence[Member]:
         """The members that are in and have not answered."""
         ...
 
-    def covers(self, member: Member) -> bool:
+    def can_do_without(self, member: Member) -> bool:
         """Whether the answers of other members make the answer of ``member`` unnecessary."""
         ...
 
-    def leave(self, member: Member, why: str) -> None:
+    def drop_member(self, member: Member, why: str) -> None:
         """Go on without ``member``."""
         ...
 
 
-def ask(
+def ask_members(
     cluster: Cluster,
     party: Party,
     call: Callable[[Member, Patience], None],
@@ -66,17 +66,17 @@ def ask(
 
     ``excuse`` overrides these rules. Raises the error of a call to a member that was not left out.
     """
-    members = list(party.left)
+    members = list(party.unanswered_members)
     if len(members) == 1 and cluster.is_alone:
         call(members[0], cluster.patience(budget_s))
         return
     asking = _Asking(cluster, party, excuse, may_leave=may_leave)
     for member in members:
-        asking.start(call, member, cluster.patience(budget_s))
+        asking.start_call(call, member, cluster.patience(budget_s))
     try:
         asking.await_all()
     finally:
-        asking.end()
+        asking.end_deadlines()
     for error in asking.errors.values():
         raise error
 
@@ -96,7 +96,7 @@ class _Asking:
         self._patiences: dict[Member, Patience] = {}
         self.errors: dict[Member, BaseException] = {}
 
-    def start(self, call: Callable[[Member, Patience], None], member: Member, patience: Patience) -> None:
+    def start_call(self, call: Callable[[Member, Patience], None], member: Member, patience: Patience) -> None:
         def run() -> None:
             try:
                 call(member, patience)
@@ -112,16 +112,16 @@ class _Asking:
         while self._calls:
             self._cluster.side_by_side.wait(list(self._calls.values()), LOOK_S)
             for member in [member for member, future in self._calls.items() if future.done()]:
-                self._ended(member, self._calls.pop(member).exception())
+                self._note_end(member, self._calls.pop(member).exception())
             if self._calls or self.errors:
-                self._drop_absent()
+                self._drop_failed_members()
 
-    def end(self) -> None:
+    def end_deadlines(self) -> None:
         """End the deadlines of the calls that are still running, so that they stop on their own."""
         for member in self._calls:
             self._patiences[member].deadline.end()
 
-    def _ended(self, member: Member, error: BaseException | None) -> None:
+    def _note_end(self, member: Member, error: BaseException | None) -> None:
         if error is None:
             self._cluster.note_slow(member, is_slow=False)
             return
@@ -129,7 +129,7 @@ class _Asking:
         if not isinstance(error, _HERE_ONLY):
             raise error
 
-    def _drop_absent(self) -> None:
+    def _drop_failed_members(self) -> None:
         waited_s = self._cluster.clock() - self._since
         if waited_s >= REFRESH_S:
             self._cluster.refresh()
@@ -138,11 +138,11 @@ class _Asking:
             why = self._excuse(member)
             if why is None:
                 gone = self._cluster.gone(member, is_silence_enough=self._may_leave)
-                why = gone or self._dispensable(member)
+                why = gone or self._why_dispensable(member)
             if why:
-                self._drop(member, why)
+                self._drop_member(member, why)
 
-    def _dispensable(self, member: Member) -> str:
+    def _why_dispensable(self, member: Member) -> str:
         """Why ``member`` is not waited for any longer; nothing ("") while it is."""
         now = self._cluster.clock()
         if self._cluster.is_away(member):
@@ -151,13 +151,13 @@ class _Asking:
         error, waited_s = self.errors.get(member), now - self._away_at.get(member, self._since)
         if error is None and waited_s < self._cluster.replica_wait_s(member):
             return ""
-        if not self._may_leave or not self._party.covers(member):
+        if not self._may_leave or not self._party.can_do_without(member):
             return ""
         return f"no answer for {waited_s:.0f} s" if error is None else str(error)
 
-    def _drop(self, member: Member, why: str) -> None:
+    def _drop_member(self, member: Member, why: str) -> None:
         log.warning("going on without the server at %s: %s", member.address, why)
-        self._party.leave(member, why)
+        self._party.drop_member(member, why)
         error, call = self.errors.pop(member, None), self._calls.pop(member, None)
         if call is not None:
             self._patiences[member].deadline.end()

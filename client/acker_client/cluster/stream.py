@@ -1,7 +1,7 @@
 """Stream: the emissions of a source, as a sequence of batches that are not held. Pure.
 
-Decides which numbers the next batch gets, how many of them, and which batch an emission draws its number from. Numbers
-are never used twice: each batch begins behind the one before, also where that one could not be opened.
+Decides the numbers of the next batch, its size, and the batch from which an emission draws its number. No number is
+used twice: each batch begins behind the one before, even if that one could not be opened.
 """
 
 from __future__ import annotations
@@ -15,59 +15,76 @@ from acker_protocol.ids import root_id
 from acker_protocol.messages import InitScope, Limits, OpenBatch
 from acker_protocol.placement import Member
 
-# A server keeps room for every number of an open batch, so a source that emits little asks for little.
+# A server reserves room for every number of an open batch, so a source that emits little asks for little.
 NUMBERS_FIRST = 1024
 NUMBERS_MAX = 65_536
 _GROWTH = 4
-# A server takes 1024 batches of a source at once: whenever so many more are open, batches get twice as large.
+# A server takes 1024 open batches of a source. With each further 256 open batches, the next one gets twice as large.
 _OPEN_A_DOUBLING = 256
 
 
 class EmittedBatch(PinnedBatch):
-    """A batch that emissions draw their numbers from, until it ``is_closed``. Numbers not drawn by then are no records.
+    """A batch from which emissions draw their numbers until it ``is_closed``. Numbers not drawn by then are no records.
 
-    ``is_placed``: it is open at all its members, so that others may learn of it. ``unreported``: drawn numbers whose
-    inits are still to be answered. ``settled``: the members that have settled it, or are being asked to.
+    ``is_placed``: the batch is open at all its members, so other processes may learn of it. ``is_published``: other
+    processes can learn from the servers which members were left out of it.
     """
 
-    __slots__ = ("_drawn", "is_closed", "is_placed", "settled", "unreported")
+    __slots__ = ("_asked_to_settle", "_drawn", "_unanswered_inits", "is_closed", "is_placed", "is_published")
 
     def __init__(self, pin: Pin, request: OpenBatch) -> None:
         super().__init__(pin, request)
-        self._drawn = 0
         self.is_closed = self.is_placed = False
-        self.unreported = 0
-        self.settled: set[Member] = set()
+        self.is_published = True
+        self._drawn = 0
+        # How many drawn numbers have an init that is not answered yet.
+        self._unanswered_inits = 0
+        # The members that have settled the batch, or were asked to.
+        self._asked_to_settle: set[Member] = set()
 
-    def draw(self) -> int:
-        """Return the root id of the next number; only while it is not closed."""
+    def draw_root(self) -> int:
+        """Return the root id of the next number. Call it only while the batch is not closed."""
         root = root_id(self.request.first, self._drawn)
         self._drawn += 1
-        self.unreported += 1
-        if self._drawn == self.request.up_to:
-            self.close()
+        self._unanswered_inits += 1
+        if self.is_used_up:
+            self.stop_drawing()
         return root
 
-    def close(self) -> None:
+    def stop_drawing(self) -> None:
         """Draw no more numbers."""
         if not self.is_closed:
             self.is_closed = True
             self.votes.keep(self._drawn)
 
-    def leave(self, member: Member, why: str) -> Merged:
-        """``member`` is out for good: new numbers are drawn from a batch with all its replicas."""
-        self.close()
-        return super().leave(member, why)
+    def inits_answered(self, count: int) -> None:
+        """Note that ``count`` inits were answered or given up."""
+        self._unanswered_inits -= count
+
+    def mark_published(self) -> None:
+        """Note that other processes can learn which members were left out so far."""
+        self.is_published = True
+
+    def leave_out_member(self, member: Member, why: str) -> Merged:
+        """Leave ``member`` out for good. New numbers are then drawn from another batch, which has all its replicas."""
+        self.stop_drawing()
+        if member not in self.out:
+            self.is_published = False
+        return super().leave_out_member(member, why)
 
     @property
     def undrawn(self) -> InitScope:
-        """Says at a server that no inits come of the numbers that were not drawn."""
+        """Tells a server that the numbers that were not drawn get no inits."""
         ranges = np.array([[self._drawn, self.request.up_to]], np.uint64)
         return InitScope(self.request.session, self.request.number, ranges)
 
     def is_due(self, member: Member) -> bool:
-        """Whether ``member`` is to be asked to settle it: every init has been answered there, or never will be."""
-        return self.is_closed and not self.unreported and member not in self.settled
+        """Whether to ask ``member`` to settle the batch: all inits were answered there or never will be."""
+        return self.is_closed and not self._unanswered_inits and member not in self._asked_to_settle
+
+    def asked_to_settle(self, member: Member) -> None:
+        """Note that ``member`` is being asked to settle the batch."""
+        self._asked_to_settle.add(member)
 
     @property
     def is_used_up(self) -> bool:
@@ -75,49 +92,51 @@ class EmittedBatch(PinnedBatch):
 
     @property
     def is_over(self) -> bool:
-        # Only batches that a user has opened are named as settled.
+        # A watch names only batches that a user has opened.
         return False
 
     @property
     def is_ended(self) -> bool:
-        return self.is_closed and self.votes.is_over and all(m in self.out or m in self.settled for m in self.members)
+        is_settled = all(member in self.out or member in self._asked_to_settle for member in self.members)
+        return self.is_closed and self.votes.is_over and is_settled
 
     @property
     def may_go_on(self) -> bool:
         return True
 
     @property
-    def not_settled(self) -> list[Member]:
-        return [member for member in self.members if member not in self.settled]
+    def members_not_settled(self) -> list[Member]:
+        return [member for member in self.members if member not in self._asked_to_settle]
 
 
 class Stream:
-    """Not thread-safe: the caller holds a lock around every method.
+    """Not thread-safe: the caller holds the source's lock around every method.
 
-    ``base``: the number of the first emission. ``stop``: the first that no batch has had that was drawn from.
+    ``base``: the number of the first emission. ``stop``: the first number behind all batches that were drawn from.
+    ``batches``: how many batches were requested so far. ``current``: the batch that emissions draw from.
     """
 
     __slots__ = ("_limits", "_next_number", "_numbers", "_session", "base", "batches", "current", "stop")
 
     def __init__(self, session: int, base: int, limits: Limits) -> None:
+        self.base = self.stop = base
+        self.batches = 0
+        self.current: EmittedBatch | None = None
         self._session = session
         self._limits = limits
         self._numbers = NUMBERS_FIRST
-        self.base = self.stop = self._next_number = base
-        # How many batches there were so far, and which one is drawn from.
-        self.batches = 0
-        self.current: EmittedBatch | None = None
+        self._next_number = base
 
-    def draw(self) -> tuple[int, int] | None:
-        """Return the root id of the next emission and the number of its batch; None: the next batch is to be opened."""
+    def draw_root(self) -> tuple[int, int] | None:
+        """Return the root id of the next emission and the number of its batch; None if a batch has to be opened."""
         batch = self.current
         if batch is None or batch.is_closed:
             return None
-        return batch.draw(), batch.request.number
+        return batch.draw_root(), batch.number
 
     def next_request(self, open_batches: int) -> OpenBatch:
-        """What the next batch is to be opened with, while ``open_batches`` of them are not over. Each call gives other
-        numbers: an attempt that failed may have opened a batch somewhere."""
+        """Return the request for the next batch, while ``open_batches`` are open. Each call gives other numbers, as a
+        failed attempt may have opened its batch on some server."""
         if self.current is not None and self.current.is_used_up:
             self._numbers = min(self._numbers * _GROWTH, NUMBERS_MAX)
             self.current = None
@@ -127,22 +146,17 @@ class Stream:
         return OpenBatch(self._session, self.batches, first, up_to, held=False, limits=self._limits)
 
     def shrink(self) -> bool:
-        """There was no room for the last request: ask for less; False where that cannot be."""
+        """Ask for a smaller batch next time, because servers had no room. False if it cannot be smaller."""
         if self._numbers == 1:
             return False
         self._numbers = max(1, self._numbers // _GROWTH)
         return True
 
-    def place(self, batch: EmittedBatch) -> None:
-        """``batch`` is open at all its members: others may learn of it, and then it is drawn from."""
+    def mark_placed(self, batch: EmittedBatch) -> None:
+        """``batch`` is open at all its members. Other processes may learn of it before emissions draw from it."""
         batch.is_placed = True
         self.stop = batch.request.first + batch.request.up_to
 
-    def begin(self, batch: EmittedBatch) -> None:
-        """Draw from ``batch`` from now on."""
+    def draw_from(self, batch: EmittedBatch) -> None:
+        """Let emissions draw from ``batch``."""
         self.current = batch
-
-    def end(self) -> None:
-        """Draw nothing more from the batch that is drawn from."""
-        if self.current is not None:
-            self.current.close()

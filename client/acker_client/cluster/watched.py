@@ -1,4 +1,4 @@
-"""Watched: what one watch of a source brings. A value."""
+"""Watched: the result of one watch of a source, and what is collected for the next one. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """What one watch brought; each of it is said once.
+    """The result of one watch. Nothing in it is said twice.
 
-    ``outcomes``: how roots have ended, each of them once, LOST ones included. ``absent: uint64[n]``: roots of settled
-    batches that were never initialised, though their numbers were read: no such record exists. ``settled``: batches
-    each of whose roots has had its outcome by now, or is absent. ``interrupted``: open batches that a server has lost,
-    so that what fails in them may fail for that. ``settled`` and ``interrupted`` name batches of ``open_batch`` alone.
-    ``answered``: False when no server answered during the whole call. ``differed``: roots of batches that are over now
-    of which the servers had said different things; ``saved``: those that a second server saved from a replay.
+    ``outcomes``: how roots have ended, each root once, LOST ones included. ``absent: uint64[n]``: roots of settled
+    batches that were never initialised although a task has read their numbers: no such record exists. ``settled``:
+    batches each of whose roots has had its outcome by now or is absent. ``interrupted``: open batches that a server has
+    lost, which may be why something in them fails. ``settled`` and ``interrupted`` name only batches of ``open_batch``.
+    ``answered``: False if no server answered during the whole call. ``differed``: how many roots of ended batches the
+    servers said different things about. ``saved``: how many roots a second server saved from a replay.
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
@@ -36,39 +36,56 @@ class WatchResult:
 
     @property
     def says_something(self) -> bool:
-        """Whether there is anything in it that a watch before it has not said."""
+        """Whether it has news."""
         return bool(len(self.outcomes) or len(self.absent) or self.settled or self.interrupted)
 
 
-class Unsaid:
-    """What has come and was not handed over yet."""
+class PendingResult:
+    """Collects what servers have said since the last watch. Not thread-safe: the caller holds the source's lock."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Outcomes] = []
-        self.absent: list[Column] = []
-        self.interrupted: set[int] = set()
-        self.differed = self.saved = 0
+        self._outcomes: list[Outcomes] = []
+        self._absent: list[Column] = []
+        self._interrupted: set[int] = set()
+        self._differed = self._saved = 0
 
     @property
     def is_empty(self) -> bool:
-        return not (self.outcomes or self.absent or self.interrupted)
+        """Whether there is nothing that a waiting watch would return for."""
+        return not (self._outcomes or self._absent or self._interrupted)
 
-    def said(self, settled: Sequence[int], *, answered: bool) -> WatchResult:
-        """All of it; ``settled``: the batches that are over by now."""
-        absent = np.concatenate(self.absent) if self.absent else NO_IDS
-        interrupted = tuple(sorted(self.interrupted))
-        outcomes = joined(self.outcomes)
-        return WatchResult(outcomes, absent, tuple(settled), interrupted, answered, self.differed, self.saved)
+    def add(self, outcomes: Outcomes, absent: Column) -> None:
+        """Add final outcomes, and roots that have no record."""
+        if len(outcomes):
+            self._outcomes.append(outcomes)
+        if len(absent):
+            self._absent.append(absent)
+
+    def add_interrupted(self, number: int) -> None:
+        """Add an open batch that a server has lost."""
+        self._interrupted.add(number)
+
+    def add_differences(self, differed: int, saved: int) -> None:
+        """Add how many roots of an ended batch the servers differed about, and how many a second replica saved."""
+        self._differed += differed
+        self._saved += saved
+
+    def result(self, settled: Sequence[int], *, answered: bool) -> WatchResult:
+        """Return everything that was added. ``settled``: the batches that are over by now."""
+        absent = np.concatenate(self._absent) if self._absent else NO_IDS
+        interrupted = tuple(sorted(self._interrupted))
+        outcomes = joined(self._outcomes)
+        return WatchResult(outcomes, absent, tuple(settled), interrupted, answered, self._differed, self._saved)
 
 
 def only(outcomes: Outcomes, chosen: Mask) -> Outcomes:
-    """Those where ``chosen: bool[n]``."""
+    """Return the outcomes where ``chosen: bool[n]`` is true."""
     reason_ids = outcomes.reason_ids[chosen] if len(outcomes.reason_ids) else outcomes.reason_ids
     return Outcomes(outcomes.root_ids[chosen], outcomes.verdicts[chosen], reason_ids, outcomes.reasons)
 
 
 def joined(parts: Sequence[Outcomes]) -> Outcomes:
-    """All of ``parts`` in one, in their order."""
+    """Join ``parts`` in their order."""
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else Outcomes()

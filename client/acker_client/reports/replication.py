@@ -1,7 +1,7 @@
 """Replication: one report on its way to all replicas of its sections. Pure.
 
-Decides which member gets what of it, and which sections have been answered by somebody. Who is out, and why, is the
-caller's to say.
+Decides which member gets which part of the report, and which sections some member has answered. The caller decides
+which members are left out, and why.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from acker_protocol.messages import FAIL, Entries, Identity, InitScope
 from acker_protocol.placement import Member
 from acker_protocol.reports import digest
 
-# Whether a member is out of the batch of a pin: its answers do not count there.
+# Whether a member was left out of the batch of a pin, so that its answers do not count there.
 IsOut = Callable[[Pin, Member], bool]
 
 
 class Replication:
-    """The deliveries of one report, one a member; each of them may be in a thread of its own."""
+    """The deliveries of one report, one for each member. Each may run in its own thread."""
 
     __slots__ = ("_shares", "deliveries", "has_bare_fail", "identity", "inits", "out", "pins", "roots")
 
     def __init__(self, identity: Identity, entries: Entries, inits: InitScope | None, pins: Sequence[Pin]) -> None:
-        """Raises :class:`~acker_client.pins.NowhereToSend` where no pin says where its roots live."""
+        """Raises :class:`~acker_client.pins.NowhereToSend` if there is no pin that says where the roots live."""
         self.identity = identity
         self.inits = inits
         self.roots = len(entries)
@@ -39,36 +39,36 @@ class Replication:
             member: Delivery(identity, share.entries, inits, report_digest=whole)
             for member, share in self._shares.items()
         }
-        # Who is out for this report, and why.
+        # The members that were left out of this report, and why.
         self.out: dict[Member, str] = {}
 
     @property
-    def left(self) -> list[Member]:
-        """The members that are in and have not answered all of it."""
+    def unanswered_members(self) -> list[Member]:
+        """The members that were not left out and have not answered all of their part."""
         return [member for member, delivery in self.deliveries.items() if not delivery.done and member not in self.out]
 
     @property
     def result(self) -> ReportResult:
-        """The counts so far, in sections: one that went to two replicas counts twice, one that nobody has is
-        ``unreported``."""
+        """The counts so far, in sections. A section that two replicas have answered counts twice. A section that no
+        replica has answered is ``unreported``."""
         counts = sum((delivery.result for delivery in self.deliveries.values()), ReportResult())
         return replace(counts, unreported=self._missing(), without=frozenset(member.id for member in self.out))
 
-    def covers(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
-        """Whether other members have answered all sections of ``member``, each of a batch that the member is not out
-        of: ``is_out`` says so."""
+    def can_do_without(self, member: Member, is_out: IsOut = lambda pin, member: False) -> bool:
+        """Whether other members have answered all sections of ``member``. Members that ``is_out`` names for a batch do
+        not count there."""
         return bool((self._answered(is_out) | ~self._shares[member].held).all())
 
-    def leave(self, member: Member, why: str) -> None:
-        """``member`` is out for this report."""
+    def drop_member(self, member: Member, why: str) -> None:
+        """Leave ``member`` out of this report."""
         self.out[member] = why
 
     def pins_of(self, member: Member) -> Pins:
-        """The pins of the roots that ``member`` is to get something of."""
+        """Return the pins of the batches of which ``member`` gets sections."""
         return self._shares[member].pins
 
     def _answered(self, is_out: IsOut = lambda pin, member: False) -> Mask:
-        """bool[pins, 1024]: the sections that some member has answered that is not out of the batch."""
+        """Return bool[pins, 1024]: the sections answered by some member that was not left out of the batch."""
         held = [
             self._shares[member].held & ~np.array([[is_out(pin, member)] for pin in self.pins])
             for member, delivery in self.deliveries.items()
@@ -88,6 +88,6 @@ class Replication:
 
 
 def has_bare_fail(entries: Entries) -> bool:
-    """Whether there is a fail without the edge of a record among updates. Without it the root could still be ACKED, if
-    others ack its edges; a fail with an edge leaves that one open."""
+    """Whether one of the updates is a fail without an edge. If it got lost, its root could still be ACKED, as others
+    may ack all its edges. If a fail with an edge gets lost, that edge stays open."""
     return bool(len(entries.kinds) and np.any((entries.kinds & FAIL != 0) & (entries.ack_vals == 0)))

@@ -8,8 +8,8 @@ that missed a fail is never believed.
 from __future__ import annotations
 
 from acker_client.backoff import Patience
-from acker_client.cluster.replicas import ask
-from acker_client.cluster.source_session import LOST_BATCH, WENT_WITHOUT
+from acker_client.cluster.pinned_batch import LOST_BATCH, WENT_WITHOUT
+from acker_client.cluster.replicas import ask_members
 from acker_client.errors import Draining, UnknownBatch
 from acker_client.reports.replication import Replication
 from acker_client.reports.state import ClientState
@@ -24,40 +24,40 @@ class Sending:
         self._state = state
         self._replication = replication
 
-    def send(self, budget_s: float) -> None:
-        """Send it until every server that is not out has answered. Raises what stops it."""
-        ask(self._state.cluster, self, self._call, budget_s, excuse=self._excuse)
+    def send_report(self, budget_s: float) -> None:
+        """Send the report until every server that was not left out has answered."""
+        ask_members(self._state.cluster, self, self._report_to_member, budget_s, excuse=self._excuse)
 
     @property
-    def left(self) -> list[Member]:
-        return [member for member in self._replication.left if not self._is_out(member)]
+    def unanswered_members(self) -> list[Member]:
+        return [member for member in self._replication.unanswered_members if not self._is_out(member)]
 
-    def covers(self, member: Member) -> bool:
-        return self._replication.covers(member, lambda pin, other: self._state.is_out(pin, other.id))
+    def can_do_without(self, member: Member) -> bool:
+        return self._replication.can_do_without(member, lambda pin, other: self._state.is_out(pin, other.id))
 
-    def leave(self, member: Member, why: str) -> None:
+    def drop_member(self, member: Member, why: str) -> None:
         """Leave ``member`` out of the reported batches of this client's source, and then out of the report."""
         source = self._state.source_or_none
         if source is not None:
             for pin in self._replication.pins_of(member):
                 if pin.session == source.session:
-                    source.leave_out(pin.batch, {member.id}, f"{WENT_WITHOUT}: {why}")
-        self._replication.leave(member, why)
+                    source.leave_out_servers(pin.batch, {member.id}, f"{WENT_WITHOUT}: {why}")
+        self._replication.drop_member(member, why)
 
     @property
     def has_to_arrive(self) -> bool:
-        """Whether the report is of sources of other processes, and an ACK might come of it if it did not arrive: they
-        cannot learn that a server was left out."""
+        """Whether a root might be falsely ACKED if the report did not arrive. Only sources of other processes have such
+        roots, as they cannot learn that a server was left out."""
         source, pins = self._state.source_or_none, self._replication.pins
         if any(pin.session in self._state.joined for pin in pins):
             return True
         is_own = source is not None and all(pin.session == source.session for pin in pins)
         return not is_own and self._replication.has_bare_fail
 
-    def give_up(self, why: str) -> None:
+    def drop_unanswered(self, why: str) -> None:
         """Leave out every server that has not answered."""
-        for member in self.left:
-            self.leave(member, why)
+        for member in self.unanswered_members:
+            self.drop_member(member, why)
 
     def _is_out(self, member: Member) -> bool:
         return all(self._state.is_out(pin, member.id) for pin in self._replication.pins_of(member))
@@ -66,26 +66,25 @@ class Sending:
         """Return why joined sources allow leaving ``member`` out, "" while they do not; None if none is concerned.
         Also renews this client's leases, and asks for news of those sources."""
         if self._state.source_or_none is not None:
-            self._state.source_or_none.keep()
+            self._state.source_or_none.keep_leases()
         joined = {pin.session for pin in self._replication.pins_of(member)} & self._state.joined.keys()
         if joined:
             self._state.learn(joined)
             return "its source has left it out" if self._is_out(member) else ""
         return None
 
-    def _call(self, member: Member, patience: Patience) -> None:
+    def _report_to_member(self, member: Member, patience: Patience) -> None:
         state, inits = self._state, self._replication.inits
 
-        def renew(patience: Patience) -> None:
+        def renew_lease(patience: Patience) -> None:
             if state.source_or_none is not None:
-                state.source_or_none.renew(member, patience)
+                state.source_or_none.renew_lease(member, patience)
 
         try:
-            deliver(state.cluster.calls_to(member), self._replication.deliveries[member], patience, renew)
+            deliver(state.cluster.calls_to(member), self._replication.deliveries[member], patience, renew_lease)
         except (UnknownBatch, Draining):
             source = state.source_or_none
-            batch = None if inits is None or source is None else source.batch(inits.batch)
-            if source is None or batch is None or batch.settlement is not None:
+            if source is None or inits is None or not source.is_unsettled(inits.batch):
                 raise
-            source.leave_out(batch.request.number, {member.id}, LOST_BATCH)
-            self._replication.leave(member, LOST_BATCH)
+            source.leave_out_servers(inits.batch, {member.id}, LOST_BATCH)
+            self._replication.drop_member(member, LOST_BATCH)

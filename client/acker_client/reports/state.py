@@ -1,6 +1,6 @@
 """State: what a client has in one process: its sending session, its buffer, its source and its servers.
 
-Decides which identity a report gets, and where its roots live, as their sources have said. Never sends reports.
+Decides which identity a report gets, and where its roots live, by what their sources have published. Sends no reports.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from acker_protocol.ids import Column
 from acker_protocol.messages import NO_IDS, Entries, Identity, InitScope, Status
 from acker_protocol.placement import Member, View, place
 
-# How long it is looked who there is, before a report that goes to the only server anyway.
+# How long to look for servers before a report that goes to the only server anyway.
 GREETING_S = 1.0
-# How often, at most, sources of other processes are asked for what has changed.
+# Shortest time between two questions to the servers about the sources of other processes.
 LEARN_S = 0.5
 
 NO_ENTRIES = Entries(NO_IDS, NO_IDS)
@@ -65,12 +65,12 @@ class ClientState:
         self.session = secrets.randbits(64)
         self.sequence = 0
         self.accumulator = Accumulator()
-        # What is to become a report, once it is known where its roots live.
+        # Contents of later reports, for which it has to be found out where their roots live.
         self.drafts: deque[Draft] = deque()
         self.unanswered: deque[Replication] = deque()
         self.source_or_none: SourceSession | None = None
-        # What the sources of other processes have published, by their sessions, and when they were asked last. A source
-        # of this client that was closed is here too: all of it is over.
+        # What the sources of other processes have published, by session. A source of this client that was closed is
+        # here too: all its roots are over.
         self.joined: dict[int, Published] = {}
         self.learnt_at = float("-inf")
         self.totals = ReportResult()
@@ -86,7 +86,7 @@ class ClientState:
             return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
 
     def pins(self) -> Pins:
-        """Where the roots live that this client may speak of."""
+        """Return where the roots live that this client may report."""
         own = () if self.source_or_none is None else self.source_or_none.pins
         return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
 
@@ -118,26 +118,26 @@ class ClientState:
         return why
 
     def drop_oldest(self) -> None:
-        """The oldest report is done with."""
+        """Remove the oldest report, which was answered or given up."""
         replication, source = self.unanswered.popleft(), self.source_or_none
         if replication.inits is not None and source is not None and replication.inits.session == source.session:
-            source.reported(replication.inits.batch, replication.roots)
+            source.inits_answered(replication.inits.batch, replication.roots)
 
     def close_source(self) -> None:
-        """End this client's source. Its roots are over, and what is buffered of them is not sent."""
+        """End this client's source. Its roots are over, and its buffered inits are not sent."""
         with self.lock:
             source, self.source_or_none = self.source_or_none, None
             self.accumulator.drop_inits()
         if source is not None:
-            self.joined[source.session] = source.close()
+            self.joined[source.session] = source.end_source()
 
     # -- the sources of other processes
 
     def join(self, session: int) -> None:
-        """Learn where the roots of another process's source live. Raises ``UnknownSource`` where no server knows it,
-        and ``Unavailable`` where none that has answered within the budget does."""
+        """Learn where the roots of another process's source live. Raises ``UnknownSource`` if all servers answer and
+        none knows it, and ``Unavailable`` if the budget is spent first."""
         if self.source_or_none is not None and session == self.source_or_none.session:
-            # It knows its own source better than the servers do, and decides itself which of them is out.
+            # This client knows its own source better than the servers do, and leaves servers out of it itself.
             return None
         patience = self.cluster.patience()
         while True:
@@ -153,25 +153,24 @@ class ClientState:
                 raise Unavailable(f"no server that answers knows where the roots of session {session} live")
 
     def _learnt(self, published: Published) -> None:
-        """Keep what a source has published, unless something newer of it is known."""
+        """Keep what a source has published, unless something newer is known."""
         with self.lock:
             known = self.joined.get(published.session)
             if known is None or published.version > known.version:
                 self.joined[published.session] = published
 
     def is_out(self, pin: Pin, server: int) -> bool:
-        """Whether its source counts nothing more that ``server`` says of the batch of ``pin``."""
+        """Whether the source of ``pin`` has left ``server`` out of the batch, or the batch is over."""
         if self.source_or_none is not None and pin.session == self.source_or_none.session:
-            batch = self.source_or_none.batch(pin.batch)
-            return batch is None or batch.has_left_out(server)
+            return self.source_or_none.has_left_out(pin.batch, server)
         return pin.session in self.joined and self.joined[pin.session].is_out(pin.batch, server)
 
     def learn(self, sessions: Collection[int]) -> bool:
-        """Learn what sources that this client has joined say now; not again before a moment has passed. Whether every
-        server was heard."""
+        """Ask the servers what joined sources have published by now, unless they were asked a moment ago. Return
+        whether every server has answered."""
         if self.cluster.clock() - self.learnt_at < LEARN_S:
             return False
-        # A copy: another thread may join a source meanwhile.
+        # Copied, as another thread may join a source meanwhile.
         asked = [self._asked_for(session) for session in tuple(sessions)]
         for published, _ in asked:
             if published is not None:
@@ -180,10 +179,10 @@ class ClientState:
         return all(has_heard_all for _, has_heard_all in asked)
 
     def _asked_for(self, session: int) -> tuple[Published | None, bool]:
-        """The newest that a server has from a source, and whether every server has answered: all are asked at once."""
+        """Ask all servers at once. Return the newest that one has from a source, and whether every server answered."""
         cluster, found = self.cluster, list[Published]()
 
-        def ask(member: Member) -> None:
+        def ask_member(member: Member) -> None:
             deadline = cluster.patience(GREETING_S).deadline
             reply = cluster.caller_of(member).once(lambda transport, left_s: transport.pins(session, left_s), deadline)
             if reply.status == Status.APPLIED and reply.pins:
@@ -193,7 +192,7 @@ class ClientState:
         if session in self.joined:
             members |= dict.fromkeys(member for pin in self.joined[session].pins for member in pin.placement.members)
         deadline = cluster.patience(GREETING_S).deadline
-        calls = do_all(cluster.side_by_side, [partial(ask, member) for member in members], deadline)
+        calls = do_all(cluster.side_by_side, [partial(ask_member, member) for member in members], deadline)
         failures = [call.exception() if call.done() else Unavailable("no answer yet") for call in calls]
         for error in failures:
             if error is not None and not isinstance(error, RETRYABLE):
@@ -212,15 +211,15 @@ class ClientState:
         A root cannot be placed where there are several servers and nobody is known to have emitted it.
         """
         if draft.batch is not None:
-            batch = None if self.source_or_none is None else self.source_or_none.batch(draft.batch)
-            if batch is None:
+            pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
+            if pin is None:
                 return (), NO_ENTRIES, NO_ENTRIES, None
-            return (batch.pin,), draft.entries, NO_ENTRIES, None
+            return (pin,), draft.entries, NO_ENTRIES, None
         roots = draft.entries.root_ids
         pins, indices, is_unknown = self._sorted(roots)
         has_heard_all = True
         if is_unknown.any() and self.joined:
-            # A batch may have been opened since this client asked; the server that knows of it may not answer now.
+            # A batch may have been opened since this client asked. The server that knows it may not answer now.
             has_heard_all = self.learn(self.joined)
             pins, indices, is_unknown = self._sorted(roots)
         named = tuple(pins[index] for index in np.unique(indices[indices >= 0]).tolist())
@@ -236,7 +235,7 @@ class ClientState:
         return (*named, everywhere), only(draft.entries, (indices >= 0) | is_unknown), NO_ENTRIES, None
 
     def _sorted(self, roots: Column) -> tuple[Pins, npt.NDArray[np.int64], Mask]:
-        """The pins that there are; by root the index of its pin, or -1; and which roots nobody has emitted."""
+        """Return the known pins, the index of each root's pin (-1 for none), and which roots nobody has emitted."""
         source, joined = self.source_or_none, tuple(self.joined.values())
         # One snapshot of the joined sources for both questions: a join in between would make fresh roots look over.
         own = () if source is None else source.pins
@@ -250,21 +249,21 @@ class ClientState:
         return pins, indices, is_unknown
 
     def counted(self, result: ReportResult) -> ReportResult:
-        """Add to the totals."""
+        """Add ``result`` to the totals and return it."""
         with self.lock:
             self.totals += result
         return result
 
     def go_on_without(self, error: AckerError) -> None:
-        """Under ``on_unreachable="continue"``: what is unreported costs replays, never a false ACK."""
+        """Log once that reports are dropped (``on_unreachable="continue"``). That costs replays, never a false ACK."""
         if not self.totals.unreported:
             log.error('going on without reporting (on_unreachable="continue"): %s', error)
 
     def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
-        """Where there is one server, all roots live there. Raises ``UnknownSource`` where there may be several.
+        """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several.
 
-        The only server that answers, or that is active, is not the only one: it would take a fail of a root that lives
-        on another, and the root might be ACKED. So it has to answer first, as it says whether a registry lists others.
+        A server that alone answers, or alone is active, need not be the only one. It would take a fail of a root that
+        lives on another, and the root might be ACKED. It has to answer first: it knows whether there are others.
         """
         members = self.cluster.view(patience).members
         if not self.cluster.is_alone:

@@ -1,7 +1,7 @@
 """Connection: the channel to one server, and the handshake with it.
 
-Decides that both sides speak the same protocol, and that one server answers at an address. Never retries: who calls has
-the budget. No lock is held over a call: two threads may greet at once, which does no harm.
+Decides that both sides speak the same protocol, and that one server answers at an address. Never retries: the caller
+has the budget. No lock is held over a call, so two threads may greet at once, which does no harm.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from acker_protocol.version import VERSION
 
 Connect = Callable[[str], Transport]
 
-# Of a message at the server's cap: identity, scope, tags and lengths beside the columns.
+# Part of the largest message beside its columns: identity, scope, tags and lengths.
 _ENVELOPE_BYTES = 4096
-# The first greeting may take no longer than this, so that a server which is there and mute is soon known to be; the
-# next one has all the time of a call.
+# Time of the first greeting, so that a server that is there and mute is soon noticed. The next greeting has all the
+# time of a call.
 FIRST_GREETING_S = 1.0
 
 
@@ -36,12 +36,12 @@ class Greeted:
 
     @property
     def message_bytes(self) -> int:
-        """How large the columns of one message may be."""
+        """Largest size of the columns of one message."""
         return min(MESSAGE_BYTES, max(self.hello.max_message_bytes - _ENVELOPE_BYTES, _ENVELOPE_BYTES))
 
 
 class Connection:
-    """The channel of one process to one server, made when first needed. Thread-safe."""
+    """The channel of one process to one server, made when first needed. Thread-safe: its lock guards the channel."""
 
     def __init__(self, address: str, settings: Settings, connect: Connect) -> None:
         self.address = address
@@ -51,23 +51,23 @@ class Connection:
         self._transport: Transport | None = None
         self._greeted: Greeted | None = None
         self._greeting_s = FIRST_GREETING_S
-        # Servers that another one has replaced here; none of them comes back.
+        # Incarnations that another server has replaced here. None of them comes back.
         self._replaced: set[int] = set()
         self._is_closed = False
-        # What the server said of itself last; None: it was never heard.
+        # The last answer to a greeting; None if there was none.
         self.hello: HelloReply | None = None
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the server has answered the handshake, and has answered ever since."""
+        """Whether the server has answered the handshake and every call since."""
         return self._greeted is not None
 
     def greeted(self, deadline: Deadline) -> Greeted:
-        """The server, greeted. Raises Unavailable when it does not answer, Rejected when it is the wrong one."""
+        """Return the greeted server. Raises Unavailable if it does not answer, Rejected if it is the wrong one."""
         return self._greeted or self.greet(deadline)
 
     def greet(self, deadline: Deadline) -> Greeted:
-        """Ask the server what it is, whether or not it was asked before. Raises as ``greeted`` does."""
+        """Greet the server, even if it was greeted before. Raises as ``greeted`` does."""
         transport = self._open_transport()
         timeout_s = min(self._greeting_s, self._settings.call_timeout_s, deadline.left_s)
         try:
@@ -79,16 +79,15 @@ class Connection:
         return greeted
 
     def lost(self, greeted: Greeted) -> None:
-        """No answer came from there: greet again before the next call."""
+        """Greet the server again before the next call, as no answer came."""
         if self._greeted is greeted:
             self._greeted = None
 
     def greet_anew(self) -> None:
-        """Ask it what it is before the next call."""
+        """Greet the server again before the next call."""
         self._greeted = None
 
-    def close(self) -> None:
-        """Close the channel."""
+    def close_channel(self) -> None:
         with self._lock:
             self._is_closed = True
             transport, self._transport, self._greeted = self._transport, None, None

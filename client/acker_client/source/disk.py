@@ -1,4 +1,4 @@
-"""Disk: what to do when a file cannot be read or written, and how a new file is made to last."""
+"""Advice for files that cannot be read or written, and durable creation of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 
 def to_write(error: OSError) -> str:
-    """What to do about a file that cannot be opened for writing, or written."""
+    """Return advice for a file that cannot be opened for writing, or written."""
     if error.errno in _FULL:
         return "make room, or name a file elsewhere"
     if error.errno in _FORBIDDEN:
@@ -23,14 +23,14 @@ def to_write(error: OSError) -> str:
 
 
 def to_read(error: OSError) -> str:
-    """What to do about a file that cannot be opened for reading, or read."""
+    """Return advice for a file that cannot be opened for reading, or read."""
     if error.errno in _FORBIDDEN:
         return "give this user the right to read it"
     return "bring it back, or name another"
 
 
 def sync_directory(path: Path) -> None:
-    """Make a created or renamed file durable, not only what is in it."""
+    """Make the directory entry of a created or renamed file durable. Its content needs an ``fsync`` of its own."""
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

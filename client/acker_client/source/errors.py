@@ -1,4 +1,4 @@
-"""Errors of a source, each with what to do about it."""
+"""Errors of sources. Each message says what to do."""
 
 from __future__ import annotations
 
@@ -6,33 +6,43 @@ from collections.abc import Sequence
 
 from acker_client.errors import AckerError
 
+__all__ = [
+    "Broken",
+    "CheckpointError",
+    "Fenced",
+    "InputChanged",
+    "QueryStopped",
+    "SourceError",
+    "TooManyDeadLetters",
+]
+
 
 class SourceError(AckerError):
-    """A source cannot go on, or cannot start. Nothing is lost: what is not done is read again at the next start."""
+    """A source cannot start or go on. Nothing is lost: records that are not done are read again at the next start."""
 
 
 class CheckpointError(SourceError):
-    """The checkpoint does not fit: damaged, of another source, or the input changed under it."""
+    """The checkpoint is damaged, belongs to another source, or does not match the input any more."""
 
 
 class InputChanged(SourceError):
-    """A file, or a frame, is no longer what it was when its lines, or rows, were counted."""
+    """A file or a frame has changed since its lines or rows were counted."""
 
 
 class QueryStopped(SourceError):
-    """The streaming query of a micro-batch was stopped before every row of it had its answer."""
+    """The streaming query was stopped before every row of its micro-batch was acked or a dead letter."""
 
 
 class TooManyDeadLetters(SourceError):
-    """A larger share of records than ``max_dead_share`` spent its retries."""
+    """More records than the share ``max_dead_share`` have used up their retries."""
 
 
 class Broken(SourceError):
-    """Batch after batch broke as a whole, and none got through in between."""
+    """Several batches in a row failed as a whole."""
 
 
 class Fenced(CheckpointError):
-    """Some ``partitions`` are another source's by now: nothing more of them is written by this one."""
+    """Another source owns these ``partitions`` now, so this one writes nothing more for them."""
 
     def __init__(self, message: str, partitions: Sequence[str]) -> None:
         super().__init__(message)

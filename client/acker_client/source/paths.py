@@ -1,6 +1,6 @@
-"""Paths: which files a user means. Expands paths and patterns (``**`` too), in the order given, each pattern sorted.
+"""Expands the user's paths and patterns (``**`` too) to files, in the order given, each pattern sorted.
 
-Decides what is no path, and names it; says of records in which file they stand. Never decides what may stand in a file.
+Refuses what is no path, and names it in the error. Lists the file of each record. Does not look into files.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Found:
 def find_files(
     paths: Paths, *, asker: str, example: str, in_directory: Callable[[str], list[str]], may_be_none: bool = False
 ) -> list[Found]:
-    """The files that ``paths`` name, no file twice, whatever links lead to it. ``asker`` and ``example`` stand in
-    errors; ``in_directory`` says which files a directory stands for.
+    """Return the files that ``paths`` name, each file once even if several links lead to it.
 
-    Raises ``SourceError`` for what is no path or no file, and, unless there ``may_be_none`` yet, for a pattern that
-    matches nothing and for a file that is gone.
+    ``asker`` (the kind of source) and ``example`` are for error messages. ``in_directory`` returns the files for a
+    directory. Raises ``SourceError`` for what is no path or no file. Raises it also for a pattern without matches and
+    for a missing file, unless there ``may_be_none`` yet.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable) else list(paths)
     for path in given:
@@ -57,7 +57,7 @@ def find_files(
 
 
 def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str, paths: Paths) -> None:
-    """What a source writes is no input of it."""
+    """Raise ``SourceError`` if the input contains a file that the source itself writes."""
     own = {os.path.abspath(path) for path in own_files}
     for file in found:
         if file.path in own:
@@ -65,7 +65,10 @@ def check_not_own(found: Iterable[Found], own_files: Iterable[Path], asker: str,
 
 
 def origins_of(stretches: Sequence[tuple[str, Positions]], what: str) -> pa.RecordBatch:
-    """Columns ``path``, with each path once, and ``what``: numbers in a file, of stretches of records in files."""
+    """Return the origins of records as columns ``path`` (dictionary-encoded) and ``what`` (the number in the file).
+
+    ``stretches``: (path, numbers) of records in one file.
+    """
     paths = {shown: index for index, shown in enumerate(dict.fromkeys(shown for shown, _ in stretches))}
     lengths = np.array([len(numbers) for _, numbers in stretches], np.int64)
     path_ids = np.repeat(np.array([paths[shown] for shown, _ in stretches], np.int32), lengths)
@@ -87,7 +90,7 @@ def _expand(pattern: str, asker: str, in_directory: Callable[[str], list[str]], 
 
 
 def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
-    """Whether there is a file. Raises ``SourceError`` for what is none, and where it has to be there."""
+    """Whether the file exists. Raises ``SourceError`` if it is no regular file, or if it is missing but required."""
     try:
         shown.encode()
     except UnicodeEncodeError:
@@ -106,12 +109,12 @@ def _is_there(shown: str, asker: str, *, may_be_gone: bool) -> bool:
 
 
 def _links(path: str, real: str) -> tuple[int, bool]:
-    """Of two paths to one file, the lower has fewer links."""
+    """Return a sort key: the lower of two paths to one file is the one with fewer links."""
     return path.count(os.sep), path != real
 
 
 def _real(path: str, folders: dict[str, str]) -> str:
-    """``path`` without links. ``folders``: those of folders that were asked for before."""
+    """Return ``path`` without links. ``folders`` caches the resolved folders."""
     folder, name = os.path.split(path)
     if folder not in folders:
         folders[folder] = os.path.realpath(folder)

@@ -1,6 +1,6 @@
-"""The acker in Spark: operators, sinks and collectors for executors, and the guard that stands before them.
+"""Tracked Spark pipelines: operators, sinks and collectors, and the check that refuses plans which lose track of rows.
 
-The only door to PySpark. Import from here: ``from acker_client.spark import operator, sink, where``.
+The public names are here: ``from acker_client.spark import operator, sink, where``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ try:
 except ImportError as error:
     raise missing("acker_client.spark", "spark", error) from error
 
-# First: it refuses a PySpark with which the others could not be imported.
+# Must come first: it refuses a PySpark version with which the other modules cannot be imported.
 from acker_client.spark import compat  # noqa: F401  # isort: skip
 from acker_client.spark import functions
 from acker_client.spark.driver.check import check

@@ -1,8 +1,8 @@
-"""Daemon: PySpark's own, which forks Python workers, with what a tracked step imports loaded before the fork.
+"""PySpark's worker daemon, which forks Python workers, with the imports of a tracked step loaded before the fork.
 
-A new worker is then ready at once instead of after a second or two of imports, which matters where tasks fail.
-Set ``spark.python.daemon.module`` to ``acker_client.spark.daemon`` to use it. It never imports gRPC: a channel, and the
-threads of it, belong to one worker, after the fork.
+Saves each new worker one or two seconds of imports, which matters where tasks fail. To use it, set
+``spark.python.daemon.module`` to ``acker_client.spark.daemon``. It never imports gRPC, because a channel and its
+threads must be created in the worker, after the fork.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LOADED = ("numpy", "pandas", "pyarrow", "pyarrow.compute", "pyspark.worker", "ac
 
 
 def load() -> None:
-    """Import what workers will need. What is missing is left for the worker to complain of."""
+    """Import the modules that workers need. Skips missing modules: the worker reports them."""
     for name in LOADED:
         try:
             importlib.import_module(name)

@@ -1,13 +1,14 @@
-"""Functions: ``ack`` and ``fail`` as columns of a plain ``select``::
+"""``ack`` and ``fail`` as columns of a plain ``select``::
 
     from acker_client.spark import functions as AF
     batch.df.select("sku", "qty", AF.ack()).write.parquet("out/")
 
-Decides that they are iterator UDFs, which have an end, and so can report; and that each is a column of its own in a
-select: Spark refuses it as part of an expression, where it would ack every row whatever the expression says. For held
-batches only: in an open one a row would be acked before Spark has written it. The guard does not see them: take each
-row through one ``ack``, or one ``fail``, once. The batch is done when an action that hands the rows on has succeeded,
-as for a sink (``record``).
+Both are iterator UDFs, because only these see the end of a task, where the report is sent. Each has to be a column of
+its own. Spark refuses it inside an expression, where it would ack every row whatever the expression's result.
+
+Only for held batches: in an open batch a row would be acked before Spark has written it. The plan check does not see
+these columns, so pass each row through exactly one ``ack`` or ``fail``. As with a sink, the batch is done when an
+action that delivers the rows has succeeded.
 """
 
 from __future__ import annotations
@@ -34,23 +35,26 @@ THIN = (ROOT, EDGE)
 
 Run = Callable[[Iterator[Any]], Iterator[Any]]
 
-# By how many tracking columns there are: packed, thin, or both.
+# Column types by the number of tracking columns: packed, thin, or both.
 _TYPES = {1: (pa.binary(),), 2: (pa.int64(), pa.int64()), 3: (pa.int64(), pa.int64(), pa.binary())}
 
 
 def ack(*anchors: str | Column, name: str = "ack") -> Column:
-    """A column of true that acks each row. ``anchors``: the tracking columns, ``_root`` and ``_edge`` unless given;
-    of a frame with packed anchors ``"_anchors"``."""
+    """Return a column that acks each row and is always true.
+
+    ``anchors``: the tracking columns, by default ``_root`` and ``_edge``; give ``"_anchors"`` for a frame with packed
+    anchors.
+    """
     settings = _settings()
     return _column(name, lambda batches: _acked(batches, name, settings), (), anchors or THIN)
 
 
 def fail(reason: str | Column, *anchors: str | Column, name: str = "fail") -> Column:
-    """A column of bool that is done with each row: where ``reason`` (a column of strings) is not null it is true, and
-    the row's trees fail with that reason; the others are acked.
+    """Return a boolean column that fails the rows with a ``reason`` (a column of strings) and acks the others.
 
-    In place of ``ack()``, not beside it: a fail and the consumption of its edge are one entry of one report, so that
-    neither can arrive, or be pruned by Spark, without the other.
+    The column is true where ``reason`` is not null. The trees of such a row fail with that reason. Use it instead of
+    ``ack()``, not beside it: a fail and the consumption of its edge are one entry of one report, so that Spark cannot
+    prune or deliver one without the other. ``anchors`` as for :func:`ack`.
     """
     settings = _settings()
     return _column(name, lambda batches: _failed(batches, name, settings), (reason,), anchors or THIN)
@@ -62,12 +66,12 @@ def _column(name: str, run: Run, reasons: tuple[str | Column, ...], anchors: tup
     run.__name__ = f"{ACK}{name}_{new_tag()}"
     columns = [F.col(column) if isinstance(column, str) else column for column in (*reasons, *anchors)]
     flag = compat.flag_column(run, [*(pa.string() for _ in reasons), *_TYPES[len(anchors)]], columns)
-    # A generator of one row: Spark evaluates it whether or not it is selected later, and refuses it within expressions.
+    # A generator of one row: Spark evaluates it even if it is not selected later, and refuses it in expressions.
     return F.explode(F.array(flag)).alias(name)
 
 
 def _settings() -> Settings:
-    # Another thread has no active session of its own; the default one is that of the application.
+    # Other threads have no active session. They use the application's default session.
     spark = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if spark is None:
         raise SessionError("there is no SparkSession yet: build it before you use ack() or fail()")
@@ -98,7 +102,7 @@ def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[A
 
 def _send(report: Report, settings: Settings) -> None:
     if not report.is_empty:
-        # The column may have been made for another batch than the thread has taken that runs the job.
+        # The thread that runs the job may have taken another batch than the one for which the column was made.
         pins = {(pin.session, pin.batch): pin for pin in (*settings.pins, *pins_here())}
         Sender(replace(settings, pins=tuple(pins.values())))(report)
 

@@ -1,8 +1,8 @@
-"""Outputs: where a sink writes so that no batch's rows take the place of another's.
+"""Output locations in which no batch overwrites the rows of another.
 
-Decides that a batch has a place of its own, named by ``batch.id``; that all of a write is seen there at once; and that
-the output of an abandoned batch is removed, as its records are replayed in batches of other ids. Never decides what
-is acked: that is the sink's evidence.
+Each batch writes into a folder of its own, named by ``batch.id``, and a write becomes visible there all at once. The
+output of an abandoned batch is removed, because its records are replayed in batches with other ids. This module does
+not decide what is acked: the evidence of the sink does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from acker_client.spark.commit_evidence.witness import frame_step
 from acker_client.spark.driver.query import run_uninterrupted
 
 _PART = re.compile(r"[A-Za-z0-9_.]*")
-# Spark reads nothing that begins with an underscore.
+# Spark does not read files and folders whose names begin with an underscore.
 _WRITING = "_writing"
 
 
 class BatchOfOutput(Protocol):
-    """What is asked of a ``Batch`` of a source."""
+    """The part of a source's ``Batch`` that this module uses."""
 
     @property
     def id(self) -> str: ...
@@ -42,12 +42,12 @@ def write_parquet(
     part: str = "",
     partition_by: Sequence[str] = (),
 ) -> None:
-    """Write ``rows`` as Parquet into ``folder/batch=ID``, and remove them should ``batch`` be abandoned; for a sink.
+    """Write ``rows`` as Parquet into ``folder/batch=ID``, and remove them if ``batch`` is abandoned. For use in a sink.
 
-    They are seen there together once all are written (one rename; a store that has none, as S3, shows them file by
-    file). A write that failed may be tried again. So may one that succeeded, as in a sink that failed later on: the
-    same rows take their own place. ``part``: a batch that writes more than once into ``folder`` names each write;
-    letters, digits, ``_`` and ``.``. Raises ``ValueError`` for a place where this batch has written other rows.
+    One rename makes all rows visible together. A store without rename, such as S3, shows them file by file. A failed
+    write may be repeated. A successful write may be repeated too, for instance if the sink fails later: the same rows
+    replace themselves. ``part`` names the write, for a batch that writes more than once into ``folder`` (letters,
+    digits, ``_`` and ``.``). Raises ``ValueError`` if this batch has written other rows to the same place.
     """
     if not _PART.fullmatch(part):
         raise ValueError(f"part={part!r}: give letters, digits, _ and .")
@@ -68,27 +68,28 @@ def write_parquet(
         if not _Files(spark, draft).rename(place):
             raise OSError(f"{draft} could not be renamed to {place}")
     except Exception as error:
-        # A sink that swallows this has delivered nothing, though the write itself succeeded.
+        # Record the failure: if the sink swallows this error, it has delivered nothing, although the write succeeded.
         see_unplaced(writer, error, "parquet", draft)
         raise
 
 
 def delta_options(batch: BatchOfOutput, write: str = "") -> dict[str, str]:
-    """Return ``txnAppId`` and ``txnVersion`` for a write of ``batch`` into a table of Delta's.
+    """Return ``txnAppId`` and ``txnVersion`` for a write of ``batch`` into a Delta table.
 
-    Delta skips a write whose version is not above the last one of its app: a second try of a write that was committed
-    without the driver's knowledge changes nothing. The app is the run of the source (and ``write``, a name for each
-    write of one batch into one table, as Delta would skip all but the first), the version the batch's number.
+    Delta skips a write whose version is not above the last version of its app. A retry therefore changes nothing if
+    the first write was committed without the driver's knowledge. The app is the run of the source, the version is the
+    number of the batch. ``write`` names each write of a batch that writes more than once into one table; without it,
+    Delta would skip all but the first.
     """
     run, _, number = batch.id.rpartition("-")
     return {"txnAppId": f"{run}-{write}" if write else run, "txnVersion": number}
 
 
 class _Files:
-    """A path in whatever file system it is of."""
+    """A path in any file system that Hadoop supports."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        # py4j gives Java objects no type that a checker could use.
+        # py4j does not type its Java objects.
         jvm: Any = spark._jvm
         context: Any = spark.sparkContext._jsc
         self._path_of: Any = jvm.org.apache.hadoop.fs.Path

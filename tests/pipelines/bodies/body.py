@@ -59,7 +59,7 @@ class Act:
 
     @property
     def delivers(self) -> bool:
-        """Whether it is a delivery: what is collected of groups is a look, as README says."""
+        """Whether it is a delivery: what is collected of groups is a look, as the documents say."""
         is_grouped = bool({"group", "aggregate", "distinct"} & set(self.between))
         return self.writes and not (is_grouped and self.what in ("collect", "iterator", "pandas"))
 

@@ -1,1 +1,1 @@
-"""Checkpoints: up to where a source is done, in one JSON file. ``head`` checks what was read, whatever the store."""
+"""Checkpoints: how far a source is done, in one JSON file. ``head`` holds the checks for checkpoints of all stores."""

@@ -1,8 +1,8 @@
-"""Checkpoint: one JSON file that says up to where a source is done; written whole or not at all.
+"""The checkpoint file: one JSON file that says how far a source is done. It is written completely or not at all.
 
-Decides the format (version, source, kind of input; of each partition the run lengths of what is done, the input's
-mark and how many records have their answer; a digest over them; who wrote it, for people) and which file is refused.
-Never decides what is done. One process at a time holds a checkpoint, by a lock on a file beside it.
+Content: the version, the source and the kind of input. For each partition: the run lengths of what is done, the input's
+mark, and the number of answered records. A digest over the partitions, and the writer, for people. This module decides
+which files are refused, and never what is done. A lock on a file beside the checkpoint lets only one process use it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from acker_client.source.records.stores import Committer
 FORMAT = "acker-checkpoint"
 VERSION = 2
 
-# Where each version has its content.
+# The key of the content, by version.
 _CONTENT = {1: "progress", 2: "partitions"}
 
-# What a system answers when another has the lock.
+# The error numbers of a system if another process holds the lock.
 _HELD = (errno.EAGAIN, errno.EACCES)
 
 
@@ -53,7 +53,7 @@ class CheckpointFile:
         return str(self.path)
 
     def open(self, source: str, kind: str) -> None:
-        """Take the lock, or raise :class:`CheckpointError`: two sources on one checkpoint would undo each other's."""
+        """Take the lock. Raises :class:`CheckpointError`: two sources would overwrite each other's checkpoint."""
         self.source, self.kind = source, kind
         try:
             lock = open(f"{self.path}.lock", "ab")  # noqa: SIM115 (it stays open)
@@ -85,7 +85,7 @@ class CheckpointFile:
             self._lock = None
 
     def load(self) -> dict[str, Committed]:
-        """What was saved last, of this version or an older one. Raises :class:`CheckpointError`."""
+        """Return what was saved last, by this version or an older one. Raises :class:`CheckpointError`."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -102,9 +102,9 @@ class CheckpointFile:
             raise head.incomplete("which partition", error) from None
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        """Replace the checkpoint, durably: after a crash at any point the old one or the new one is there, whole.
+        """Replace the checkpoint durably. After a crash at any point either the old or the new file is complete.
 
-        Raises :class:`CheckpointError` when it cannot be written; the old one is there then.
+        Raises :class:`CheckpointError` if it cannot be written; the old one then remains.
         """
         partitions = [
             {
@@ -157,7 +157,7 @@ class CheckpointFile:
 
 
 def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
-    """What ``save`` wrote. Raises when it cannot have."""
+    """Parse the partitions that ``save`` wrote. Raises for other content."""
     return {
         str(each["partition"]): Committed(
             Ranges.from_runs(each["done"]), dict(each["mark"]), Answered.from_json(each.get("answered"))
@@ -167,7 +167,7 @@ def _committed(partitions: list[dict[str, Any]]) -> dict[str, Committed]:
 
 
 def _of_version_1(progress: dict[str, Any]) -> dict[str, Committed]:
-    """Version 1 knew lines of files only, and of each the prefix only."""
+    """Convert version 1, which had only lines of files, and only the finished prefix of each file."""
     return {
         str(file["path"]): Committed(
             Ranges.below(int(file["lines"])),
@@ -178,13 +178,13 @@ def _of_version_1(progress: dict[str, Any]) -> dict[str, Committed]:
 
 
 def content_of(saved: dict[str, Any]) -> bytes:
-    """The file's content: a line a partition, as there may be many numbers in it."""
+    """Return the file's content as bytes, with one line per partition, because a partition may hold many numbers."""
     partitions = ",\n".join("  " + json.dumps(each) for each in saved["partitions"])
     head = "".join(f" {json.dumps(key)}: {json.dumps(saved[key])},\n" for key in saved if key != "partitions")
     return f'{{\n{head} "partitions": [\n{partitions}\n ]\n}}\n'.encode()
 
 
 def digest_of(content: object) -> str:
-    """A checksum over what a checkpoint says is done."""
+    """Return a checksum over the content of a checkpoint."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return hashlib.blake2b(text, digest_size=16).hexdigest()

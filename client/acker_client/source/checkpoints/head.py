@@ -1,7 +1,6 @@
-"""Checkpoint head: whether what was read is the checkpoint that it should be, wherever it stood. Pure.
+"""Checks that stored content is the expected checkpoint, for all kinds of stores. Pure.
 
-Decides what is refused, and in which order: what is none, what a newer version wrote, what is another's, what is
-damaged.
+Refuses, in this order: content that is no checkpoint, a newer version, a checkpoint of another source, damaged content.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ from acker_client.source.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a checkpoint at ``place`` has to say of itself: its ``format``, one of the ``versions``, and ``of`` what it
-    is. What to do is the place's own: ``another`` to name, how to ``begin_anew``, and ``apart``: how those of several
-    sources are kept so."""
+    """The expected head of a checkpoint at ``place``: its ``format``, its ``versions``, and ``of``: other fields.
+
+    The rest is advice for error messages: ``another`` place to name, how to ``begin_anew``, and how to keep the
+    checkpoints of several sources ``apart``.
+    """
 
     place: str
     format: str
@@ -29,7 +30,7 @@ class Head:
     apart: str
 
     def parse(self, content: bytes, digest_of: Callable[[Mapping[str, Any]], str]) -> dict[str, Any]:
-        """The checkpoint. ``digest_of``: what its digest has to be. Raises ``CheckpointError``."""
+        """Return the checkpoint. ``digest_of`` computes its expected digest. Raises ``CheckpointError``."""
         try:
             saved = json.loads(content)
         except (RecursionError, ValueError):
@@ -58,14 +59,14 @@ class Head:
         return saved
 
     def incomplete(self, what: str, error: Exception) -> CheckpointError:
-        """It does not say how far ``what`` is done."""
+        """Return the error for a checkpoint that does not say how far ``what`` is done."""
         return CheckpointError(
             f"checkpoint {self.place} does not say how far {what} is done ({error!r}): restore it, or {self.begin_anew}"
         )
 
 
 def _written(saved: Mapping[str, Any]) -> str:
-    """Who wrote it last, and when, where it says so."""
+    """Return the last writer and the time for an error message; "" if the checkpoint names none."""
     by = saved.get("by")
     if isinstance(by, dict):
         return f" (last written at {by.get('time')} by process {by.get('pid')} on {by.get('host')})"

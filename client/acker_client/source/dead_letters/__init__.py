@@ -1,1 +1,1 @@
-"""Dead letters: the file of records that have spent their retries. Other stores implement ``records.stores``."""
+"""The file of dead letters: records that have used up their retries. Other stores implement ``records.stores``."""

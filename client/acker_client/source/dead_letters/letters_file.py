@@ -1,8 +1,8 @@
-"""Dead letters: what was tried often enough, as a file of JSON lines, durable before it counts as done.
+"""Dead letters as a file of JSON lines. A letter is durable before its record counts as done.
 
-Never decides which record is one (``retry``), nor whether there are too many
-(`in_flight`). A source that dies right after writing may write the same letters again: a letter is there at least once.
-The file is locked while it is written, so that letters may be taken out of it meanwhile (`put_back`).
+``records.retry`` decides which records become dead letters, and ``records.in_flight`` whether there are too many. A
+source that dies right after a write may write the same letters again, so a letter is written at least once. The file is
+locked during writes, so that ``put_back`` can remove letters while a source runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from acker_client.source.disk import sync_directory, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import DeadLetter
 
-# A write of letters takes milliseconds: whoever holds the file for longer is stopped, or stuck.
+# A write of letters takes milliseconds. A process that holds the lock for longer is stopped, or stuck.
 LONG_S = 5.0
 LOOK_S = 0.05
 
@@ -30,7 +30,7 @@ log = logging.getLogger("acker_client.source")
 
 
 class DeadLetterFile:
-    """The file of dead letters, appended to: a ``DeadLetterStore``."""
+    """A file to which dead letters are appended: a ``DeadLetterStore``."""
 
     __slots__ = ("_file", "path")
 
@@ -42,13 +42,13 @@ class DeadLetterFile:
         return str(self.path)
 
     def open(self) -> None:
-        """Open the file, made if need be. Raises :class:`SourceError`."""
+        """Open the file, and create it if it does not exist. Raises :class:`SourceError`."""
         self._opened()
 
     def _opened(self) -> FileIO:
         if self._file is None:
             try:
-                # Without a buffer, which would keep what could not be written and try again when it is closed.
+                # Unbuffered: a buffer would keep data that could not be written, and write it on close.
                 file = FileIO(self.path, "ab+")
                 try:
                     sync_directory(self.path)
@@ -61,8 +61,7 @@ class DeadLetterFile:
         return self._file
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` when the file cannot be
-        written."""
+        """Append ``letters`` and return when they are on disk. Raises :class:`SourceError` if that fails."""
         lines = "".join(letter.to_json() + "\n" for letter in letters)
         file = self._locked()
         size = os.fstat(file.fileno()).st_size
@@ -72,14 +71,14 @@ class DeadLetterFile:
             os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
-                # Their records are read again: half of the letters would only be there twice.
+                # The records will be read again, so letters that remained here would be written twice.
                 file.truncate(size)
             raise self._unwritable(error) from None
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
 
     def _locked(self) -> FileIO:
-        """The file that is at the path now, locked: it is another one when letters were taken out of it meanwhile."""
+        """Return the file at the path, locked. ``put_back`` replaces the file, so it may be another one than before."""
         try:
             while True:
                 file = self._opened()
@@ -91,7 +90,7 @@ class DeadLetterFile:
             raise self._unwritable(error) from None
 
     def _lock(self, file: FileIO) -> None:
-        """Wait for the lock, and say so where that takes long."""
+        """Wait for the lock, and log a warning if that takes long."""
         long_s = time.monotonic() + LONG_S
         while time.monotonic() < long_s:
             with contextlib.suppress(BlockingIOError):
@@ -99,7 +98,7 @@ class DeadLetterFile:
                 return
             time.sleep(LOOK_S)
         log.warning(
-            "dead letters: another process holds %s, and is waited for: let it go on, or end it (fuser -v names it)",
+            "dead letters: waiting for another process that holds %s: let it go on, or end it (fuser -v names it)",
             self.path,
         )
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -117,7 +116,7 @@ class DeadLetterFile:
 
 
 class DeadLetterCall:
-    """A function that takes dead letters, as a list: a ``DeadLetterStore``. They are durable once it returns."""
+    """A ``DeadLetterStore`` that calls a function with a list of letters. They must be durable when it returns."""
 
     __slots__ = ("_take",)
 
@@ -131,7 +130,7 @@ class DeadLetterCall:
         """Nothing to open."""
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Call the function. Raises :class:`SourceError` from what it raised."""
+        """Call the function. Raises :class:`SourceError` if it raises."""
         try:
             self._take(list(letters))
         except Exception as error:
@@ -145,7 +144,7 @@ class DeadLetterCall:
 
 
 def is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether an open file is the one at ``path``."""
+    """Whether an open file is the file that is at ``path`` now."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -159,7 +158,7 @@ def _write_all(file: FileIO, content: bytes) -> None:
 
 
 def _end_torn_line(file: FileIO) -> None:
-    """A crash in the middle of a letter must not spoil the next one, too."""
+    """End an incomplete last line, so that a crash during a write does not damage the next letter too."""
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
         if file.read(1) != b"\n":

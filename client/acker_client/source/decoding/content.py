@@ -1,7 +1,7 @@
-"""Content: the bytes of a part, wherever they are: in a file, in one that was renamed since, in a gz.
+"""Reads the bytes of a part: from a file, from a file that was renamed, or from a gz.
 
-Decides which file is read: the one at the part's path, or where that has another inode by now, the one in its folder
-that has the right one. A file that is not there, or no longer the same, is an error, never other bytes.
+Reads the file at the part's path. If that path now has another inode, it reads the file with the right inode in the
+same folder. A file that is missing or has changed is an error; other bytes are never returned.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from acker_client.source.errors import InputChanged
 
 @dataclass(frozen=True, slots=True)
 class LinePart:
-    """Whole lines of one file: lines ``start`` to ``stop``, counted from 0, which are bytes ``first_byte`` to
-    ``stop_byte`` of its content. ``partition``: the file's absolute path; ``shown``: the path as the user wrote it.
+    """Whole lines of one file: lines ``start`` to ``stop``, counted from 0.
 
-    Of a file that may be renamed, ``inode`` says which it is, and ``path`` where it was last seen. ``packed``: of a gz.
+    They are bytes ``first_byte`` to ``stop_byte`` of its content. ``partition``: the file's absolute path. ``shown``:
+    the path as the user wrote it. For a file that may be renamed, ``inode`` identifies it, and ``path`` is where it was
+    last seen. ``packed``: how to reach the part in a gz; None for a plain file.
     """
 
     partition: str
@@ -37,12 +38,12 @@ class LinePart:
 
     @property
     def file(self) -> str:
-        """Where it is read."""
+        """The path to read."""
         return self.path or self.partition
 
 
 def read_content(part: LinePart, start: int, stop: int) -> bytes:
-    """Bytes ``start`` to ``stop`` of the content of a part's file, fewer if it ends. Raises :class:`InputChanged`."""
+    """Return bytes ``start`` to ``stop`` of a file's content, fewer if it ends before. Raises :class:`InputChanged`."""
     if part.packed is not None:
         return _unpacked(part, part.packed, start, stop)
     try:
@@ -54,7 +55,7 @@ def read_content(part: LinePart, start: int, stop: int) -> bytes:
 
 
 def read_bytes(path: str, shown: str, start: int, stop: int) -> bytes:
-    """Bytes of a file, fewer if it ends before ``stop``. Raises :class:`InputChanged` when it cannot be read."""
+    """Return bytes of a file, fewer if it ends before ``stop``. Raises :class:`InputChanged` if it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(start)
@@ -64,15 +65,15 @@ def read_bytes(path: str, shown: str, start: int, stop: int) -> bytes:
 
 
 def open_part(part: LinePart) -> BinaryIO:
-    """The part's file, opened. Raises ``OSError`` as ``open`` does, ``InputChanged`` where it is another by now."""
+    """Open the part's file. Raises ``OSError`` as ``open`` does, ``InputChanged`` if it is another file now."""
     return open_file(part.file, part.shown, part.inode)
 
 
 def open_file(path: str, shown: str, inode: int | None) -> BinaryIO:
-    """The file at ``path``, or where it went, where ``inode`` says which it is."""
+    """Open the file at ``path``. With an ``inode``, open the file with that inode, also if it was renamed."""
     if inode is None:
         return open(path, "rb")
-    for _ in range(10):  # it may be renamed again between a look and an open
+    for _ in range(10):  # it may be renamed again between the search and the open
         for candidate in (path, renamed(path, inode)):
             try:
                 file = open(candidate, "rb") if candidate else None  # noqa: SIM115 (the caller closes it)
@@ -86,7 +87,7 @@ def open_file(path: str, shown: str, inode: int | None) -> BinaryIO:
 
 
 def renamed(path: str, inode: int) -> str | None:
-    """Where the file with ``inode``, which was at ``path``, is in the same folder."""
+    """Return the path of the file with ``inode`` in the folder of ``path``; None if it is not there."""
     folder = os.path.dirname(path)
     try:
         with os.scandir(folder) as entries:

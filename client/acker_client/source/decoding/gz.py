@@ -1,7 +1,7 @@
-"""Gz: the content of a gzip file, unpacked forward, a stretch at a time. Bounded memory.
+"""Unpacks gzip files from front to back in pieces, with bounded memory.
 
-Decides what a whole gz is (members one after the other, each with the checksum that its content has, then zeros at the
-most) and where it may be entered: at the beginning of a member, and nowhere else. Never decides what a line is.
+A complete gz consists of members, one after the other, each with the right checksum, and then at most zeros. Unpacking
+can begin only at the beginning of a member. This module does not decide what a line is.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-# As in gzip's own format: what zlib needs to know to expect a header and to check the checksum.
+# Tells zlib to expect a gzip header and to verify the checksum.
 GZIP_BITS = 16 + zlib.MAX_WBITS
 READ_BYTES = 64 << 10
-# The first and the last so many bytes, with the checksums at the end, tell whether a gz is still the same.
+# A gz counts as unchanged if its first and last bytes, this many each, are the same. The last ones hold checksums.
 EDGE_BYTES = 1024
-# So many gz files a process keeps open, so that the next batch goes on where the last one ended.
+# The number of gz files that a process keeps open, so that the next batch goes on where the last one ended.
 OPEN_MAX = 4
 
 
 class Damaged(Exception):
-    """This is no gzip, or not a whole one; says what is wrong."""
+    """The file is no gzip, or an incomplete one. The message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """Where a gz may be entered: a member of it begins at byte ``at`` of the file, byte ``position`` of the content."""
+    """The beginning of a member of a gz: byte ``at`` of the file, and byte ``position`` of the content."""
 
     at: int = 0
     position: int = 0
@@ -36,14 +36,14 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """How a part of a gz is reached: from ``entry`` on, in the file whose ``digest`` is this."""
+    """How to reach a part of a gz: unpack from ``entry`` on, in the file with this ``digest``."""
 
     digest: str
     entry: EntryPoint
 
 
 class Unpacked:
-    """The content of a gz from ``entry`` on. ``position``: of the next byte; ``entry``: of the member it is in."""
+    """The content of a gz. ``position``: the position of the next byte. ``entry``: the member that contains it."""
 
     __slots__ = ("_file", "_left", "_member", "entry", "position")
 
@@ -56,7 +56,7 @@ class Unpacked:
         self.position = entry.position
 
     def read(self, count: int) -> bytes:
-        """At most ``count`` bytes, at least one; none at the end. Raises :class:`Damaged`."""
+        """Return between one and ``count`` bytes; no bytes at the end. Raises :class:`Damaged`."""
         while self._member is not None or self._begin_member():
             content = self._unpack(count)
             if content:
@@ -65,7 +65,7 @@ class Unpacked:
         return b""
 
     def read_all(self, count: int) -> bytes:
-        """``count`` bytes, fewer only at the end."""
+        """Return ``count`` bytes, fewer only at the end."""
         pieces = []
         while count and (content := self.read(count)):
             pieces.append(content)
@@ -116,7 +116,7 @@ class Unpacked:
 
 
 def digest_of(file: BinaryIO) -> str:
-    """Digest of a file's size, beginning and end, where the checksum and the length of its last member stand."""
+    """Return a digest of a file's size, beginning and end. The end holds the checksum and length of the last member."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     content = size.to_bytes(8, "little") + file.read(EDGE_BYTES)
@@ -125,19 +125,21 @@ def digest_of(file: BinaryIO) -> str:
 
 
 def is_gz(path: str) -> bool:
-    """By its name, as every tool does."""
+    """Whether a file is a gz, by its name."""
     return Path(path).suffix.lower() == ".gz"
 
 
 class Streams:
-    """The gz files that this process has open, each where it was read to, by path and digest: a task that reads on, as
-    those of the next batch do, has nothing to unpack twice."""
+    """The gz files that this process has open, by path and digest, each at the position up to which it was read.
+
+    A task of the next batch reads on from there, so that nothing is unpacked twice.
+    """
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Unpacked] = {}
 
     def take(self, path: str, digest: str, position: int) -> Unpacked | None:
-        """One that stands at ``position`` or before it; the caller alone has it until it is put back."""
+        """Remove and return a stream at or before ``position``; None if there is none. Return it with ``put_back``."""
         stream = self._open.pop((path, digest), None)
         if stream is not None and stream.position > position:
             stream.close()

@@ -1,8 +1,7 @@
-"""JSON lines: one JSON object a line, parsed into columns by Arrow.
+"""JSON lines: one JSON object per line, parsed into columns by Arrow.
 
-Decides which line is malformed: one that is no JSON object, or whose values do not fit the schema. It alone fails; its
-neighbours come out exactly as they would without it. Fields that the schema does not name are ignored, missing ones
-null.
+A line is malformed if it is no JSON object, or if its values do not fit the schema. Only that line fails, and it does
+not affect the other lines. Fields that the schema does not name are ignored; missing fields become null.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ class JsonParser:
             whole = self._parse(lines.raw[int(lines.starts[0]) :], len(lines))
             if isinstance(whole, pa.RecordBatch):
                 return whole, {}
-        return self._without(lines, unreadable)
+        return self._parse_readable(lines, unreadable)
 
-    def _without(self, lines: Lines, unreadable: dict[int, str]) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Parse all but the unreadable lines, and find those that only the parser can tell."""
+    def _parse_readable(self, lines: Lines, unreadable: dict[int, str]) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Parse all but the ``unreadable`` lines, and find further lines that the parser refuses."""
         readable = [index for index in range(len(lines)) if index not in unreadable]
         rows = np.zeros(len(lines), np.int64)
         missing = np.ones(len(lines), bool)
         found, parsed = 0, [pa.RecordBatch.from_pylist([], self.schema)]
-        for indices, outcome in self._halves(lines, readable):
+        for indices, outcome in self._parse_in_halves(lines, readable):
             if isinstance(outcome, str):
                 unreadable[indices[0]] = f"{lines.where(indices[0])}: malformed JSON ({outcome})"
                 continue
@@ -53,8 +52,8 @@ class JsonParser:
             found += len(indices)
         return pa.concat_batches(parsed).take(pa.array(rows, mask=missing)), unreadable
 
-    def _halves(self, lines: Lines, indices: list[int]) -> Iterator[tuple[list[int], pa.RecordBatch | str]]:
-        """Parse the lines at ``indices``; where that fails, each half of them, down to the culprits."""
+    def _parse_in_halves(self, lines: Lines, indices: list[int]) -> Iterator[tuple[list[int], pa.RecordBatch | str]]:
+        """Parse the lines at ``indices``; if that fails, parse each half, down to the single malformed lines."""
         if not indices:
             return
         outcome = self._parse(b"\n".join(lines.line(index) for index in indices), len(indices))
@@ -62,14 +61,14 @@ class JsonParser:
             yield indices, outcome
             return
         middle = len(indices) // 2
-        yield from self._halves(lines, indices[:middle])
-        yield from self._halves(lines, indices[middle:])
+        yield from self._parse_in_halves(lines, indices[:middle])
+        yield from self._parse_in_halves(lines, indices[middle:])
 
     def _parse(self, content: bytes, count: int) -> pa.RecordBatch | str:
-        """``count`` rows, or why there are not.
+        """Return ``count`` rows, or the reason why they cannot be parsed.
 
-        Every line looks like an object, so none of them is the middle of another's, and a line makes at least one row:
-        as many rows as lines means one a line.
+        Every line begins and ends like an object, so no object spans several lines, and each line makes at least one
+        row. As many rows as lines therefore means one row per line.
         """
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(content) + 1)
         parsing = pyarrow.json.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore")
@@ -85,7 +84,7 @@ class JsonParser:
 
 
 def _look_like_objects(lines: Lines) -> npt.NDArray[np.bool_]:
-    """Whether each line begins with ``{`` and ends with ``}``, white space aside."""
+    """Whether each line begins with ``{`` and ends with ``}``, apart from white space."""
     content = np.frombuffer(lines.raw, np.uint8)
     some = lines.ends > lines.starts
     looks = np.zeros(len(lines), bool)

@@ -1,10 +1,9 @@
-"""Lines: slices of files, read in executors. Bytes in, Arrow columns out, without Python code per line.
+"""Reads the lines of slices of files in executors, as Arrow columns, without Python code per line.
 
-Decides what a line is: what stands before ``\\n`` or at the end of a file; one ``\\r`` before the ``\\n`` does not
-belong to it, nor does a UTF-8 byte order mark at the very beginning of a file. An empty line is a record. A line that
-is not valid UTF-8, or not what the format asks for, is *unreadable*: a record that fails, with its position. Needs
-pyarrow and numpy; imports neither grpc nor pyspark. A file that is no longer what the driver counted is an error,
-never other records.
+A line ends before ``\\n`` or at the end of a file. One ``\\r`` before the ``\\n`` does not belong to it, nor does a
+UTF-8 byte order mark at the beginning of a file. An empty line is a record. A line that is not valid UTF-8, or does not
+fit the format, is *unreadable*: a record that fails, with its position. A file that differs from what the driver
+counted is an error; other records are never returned. Needs pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ Offsets = npt.NDArray[np.int64]
 LF = 10
 CR = 13
 BOM = b"\xef\xbb\xbf"
-# A longer line is not read into memory: it fails.
+# A longer line fails, and is not read into memory.
 LINE_BYTES_MAX = 256 << 20
-# Small parts (many small files) are handed on together, up to about so many rows.
+# Small parts (many small files) are combined up to about this number of rows.
 ROWS_TOGETHER = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The lines of one part: line i is ``raw[starts[i]:ends[i]]``; ``offset`` is where ``raw`` begins in the file."""
+    """The lines of one part: line i is ``raw[starts[i]:ends[i]]``."""
 
     part: LinePart
     raw: bytes
@@ -49,11 +48,11 @@ class Lines:
         return self.raw[self.starts[index] : self.ends[index]]
 
     def where(self, index: int) -> str:
-        """Position of a line for a reason: path, line number and byte."""
+        """Return the position of a line for a reason: path, line number and byte."""
         return f"{self.part.shown}:{self.part.start + index + 1} (byte {self.byte(index)})"
 
     def byte(self, index: int) -> int:
-        """Where a line begins in its file."""
+        """Return the byte of its file at which a line begins."""
         if index == 0:
             return self.part.first_byte
         return self.part.first_byte + int(self.starts[index])
@@ -61,7 +60,7 @@ class Lines:
 
 @dataclass(slots=True)
 class ReadRows:
-    """Rows of a slice: ``numbers: uint64[n]`` of the batch, ``columns`` of n rows, ``unreadable``: row -> reason."""
+    """Rows of a slice: ``numbers`` of the batch (uint64[n]), ``columns`` of n rows, ``unreadable``: reason by row."""
 
     numbers: Column
     columns: pa.RecordBatch
@@ -69,17 +68,19 @@ class ReadRows:
 
 
 class Parser(Protocol):
-    """What becomes of lines: columns of the format's own, and which lines are not of the format. Picklable."""
+    """Turns lines into the columns of a format, and finds the lines that do not fit it. Picklable."""
 
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """Columns with as many rows as ``lines``, and row -> reason for what could not be read (null in the
-        columns)."""
+        """Return columns with one row per line, and the reasons, by row, for lines that could not be read.
+
+        The columns are null in these rows.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LineSlice:
-    """Numbers ``start`` to ``stop`` of a batch: the lines that are ``chosen``, in order."""
+    """Numbers ``start`` to ``stop`` of a batch: the ``chosen`` lines, in order."""
 
     start: int
     stop: int
@@ -87,22 +88,22 @@ class LineSlice:
     parser: Parser
 
     def read(self) -> Iterator[ReadRows]:
-        """Read the parts; small ones are handed on together. Raises :class:`InputChanged`."""
+        """Read the parts; combine small ones. Raises :class:`InputChanged`."""
         waiting: list[tuple[pa.RecordBatch, dict[int, str]]] = []
         rows, number = 0, self.start
         for each in self.chosen:
             waiting.append(_selected(each.offsets, *self.parser.parse(read_lines(each.part))))
             rows += len(each)
             if rows >= ROWS_TOGETHER:
-                yield _together(number, waiting)
+                yield _combine(number, waiting)
                 waiting, rows, number = [], 0, number + rows
         if waiting:
-            yield _together(number, waiting)
+            yield _combine(number, waiting)
 
 
 @dataclass(frozen=True, slots=True)
 class TextParser:
-    """A line is a row: ``value string, path string, line bigint``."""
+    """Makes one row per line: ``value string, path string, line bigint``."""
 
     def parse(self, lines: Lines) -> tuple[pa.RecordBatch, dict[int, str]]:
         values, unreadable = text_column(lines)
@@ -113,7 +114,7 @@ class TextParser:
 
 
 def read_lines(part: LinePart) -> Lines:
-    """Read a part and find its lines. Raises :class:`InputChanged` if they are not those that were counted."""
+    """Read a part and find its lines. Raises :class:`InputChanged` if they differ from those that were counted."""
     first, stop = part.first_byte, part.stop_byte
     if len(part) == 1 and stop - first > LINE_BYTES_MAX:
         return Lines(part, b"", np.zeros(1, np.int64), np.zeros(1, np.int64))
@@ -128,8 +129,7 @@ def read_lines(part: LinePart) -> Lines:
 
 
 def find_lines(raw: bytes, *, at_beginning: bool = False) -> tuple[Offsets, Offsets]:
-    """(starts, ends) of the lines of ``raw``, int64[n] each, without ``\\n``, ``\\r\\n`` and the mark at the
-    beginning."""
+    """Return (starts, ends) of the lines of ``raw``, int64[n] each, without line ends and the byte order mark."""
     content = np.frombuffer(raw, np.uint8)
     ends = np.flatnonzero(content == LF)
     if len(raw) and content[-1] != LF:
@@ -138,14 +138,14 @@ def find_lines(raw: bytes, *, at_beginning: bool = False) -> tuple[Offsets, Offs
     if len(ends):
         starts[0] = len(BOM) if at_beginning and raw.startswith(BOM) else 0
         starts[1:] = ends[:-1] + 1
-    # A line that no \n ends keeps its \r: it is not the end of a line.
+    # A last line without \n keeps its \r, which is not the end of a line there.
     closed = (ends < len(raw)) & (ends > starts)
     ends = ends - (closed & (content[np.maximum(ends - 1, 0)] == CR)) if len(ends) else ends
     return starts, ends
 
 
 def text_column(lines: Lines) -> tuple[pa.StringArray, dict[int, str]]:
-    """Lines as an Arrow string column, null where unreadable."""
+    """Return lines as an Arrow string column, null where unreadable, and the reasons by row."""
     unreadable = too_long(lines) or not_utf8(lines)
     lengths = lines.ends - lines.starts
     offsets = np.zeros(len(lines) + 1, np.int32)
@@ -162,25 +162,28 @@ def text_column(lines: Lines) -> tuple[pa.StringArray, dict[int, str]]:
 
 
 def _joined(lines: Lines) -> bytes:
-    """The bytes of all lines without what stands between them."""
+    """Return the bytes of all lines without the line ends."""
     raw = lines.raw[int(lines.starts[0]) :] if len(lines) else b""
     total = int((lines.ends - lines.starts).sum())
     joined = raw.translate(None, b"\n")
     if len(joined) != total:
-        # Some line ends in \r\n. Only those \r go, as one may also stand inside a line.
+        # Some lines end in \r\n. Remove only these \r, because a line may contain others.
         joined = raw.replace(b"\r\n", b"\n").translate(None, b"\n")
     return joined
 
 
 def too_long(lines: Lines) -> dict[int, str]:
-    """The line that was not read, as it is too long; else nothing."""
+    """Return the reason for a line that was not read because it is too long; empty if there is none."""
     if len(lines.part) != 1 or lines.part.stop_byte - lines.part.first_byte <= LINE_BYTES_MAX:
         return {}
     return {0: f"{lines.where(0)}: the line is longer than {LINE_BYTES_MAX >> 20} MiB"}
 
 
 def not_utf8(lines: Lines) -> dict[int, str]:
-    """Lines that are not valid UTF-8. A line feed cannot stand inside a character: all is valid if the whole is."""
+    """Return the reasons for lines that are not valid UTF-8.
+
+    A line feed is never part of a longer character, so all lines are valid if ``raw`` as a whole is.
+    """
     try:
         lines.raw.decode()
     except UnicodeDecodeError:
@@ -207,7 +210,7 @@ def _selected(
     return columns.take(pa.array(offsets)), kept
 
 
-def _together(number: int, parts: list[tuple[pa.RecordBatch, dict[int, str]]]) -> ReadRows:
+def _combine(number: int, parts: list[tuple[pa.RecordBatch, dict[int, str]]]) -> ReadRows:
     unreadable: dict[int, str] = {}
     rows = 0
     for columns, reasons in parts:

@@ -1,4 +1,4 @@
-"""Values: columns of a row as JSON has them, for dead letters, and back. Nothing of a value is lost but its type."""
+"""Converts column values to JSON, for dead letters, and back. Only the type of a value is lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import pyarrow as pa
 
 
 def jsonable(value: Any) -> Any:
-    """What goes through JSON as it is, stays; dates and times are ISO 8601, bytes are UTF-8, or else
-    ``{"base64": ...}``, and other values (a decimal, a NaN) their text. A map is a list of pairs, as its keys may be
-    anything."""
+    """Return a value as JSON can hold it.
+
+    JSON's own types stay as they are. Dates and times become ISO 8601. Bytes become text if they are UTF-8, otherwise
+    ``{"base64": ...}``. Other values (a decimal, a NaN) become their text. A map comes as a list of pairs, because its
+    keys may have any type.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):
@@ -30,8 +33,7 @@ def jsonable(value: Any) -> Any:
 
 
 def of_json(value: Any, type_: Any) -> Any:
-    """What ``jsonable`` made of a value of this Arrow type. Raises ``ValueError`` or ``TypeError`` where it cannot be
-    of that type."""
+    """Convert the result of ``jsonable`` back to a value of this Arrow type. Raises ``ValueError`` or ``TypeError``."""
     if value is None:
         return None
     if pa.types.is_struct(type_):

@@ -1,4 +1,4 @@
-"""Batch: what user code gets from a source, and what the source keeps of it until it is settled."""
+"""Batch: what user code gets from a source, with the state that the source keeps of it until it is settled."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, repr=False)
 class Batch:
-    """A batch of records. ``df``: its rows, with their anchors; ``records``: how many records it has; ``replays``: how
-    many of them have been emitted before; ``number``: from 1 up within a run.
+    """A batch of records. ``df``: its rows, with their anchors; ``records``: number of records; ``replays``: number of
+    records that were emitted before; ``number``: from 1 up within a run.
 
-    It is settled when the loop over the batches comes back for the next one. A loop that is left in any other way
+    The batch is settled when the loop over the batches comes back for the next one. Leaving the loop in any other way
     (``break``, ``return``, an exception) abandons it, unless :meth:`done` was called. As a context manager it is done
-    when its block ends, and abandoned when an exception leaves the block, also one that is caught further out.
+    when its block ends, and abandoned when an exception leaves the block, even if that is caught further out.
 
-    ``id``: ``NAME-SESSION-NUMBER``, never another batch's, whatever restarts. SESSION is random, 16 hexadecimal digits,
-    new in each run. NAME is the source's, with ``_`` for what is no letter, digit, ``_`` or ``.`` of ASCII. Records
-    that are replayed are in a batch of another id.
+    ``id``: ``NAME-SESSION-NUMBER``, unique across restarts. NAME is the source's, with ``_`` for every character but
+    ASCII letters, digits, ``_`` and ``.``. SESSION is random, 16 hexadecimal digits, new in each run. Replayed records
+    are in a batch with another id.
     """
 
     number: int
@@ -37,21 +37,21 @@ class Batch:
     replays: int
     frame: BatchFrame
     emitted: EmissionRange
-    # How often its records have been in a batch that broke as a whole, and must be alone therefore.
+    # Number of failed batches in a row that its records were in; above 0 the batch mixes them with no others.
     depth: int = 0
-    # A server has lost it, or its state, while the batch was open: what failed may have failed for that.
+    # A server has lost the batch, or its own state, which may be why the work failed.
     is_lost: bool = False
-    # Its work is complete, as the user has said.
+    # The user has said that the work is complete.
     is_done: bool = False
-    # What went through a sink of it, or was raised by its job.
+    # Exception of a sink or of the job.
     error: BaseException | None = None
-    # Why its records may be unfinished through no fault of their own; nothing (""): there is no such reason.
+    # Why its records may be unfinished through no fault of their own; "": no such reason.
     unfinished_because: str = ""
-    # Records that are LOST because it broke, to be replayed apart from others.
+    # Records that are LOST because the batch failed, to be replayed in batches of their own.
     broken: list[Failures] = field(default_factory=list)
-    # What takes its output back should it be abandoned; None: a record of it may be acked before it is settled.
+    # Steps that take back its output if it is abandoned; None: its records may be ACKED before it is settled.
     undo: list[Callable[[], object]] | None = None
-    # What it has written where, by places: the same rows may be written there again.
+    # What it has written, by place, so that the same rows may be written there again.
     written: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -61,20 +61,20 @@ class Batch:
         return df
 
     def done(self) -> None:
-        """Its work is complete, by your word: what its sinks and ``ack()`` columns did up to now has delivered their
-        rows, also where nobody can prove it (a writer that may stop early, a write that failed and was replaced by
-        another). It is settled as *done*, also where the loop is left before it comes back. The word does not cover a
-        sink that raised, rows that no sink took, or what runs or fails after it.
+        """Declare the work complete: what its sinks and ``ack()`` columns did so far has delivered their rows. Use it
+        where Spark gives no evidence (a writer that may stop early, a failed write that another one replaced). The
+        batch is settled as *done*, even if the loop is left. This does not cover a sink that raised, rows that no sink
+        took, or anything that runs afterwards.
         """
         self.is_done = True
         self.frame.evidence.vouch()
 
     def on_abandon(self, step: Callable[[], object]) -> None:
-        """Call ``step`` should the batch be abandoned, before its records are replayed: it takes output back.
+        """Call ``step`` if the batch is abandoned, before its records are replayed, so that it takes back output.
 
-        None of its records is ACKED then. A process that is killed calls nothing, and nothing is called where a sink
-        took rows of another batch, too, or the source tries nothing again (``guarantee``). Raises ``SourceError`` where
-        the source has ``held=False``, as its records may be ACKED by then.
+        None of the batch's records is ACKED then. A killed process calls nothing. Nothing is called either where a sink
+        took rows of another batch too, or the source has no retries (``guarantee``). Raises ``SourceError`` in a source
+        with ``held=False``, whose records may be ACKED by then.
         """
         if self.undo is None:
             raise SourceError("on_abandon: the source has held=False, so records of an abandoned batch may be ACKED")
@@ -85,10 +85,10 @@ class Batch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
-            # That the block has ended is no word on what its sinks have done.
+            # No `vouch`: the end of the block is no evidence that the sinks have delivered their rows.
             self.is_done = True
         else:
-            # Not the exception itself: its traceback holds the loop, which would then not end when it is left.
+            # Not the exception itself: its traceback refers to the loop, which would then not end when it is left.
             self.error = SourceError(f"the block of the batch raised {gist(error)}")
 
     def __repr__(self) -> str:
@@ -97,5 +97,5 @@ class Batch:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it failed as a whole, and not for want of a server."""
+        """Whether the batch failed as a whole, and no server was lost meanwhile."""
         return self.error is not None and not self.is_lost

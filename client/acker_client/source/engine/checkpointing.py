@@ -1,8 +1,8 @@
-"""Checkpointing: what is done, on its way into the checkpoint.
+"""Checkpointing: when the checkpoint is written, and what of.
 
-Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once where somebody else goes on
-from it), what counts as done in it (``guarantee``), and how many holes a partition may have there. Holds the partitions
-of this run only: of a checkpoint that a group shares, those that it owns.
+Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once before another source takes
+over a partition), which records count as done in it (``guarantee``), and how many holes a partition may have there.
+Writes the partitions of this run only: of a checkpoint that a group shares, those that this source owns.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from acker_client.source.records.stores import Committer, SharedCheckpointStore,
 
 log = logging.getLogger("acker_client.source")
 
-# So many holes of a partition are written down at most; from then on nothing new of it is read until what is open is
-# done.
+# Most holes of a partition that are written down. A fuller partition is paused until open records are done.
 HOLES_MAX = 100_000
 
 
@@ -42,18 +41,18 @@ class Checkpointing:
 
     @property
     def holes_max(self) -> int:
-        """Stretches of open positions that are written down of one partition at most."""
+        """Most stretches of open positions that are written down for one partition."""
         return HOLES_MAX
 
     def open(self) -> Mapping[str, Committed]:
-        """Take it, and say what stands there; in a group a source owns nothing yet, so nothing does."""
+        """Lock the checkpoint, and return what it holds; empty in a group, where a source owns no partition yet."""
         if self._store is not None:
             self._store.open(self._options.name, self._input.kind)
             self._committed = {} if self._options.group is not None else self._store.load()
         return self._committed
 
     def sign(self, session: int) -> None:
-        """Say who commits from now on, where the store takes it."""
+        """Tell a store that wants to know who commits from now on."""
         if isinstance(self._store, SignedCheckpointStore):
             self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid()))
 
@@ -61,26 +60,26 @@ class Checkpointing:
         if self._store is not None:
             self._store.close()
 
-    def assign(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """These are this run's from now on: what stands there of each, empty where nothing does."""
+    def load_assigned(self, partitions: Sequence[str]) -> dict[str, Committed]:
+        """Load what the checkpoint holds of partitions that were assigned just now; ``Committed()`` for new ones."""
         assert isinstance(self._store, SharedCheckpointStore)
         saved = self._store.load_partitions(partitions)
         self._unsaved.difference_update(partitions)
         self._committed |= {partition: saved[partition] for partition in partitions if partition in saved}
         return {partition: saved.get(partition, Committed()) for partition in partitions}
 
-    def drop(self, partition: str) -> None:
-        """It is not this run's any more. Of a checkpoint that nobody shares it stays a part, as it was written last."""
+    def drop_partition(self, partition: str) -> None:
+        """Write nothing more of a partition. A checkpoint that is not shared keeps it as it was written last."""
         self._unsaved.discard(partition)
         if isinstance(self._store, SharedCheckpointStore):
             self._committed.pop(partition, None)
 
-    def note(self, partitions: Iterable[str]) -> None:
-        """These are to be written anew."""
+    def note_unsaved(self, partitions: Iterable[str]) -> None:
+        """Note partitions that have to be written."""
         self._unsaved.update(partitions)
 
     def warn_of_holes(self, done: Mapping[str, Ranges]) -> None:
-        """Say so while there is time: of each partition when it has half as many as are written down."""
+        """Log each partition that has reached half of the holes that may be written down."""
         for partition, ranges in done.items():
             if ranges.holes < HOLES_MAX // 2:
                 self._crowded.discard(partition)
@@ -95,11 +94,11 @@ class Checkpointing:
                 )
 
     def is_due(self, now: float) -> bool:
-        """Whether something is to be written, and it is not too early for that."""
+        """Return whether something is unsaved and ``commit_interval_s`` has passed."""
         return self._store is not None and bool(self._unsaved) and now >= self._due_s
 
     def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
-        """Write what is new. Returns the partitions that are another source's by now: nothing was written of those."""
+        """Write unsaved partitions. Returns those that are another source's by now, of which nothing was written."""
         if self._store is None or not self._unsaved:
             return ()
         self._due_s = now + self._options.commit_interval_s
@@ -118,7 +117,7 @@ class Checkpointing:
         return ()
 
     def _done(self, parts: Parts[Any], partition: str) -> Ranges:
-        """What a restart is not to read again, cut to what a checkpoint may hold: it reads the rest again."""
+        """Return the positions that a restart skips, cut to what a checkpoint may hold."""
         if self._options.guarantee is Guarantee.AT_LEAST_ONCE:
             return parts.done[partition].first_holes(HOLES_MAX)
         return parts.done.get(partition, Ranges()).union(Ranges.below(parts.reach[partition]))

@@ -1,8 +1,8 @@
 """Dead lettering: records that have spent their retries, on their way into the dead letters.
 
-Decides that a record counts as done only when its letter is on disk, that too many letters stop the run before they are
-written, and that a traceback is shown once for each reason (an operator and the kind of its exception): in the
-log, and in the first letter.
+Decides that a record counts as done only when its letter is on disk, and that too many letters stop the run before they
+are written. Shows a traceback once for each kind of reason (an operator and the type of its exception): in the log, and
+in the first letter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from acker_client.source.records.in_flight import Failures, InFlight
 from acker_client.source.records.input import Answered
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.stores import DeadLetterStore
+from acker_client.source.records.tracker import RecordNumbers
 
 log = logging.getLogger("acker_client.source")
 
-# Where the traceback begins in the reason of an operator's failure.
+# Start of the traceback in the reason of an operator's failure.
 TRACEBACK = "\nTraceback (most recent call last)"
-# Up to so many dead letters the share of them says nothing yet.
+# The share of dead letters is not judged up to this number of them.
 DEAD_MIN = 10
 NOTHING_LOST = "nothing is lost: these records are not done, and are read again at the next start"
 
@@ -38,10 +39,18 @@ class DeadLettering:
         self._in_flight = in_flight
         self._letters = dead_letter_store(options)
         self._shown: set[str] = set()
+        # (record, time of the first emission of the records from it on), both ascending.
         self._first_emitted: list[tuple[int, float]] = []
+        # Records that have spent their retries, and have no letter yet.
+        self._queued: list[Failures] = []
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether records wait for their letters."""
+        return bool(self._queued)
 
     def open(self) -> None:
-        """Make sure that letters can be written, before there is any. Raises ``SourceError``."""
+        """Check that letters can be written, before there is any. Raises ``SourceError``."""
         if self._letters is not None:
             self._letters.open()
 
@@ -50,25 +59,34 @@ class DeadLettering:
             self._letters.close()
 
     def note_first_emission(self, record: int, now_s: float) -> None:
-        """Records from ``record`` on are emitted for the first time now."""
+        """Note that records from ``record`` on are emitted for the first time now."""
         self._first_emitted.append((record, now_s))
 
-    def forget(self, done_below: int) -> None:
-        """Forget when records below ``done_below`` were emitted."""
+    def forget_times(self, done_below: int) -> None:
+        """Forget when records below ``done_below``, which are done, were emitted."""
         del self._first_emitted[: max(0, self._index_of(done_below))]
 
     def log_tracebacks(self, reasons: Sequence[str]) -> None:
         """Log the first traceback of each operator and kind of exception."""
         for reason in reasons:
-            text, traceback = _split(reason)
+            text, traceback = _split_reason(reason)
             if traceback and self._is_first(_kind_of(text)):
                 log.warning("first failure of %s\n%s", text, traceback)
 
-    def write(self, spent: Failures, now_s: float) -> None:
-        """Write a letter for each record, durably, then count it as done.
+    def queue(self, spent: Failures) -> None:
+        """Queue records that have spent their retries, to be written with the next letters."""
+        self._queued.append(spent)
+
+    def drop_records(self, records: RecordNumbers) -> None:
+        """Drop queued records that belong to another source now."""
+        self._queued = [left for spent in self._queued if len(left := spent.without(records))]
+
+    def write_queued(self, now_s: float) -> Failures:
+        """Write a letter for each queued record, durably, then count it as done. Returns these records.
 
         Raises ``SourceError`` when there is nowhere to write, ``TooManyDeadLetters`` when they are too large a share.
         """
+        spent, self._queued = Failures.joined(self._queued), []
         if self._letters is None:
             raise SourceError(
                 f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
@@ -78,11 +96,12 @@ class DeadLettering:
         self._letters.write(self._letters_of(spent, now_s))
         self._lookup.parts.count_dead(spent.records)
         self._in_flight.finish_dead(spent.records)
+        return spent
 
     def _check_share(self, spent: Failures, letters: DeadLetterStore) -> None:
-        """Raise ``TooManyDeadLetters`` for too large a share of all records that were read, earlier runs' among them.
+        """Raise ``TooManyDeadLetters`` for too large a share of all records that were read, in earlier runs too.
 
-        The share is of records that are answered or open, so what is done has to be folded into the parts before.
+        The share is of answered and open records, so finished records have to be counted in the parts first.
         """
         share_max, counts = self._options.max_dead_share, self._in_flight.counts
         answered = sum(self._lookup.parts.answered.values(), Answered())
@@ -114,8 +133,8 @@ class DeadLettering:
             )
 
     def _reason(self, reason: str) -> str:
-        """The reason, with its traceback only in the first letter of its kind."""
-        text, traceback = _split(reason)
+        """Return the reason, with its traceback only in the first letter of its kind."""
+        text, traceback = _split_reason(reason)
         return reason if traceback and self._is_first("letter of " + _kind_of(text)) else text
 
     def _is_first(self, what: str) -> bool:
@@ -136,11 +155,11 @@ def _earlier(count: int) -> str:
 
 
 def _kind_of(text: str) -> str:
-    """The operator and the kind of its exception, without what the exception says of one record."""
+    """Return the operator and the type of its exception, without the message about one record."""
     return ":".join(text.split(":", 2)[:2])
 
 
-def _split(reason: str) -> tuple[str, str]:
-    """(what went wrong, its traceback where there is one)."""
+def _split_reason(reason: str) -> tuple[str, str]:
+    """Return (reason without its traceback, the traceback or "")."""
     at = reason.find(TRACEBACK)
     return (reason[:at], reason[at + 1 :]) if at >= 0 else (reason, "")

@@ -1,6 +1,6 @@
-"""Environment: everything outside that a run touches (Spark, the server, clocks, chance), to be replaced in tests.
+"""Environment: everything outside that a run uses (Spark, the server, clocks, randomness), to be replaced in tests.
 
-The default reaches for Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
+The default imports Spark only when a run begins: importing ``acker_client.source`` needs neither Spark nor grpc.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from acker_protocol.ids import BASE_MAX
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """A batch as it is to be read: its numbers 0 to k - 1 over ``slices``. ``name``: of the source; ``pin``: where its
-    roots live."""
+    """How a batch is read: its numbers 0 to k - 1 over ``slices``. ``name``: the source's; ``pin``: the servers that
+    hold its roots."""
 
     name: str
     scope: BatchScope
@@ -41,35 +41,35 @@ class Evidence(Protocol):
     @property
     def unfinished_because(self) -> str:
         """Why records of the batch may be unfinished through no fault of their own, as far as :meth:`judge` has seen;
-        nothing ("") where there is no such reason."""
+        "" without such a reason."""
         ...
 
     @property
     def without(self) -> frozenset[int]:
-        """The servers, by their ids, that tasks have reported without."""
+        """Ids of the servers that tasks have left out of their reports."""
         ...
 
     @property
     def is_shared(self) -> bool:
-        """Whether a sink took its rows together with another batch's, the records of which may be ACKED."""
+        """Whether a sink took its rows together with those of another batch, whose records may be ACKED."""
         ...
 
     @property
     def has_run(self) -> bool:
-        """Whether something ran over the batch's rows, so that the driver may have seen some."""
+        """Whether any job has read the batch's rows, so that the driver may have seen some."""
         ...
 
     def judge(self) -> BaseException | None:
-        """Why the batch is not to be settled as *done*: an exception that went through a sink, or no evidence that its
-        rows were delivered; None when it is."""
+        """Return why the batch is not *done*: an exception in a sink, or missing evidence that its rows were delivered.
+        None: it is *done*."""
         ...
 
     def vouch(self) -> None:
-        """Take the user's word for it that what was done so far has delivered the rows."""
+        """Take the user's word that everything so far has delivered the rows."""
         ...
 
     def release(self) -> None:
-        """Give back what the batch kept in Spark's memory."""
+        """Free what the batch keeps in Spark's memory."""
         ...
 
 
@@ -83,9 +83,9 @@ class BatchFrame(Protocol):
 
 
 class Blame(Enum):
-    """What is at fault when a batch fails. WORK: its records, Spark or what it writes to, so another try may help;
-    CODE: the program, so none does; MISTAKE: the program, unless something ran over the batch's rows, one of which may
-    have caused it; EVIDENCE: the program, if it happens twice in a row."""
+    """What is at fault when a batch fails. WORK: its records, Spark or the output, so a retry may help. CODE: the
+    program, so no retry helps. MISTAKE: the program, unless a job has read the batch's rows, one of which may have
+    caused it. EVIDENCE: the program, if it happens twice in a row."""
 
     WORK = "work"
     CODE = "code"
@@ -99,10 +99,11 @@ def _always_work(error: BaseException) -> Blame:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """``connect(spark)`` makes the client, ``frame(spark, plan)`` a batch's DataFrame, ``parallelism(spark)`` says
-    how many tasks run at once, ``blame(error)`` what is at fault; ``watch`` begins to watch for outcomes, and
-    ``check()``, asked at each look for them, raises when the run is not to go on. ``clock`` is monotonic seconds,
-    ``wall`` Unix seconds, ``draw`` uniform in [0, 1), ``draw_base`` a session's base."""
+    """What a run uses. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's DataFrame.
+    ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` what is at fault. ``watch``
+    begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the run has to end.
+    ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``: base of a
+    session."""
 
     connect: Callable[[Any], AckerClient]
     frame: Callable[[Any, FramePlan], BatchFrame]
@@ -118,19 +119,19 @@ class Environment:
 
 
 def spark_environment() -> Environment:
-    """The environment of a real run."""
+    """Return the environment of a real run."""
     return Environment(connect=_connect, frame=_frames(), parallelism=_parallelism, blame=_blame)
 
 
 def arrow_schema(schema: Any) -> Any:
-    """A Spark schema (DDL text or ``StructType``) as a ``pyarrow.Schema``."""
+    """Convert a Spark schema (DDL text or ``StructType``) to a ``pyarrow.Schema``."""
     from acker_client.spark.worker.schema import arrow_schema_of
 
     return arrow_schema_of(schema)
 
 
 def spark_schema(schema: pa.Schema) -> Any:
-    """An Arrow schema as a Spark schema, a ``StructType``. Raises ``SourceError`` for a type that Spark has not."""
+    """Convert an Arrow schema to a Spark ``StructType``. Raises ``SourceError`` for types that Spark lacks."""
     from acker_client.spark.worker.schema import spark_schema_of
 
     try:
@@ -148,7 +149,7 @@ def _connect(spark: Any) -> AckerClient:
 
 
 def _frames() -> Callable[[Any, FramePlan], BatchFrame]:
-    """Makes the frames of one run, which remember from batch to batch whose rows are to be evaluated once."""
+    """Return the function that makes the frames of one run. It remembers which rows Spark should evaluate only once."""
     once: Any = None
 
     def frame(spark: Any, plan: FramePlan) -> BatchFrame:

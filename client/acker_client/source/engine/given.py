@@ -1,6 +1,6 @@
-"""Given: the options that a user gave a constructor, before any of them is looked at.
+"""Given: the options that a user gave a constructor, before they are checked.
 
-Decides what is said of one that does not exist, and of a source without a name.
+Decides the errors for an option that does not exist, and for a source without a name.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from acker_client.source.engine.options import CommonOptions, Options
 
-# Not for users: it stands in for Spark, server and clock in tests.
+# Not for users: replaces Spark, server and clock in tests.
 _UNNAMED = {"environment"}
 
 
 def options_of(constructor: Callable[..., Any], given: CommonOptions) -> Options:
-    """What ``constructor`` was given beside its own parameters, checked. Raises ``TypeError`` for an option that does
-    not exist, with the nearest one, or where the name is missing; ``ValueError`` as ``Options`` does."""
+    """Check and return the common options that ``constructor`` was given. Raises ``TypeError`` for an option that does
+    not exist, with the nearest one, or for a missing name; ``ValueError`` like ``Options``."""
     name = constructor.__name__
     own = [each.name for each in signature(constructor).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     known = [*own, *(option for option in CommonOptions.__annotations__ if option not in _UNNAMED)]

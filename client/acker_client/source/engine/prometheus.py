@@ -1,7 +1,7 @@
-"""Prometheus: what a source has done, as metrics of the driver's own process. The only door to prometheus-client here.
+"""Prometheus: what a source has done, as metrics of the driver's process. Only this module imports prometheus_client.
 
-Decides names and labels: one label, the source's name. Counts nothing itself, opens no port: whoever has a registry
-registers the collector there, and each scrape sums the source up.
+Decides names and labels: one label, the source's name. Counts nothing itself and opens no port: the user registers the
+collector in a registry, and each scrape asks the source for its summary.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ GAUGES = {
 
 
 class SourceCollector(Collector):
-    """Collects from ``summary``, the method of a source: figures of its current or latest run."""
+    """Collects the figures of a source's current or latest run, from its method ``summary``."""
 
     def __init__(self, summary: Callable[[], Summary]) -> None:
         self._summary = summary

@@ -1,6 +1,6 @@
-"""Server batches: a batch's room at the server, from opening it to settling it.
+"""Server batches: a batch at the servers, from reserving its room to settling it.
 
-Decides how long servers are waited for: the source's own deadline. Decides nothing about records.
+Decides how long the source waits for servers: up to its ``deadline_s``. Decides nothing about records.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from acker_protocol.messages import Settlement
 log = logging.getLogger("acker_client.source")
 
 PAUSE_S = 1.0
-# How long the last attempt to open a batch may take at least.
+# Least time for the last attempt to open a batch.
 TRY_S = 1.0
-# Servers that have been silent for so long are not asked to settle a batch whose loop was left.
+# A batch is not settled in one try at servers that have been silent for longer.
 SILENT_S = 10.0
-
-Idle = Callable[[], bool]
 
 
 class ServerBatches:
@@ -37,11 +35,11 @@ class ServerBatches:
         self._environment = environment
         self._deadline_s = deadline_s
 
-    def reserve(
+    def reserve_batch(
         self, scope: BatchScope, up_to: int, *, held: bool = True, message_timeout_s: float | None = None
     ) -> Pin:
-        """Open a batch; waits as long as a server has no room (backpressure) or is away, up to the deadline. Returns
-        where its roots live."""
+        """Open a batch of at most ``up_to`` records, and return where its roots live. Waits up to the deadline while a
+        server has no room (backpressure) or is away."""
         deadline_s = self._environment.clock() + self._deadline_s
         while True:
             budget_s = min(self._client.settings.budget_s, max(TRY_S, deadline_s - self._environment.clock()))
@@ -55,18 +53,17 @@ class ServerBatches:
                     budget_s=budget_s,
                 )
             except Rejected as error:
-                _refused(error, up_to)
+                _raise_refused(error, up_to)
             except RETRYABLE as error:
                 if self._environment.clock() >= deadline_s:
-                    _given_up(error, up_to, self._deadline_s)
+                    _raise_given_up(error, up_to, self._deadline_s)
                 log.warning("batch %d is not open yet: %s", scope.number, error)
                 self._environment.sleep(self._environment.draw() * PAUSE_S)
 
-    def settle(self, number: int, settlement: Settlement, is_lost: Idle) -> bool:
-        """Settle a batch, as long as it takes up to the deadline; whether it was.
+    def settle_at_servers(self, number: int, settlement: Settlement, is_lost: Callable[[], bool]) -> bool:
+        """Settle a batch, with retries up to the deadline. Returns whether it is settled.
 
-        ``is_lost`` is asked between the tries: it hears what the watcher has to say, and whether the batch is lost by
-        it.
+        Calls ``is_lost`` after each failed try, and gives up when it returns True.
         """
         deadline_s = self._environment.clock() + self._deadline_s
         while True:
@@ -83,8 +80,8 @@ class ServerBatches:
             else:
                 return True
 
-    def settle_once(self, number: int, settlement: Settlement) -> bool:
-        """Settle a batch in one budget, and not at all when the servers are silent anyway; whether it was."""
+    def settle_at_servers_once(self, number: int, settlement: Settlement) -> bool:
+        """Settle a batch in one try, or in none when the servers are silent. Returns whether it is settled."""
         try:
             if self._client.silent_for_s < SILENT_S:
                 self._client.settle(number, settlement)
@@ -93,26 +90,30 @@ class ServerBatches:
             log.warning("batch %d was left open: %s", number, problem)
         return False
 
-    def leave_out(self, number: int, servers: frozenset[int]) -> None:
-        """Servers that tasks have reported without have no say in a batch."""
+    def abandon_at_servers(self, number: int) -> bool:
+        """Settle a batch as *abandon*, in one try. Returns whether it is settled."""
+        return self.settle_at_servers_once(number, Settlement.ABANDON)
+
+    def leave_out_servers(self, number: int, servers: frozenset[int]) -> None:
+        """Ignore the outcomes of a batch from servers that its tasks have reported without."""
         if servers:
             log.warning("batch %d: tasks went on without servers %s", number, ", ".join(map(str, sorted(servers))))
             self._client.leave_out(number, servers)
 
-    def forget(self, number: int) -> None:
-        """It has ended here, whatever becomes of it at the servers."""
+    def forget_batch(self, number: int) -> None:
+        """Ignore further outcomes of a batch, which has ended here."""
         with contextlib.suppress(AckerError):
             self._client.forget_batch(number)
 
 
-def _refused(error: AckerError, up_to: int) -> NoReturn:
+def _raise_refused(error: AckerError, up_to: int) -> NoReturn:
     raise SourceError(
         f"the server refuses a batch of {up_to} records ({error}): lower batch_records, or give the server a higher"
         " --max-pending; nothing is lost"
     ) from error
 
 
-def _given_up(error: AckerError, up_to: int, deadline_s: float) -> NoReturn:
+def _raise_given_up(error: AckerError, up_to: int, deadline_s: float) -> NoReturn:
     if isinstance(error, Overloaded):
         raise SourceError(
             f"the server had no room for a batch of {up_to} records for {deadline_s:g} s ({error}): lower"

@@ -51,9 +51,9 @@ class Source:
                     yield batch
                 except GeneratorExit:
                     # The loop was left, by `break` or by an exception: a generator cannot tell which.
-                    run.leave(batch)
+                    run.abandon_batch(batch)
                     raise
-                run.settle(batch)
+                run.settle_batch(batch)
 
     def run(self, spark: SparkSession, process: Callable[[Batch], object]) -> Summary:
         """Call ``process(batch)`` for every batch until every record has its answer, and return the summary.
@@ -70,12 +70,12 @@ class Source:
                 try:
                     process(batch)
                 except Exception as error:  # noqa: BLE001  # the user's job may raise anything; its batch is settled by it
-                    run.settle(batch, error)
+                    run.settle_batch(batch, error)
                 except BaseException:
-                    run.leave(batch)
+                    run.abandon_batch(batch)
                     raise
                 else:
-                    run.settle(batch)
+                    run.settle_batch(batch)
         return self.summary()
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""Upstream: the trees of other jobs that a source's records belong to, acked or failed there when a record is done.
+"""Upstream: acks or fails the trees of other jobs that a source's records came with, once a record is done.
 
-Decides that the ack of what was handed on is sent after the record's own outcome and never before; that what could not
-be sent is sent again under the same identity, so that it counts once; and that an anchor which has been acked from here
-is not acked again. What is not sent times out where it came from, and is replayed there: never a false ACK.
+Decides that an ack is sent after the record's own outcome and never before. A report that could not be sent is sent
+again under the same identity, so that it counts once. An anchor is acked only once. Trees whose report is never sent
+time out in the other job, which replays them, so there is never a false ACK.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from acker_protocol.reports import fold_updates
 
 log = logging.getLogger("acker_client.source")
 
-# Reports that wait for their servers; the oldest gives way, and its roots time out.
+# Most reports that wait for their servers. The oldest is dropped, and its roots time out.
 UNSENT_MAX = 1_000
-# So long servers that did not answer are left alone.
+# Pause after a server has not answered.
 PAUSE_S = 10.0
-# So many times it is said that nobody knows the servers that something was handed on from.
+# Most log lines about unknown servers.
 SAID_MAX = 10
-# Anchors that are known to be acked: as many as this, and at most twice as many.
+# Remembered acked anchors: at least this many, and at most twice as many.
 RECENT = 1_000_000
 
 Key = tuple[Replica, ...]
 
 
 class UpstreamTrees:
-    """Speaks for other sources' roots, at the servers that ``client`` knows. Use it from one thread."""
+    """Reports on other sources' roots, to the servers that ``client`` knows. Use it from one thread."""
 
     def __init__(self, client: AckerClient, clock: Callable[[], float]) -> None:
         self._client = client
@@ -49,14 +49,14 @@ class UpstreamTrees:
         self._unsent: deque[tuple[Identity, Key, Entries]] = deque()
         self._recent: set[tuple[int, int]] = set()
         self._before: set[tuple[int, int]] = set()
-        # The servers that were ever met, by their ids: one that drains, or is away, is in no view for new batches.
+        # All servers ever seen, by their ids: views for new batches omit servers that drain or are away.
         self._met: dict[int, Member] = {}
         self._said: set[Key] = set()
         with contextlib.suppress(*RETRYABLE):
             self._meet()
 
     def ack(self, handed: Iterable[HandedOn]) -> None:
-        """The records that carried these are done."""
+        """Ack the anchors of records that are done."""
         updates: dict[Key, list[tuple[int, int, int]]] = {}
         for each in handed:
             fresh = [anchor for anchor in each.anchors if self._is_new(anchor)]
@@ -64,7 +64,7 @@ class UpstreamTrees:
         self._queue(updates, {})
 
     def fail(self, handed: Iterable[tuple[HandedOn, str]]) -> None:
-        """The records that carried these were given up, for these reasons."""
+        """Fail the anchors of records that were given up, with their reasons."""
         updates: dict[Key, list[tuple[int, int, int]]] = {}
         reasons: dict[int, str] = {}
         for each, reason in handed:
@@ -73,13 +73,13 @@ class UpstreamTrees:
         self._queue(updates, reasons)
 
     def send(self) -> None:
-        """Send what waits, in order, until a server does not answer; then not for a while."""
+        """Send waiting reports in order. Pauses for ``PAUSE_S`` when a server does not answer."""
         while self._unsent and self._clock() >= self._not_before_s:
             identity, key, entries = self._unsent[0]
             try:
                 pin = self._pin(key)
                 if pin is None:
-                    self._say_unknown(key)
+                    self._log_unknown(key)
                 else:
                     self._client.report_pinned(identity, entries, None, (pin,), may_leave=True)
             except RETRYABLE as error:
@@ -91,7 +91,7 @@ class UpstreamTrees:
             self._unsent.popleft()
 
     def close(self) -> None:
-        """Send what waits once more, say what was never sent, and let go of the servers."""
+        """Try to send waiting reports once more, log how many were never sent, and close the client."""
         self._not_before_s = 0.0
         self.send()
         if self._unsent:
@@ -114,7 +114,7 @@ class UpstreamTrees:
             kinds = np.array([row[2] for row in rows], np.uint8)
             identity = Identity(secrets.randbits(64), secrets.randbits(64))
             self._unsent.append((identity, key, fold_updates(roots, vals, kinds, reasons)))
-        # First: what is for servers that nobody knows goes at once, and takes no other's place.
+        # Must come before the limit: reports for unknown servers are dropped at once, and displace no others.
         self.send()
         while len(self._unsent) > UNSENT_MAX:
             self._unsent.popleft()
@@ -124,14 +124,14 @@ class UpstreamTrees:
         self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Where roots of these replicas live, as far as these servers were ever met; None: none of them was. Who is
-        gone for good the client finds out, and leaves out."""
+        """Return a pin on these replicas, as far as their servers were ever seen; None: none of them was. The client
+        leaves out servers that are gone for good."""
         if not set(key) <= {(each.id, each.generation) for each in self._met.values()}:
             self._meet()
         members = sorted(each for each in self._met.values() if (each.id, each.generation) in key)
         return _everywhere(members) if members else None
 
-    def _say_unknown(self, key: Key) -> None:
+    def _log_unknown(self, key: Key) -> None:
         if key in self._said or len(self._said) >= SAID_MAX:
             return
         self._said.add(key)
@@ -145,6 +145,6 @@ class UpstreamTrees:
 
 
 def _everywhere(members: Sequence[Member]) -> Pin:
-    """A pin of any root, each on all of ``members``."""
+    """Return a pin that places every root on all ``members``."""
     replicas = np.tile(np.arange(len(members), dtype=np.uint16), (SLOTS, 1))
     return Pin(0, 0, 1, ANY_NUMBER, Placement(0, tuple(members), replicas))

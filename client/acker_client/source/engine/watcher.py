@@ -1,6 +1,6 @@
 """Watcher: the thread that renews a source's lease and collects its outcomes while Spark works.
 
-Decides nothing about outcomes: it hands over what each watch brought, in order.
+Decides nothing about outcomes: it hands over the result of each watch, in order.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ log = logging.getLogger("acker_client.source")
 
 WAIT_S = 5.0
 PAUSE_S = 1.0
-# One in so many errors in a row is logged.
+# Number of errors in a row per logged line.
 ERRORS_A_LINE = 30
 
 
 class Watching(Protocol):
-    """How a run learns of its outcomes."""
+    """How a run gets its outcomes."""
 
     def take(self, timeout_s: float) -> WatchResult | None:
-        """What the next watch brought, in order; None: nothing within ``timeout_s``."""
+        """Return the result of the next watch, in order; None: there was none within ``timeout_s``."""
         ...
 
     def stop(self) -> None: ...
@@ -55,7 +55,7 @@ class Watcher:
             return None
 
     def stop(self) -> None:
-        """Stop, without waiting for a poll that is on its way: closing the client ends it."""
+        """Stop, without waiting for a poll that is under way: closing the client ends that."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""Files: the source whose records are lines of files."""
+"""The source whose records are lines of files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FORMATS = ("text", "json")
 class Files(Source):
     """Lines of files as a source.
 
-    ``paths``: a path, a pattern (``**`` too), or several; read in the order given, each pattern sorted. ``format``:
-    "text" gives a row ``value string, path string, line bigint`` per line, whatever is in it; "json" parses each line
-    as an object into the columns of ``schema`` (DDL text or ``StructType``), and a line that does not fit is a record
-    that fails. A line that is not valid UTF-8 fails, too, with its position. A ``.gz`` is unpacked as it is read.
+    ``paths``: a path, a pattern (``**`` too), or several. They are read in the order given, each pattern sorted.
+    ``format``: "text" gives a row ``value string, path string, line bigint`` for each line. "json" parses each line as
+    an object into the columns of ``schema`` (DDL text or ``StructType``); a line that does not fit is a record that
+    fails. A line that is not valid UTF-8 fails too, with its position. A ``.gz`` is unpacked while it is read.
 
-    ``follow_s``: the source does not end, and looks every so many seconds for files that are new, and for what has been
-    added to those that it knows, also under another name (see ``stop``); a last line that nothing ends is waited for.
+    ``follow_s``: the source does not end (see ``stop``). At this interval in seconds it looks for new files and for new
+    lines in known files, even if these were renamed. A last line without a line feed waits until it is complete.
     ``options``: see ``CommonOptions``.
     """
 

@@ -1,9 +1,9 @@
-"""Files: which files there are, and up to where each has been done. Runs in the driver.
+"""Lists the files of the input, and plans their lines. Runs in the driver.
 
-A file is a partition, and a line's position is its index. Decides the order of reading (as the paths are given, each
-pattern sorted), how lines are cut into parts that executors can read, and, where files are followed, which file is
-which: one that was renamed is read on, whatever it is called, and what is new is found. A file is read up to the size
-that it has when its turn comes. What is in one is ``line_files``' to say.
+A file is a partition, and the position of a line is its index. Files are read in the order of the paths, each pattern
+sorted. Lines are cut into parts that executors can read. If files are followed, this module finds new ones, and
+recognizes a renamed file and reads it on. A file is read up to the size that it has when its turn comes. ``line_files``
+finds the lines inside a file.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from acker_client.source.records.ranges import Ranges
 log = logging.getLogger("acker_client.source")
 
 PACKED = frozenset({".bz2", ".xz", ".zst", ".lz4", ".zip", ".tgz", ".tar", ".parquet", ".orc", ".avro"})
-# A file that is renamed while its folder is read may be overlooked: it is gone when it is missing so often in a row.
+# A listing may miss a file that is renamed meanwhile. A file counts as removed after this many listings without it.
 MISSING_MAX = 2
 
 
 @dataclass(slots=True)
 class Listing:
-    """The files that a look has found: by path, and the paths by inode."""
+    """The files found by one listing: by path, and the paths by inode."""
 
     by_path: dict[str, Found] = field(default_factory=dict)
     by_inode: dict[int, list[str]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Listing:
 
     @classmethod
     def of(cls, files: Sequence[Found], *, may_be_gone: bool) -> Listing:
-        seen = cls()
+        listing = cls()
         for found in files:
             try:
                 inode = os.stat(found.path).st_ino
@@ -52,20 +52,23 @@ class Listing:
                 if may_be_gone and isinstance(error, FileNotFoundError):
                     continue  # renamed since, or removed
                 raise InputChanged(f"{found.shown} cannot be read ({error.strerror}): {to_read(error)}") from None
-            seen.by_path[found.path] = found
-            seen.inodes[found.path] = inode
-            seen.by_inode.setdefault(inode, []).append(found.path)
-        return seen
+            listing.by_path[found.path] = found
+            listing.inodes[found.path] = inode
+            listing.by_inode.setdefault(inode, []).append(found.path)
+        return listing
 
-    def where(
+    def locate(
         self, path: str, shown: str, inode: int, fits: Callable[[str], bool], others: Container[int | None] = ()
     ) -> Found | None:
-        """Where the file with ``inode`` is that was at ``path``, or else an equal one that has taken its place, and is
-        none of the ``others`` that are known."""
+        """Return where the file with ``inode``, which was at ``path``, is now; None if it is gone.
+
+        A file with the same beginning that has taken its path counts too, unless its inode is one of the known
+        ``others``. ``fits`` says whether the file at a path begins with what was read.
+        """
         here = self.by_path.get(path)
         paths = self.by_inode.get(inode, [])
         if path in paths:
-            return here  # if it does not fit, it was truncated, and is refused for it
+            return here  # if it does not fit, it was truncated; a later check refuses it
         replacement = here and (self.inodes[path] not in others) and path
         for candidate in (*paths, renamed(path, inode), replacement):
             if candidate and fits(candidate):
@@ -74,11 +77,14 @@ class Listing:
 
 
 class FileInput:
-    """Lines of files as an input (see ``core.input.Input``). ``follow_s``: so often the paths are looked at again, for
-    files that are new, have grown or were renamed; None: they are read once. ``clock``: monotonic seconds."""
+    """Lines of files as an ``Input``.
+
+    ``follow_s``: the interval at which the paths are listed again, for files that are new, have grown or were renamed;
+    None: the files are read once. ``clock``: monotonic seconds.
+    """
 
     kind = "files"
-    # What errors call the source whose files these are.
+    # The name of the source in error messages.
     asker = "Files"
 
     def __init__(
@@ -97,32 +103,32 @@ class FileInput:
         self._block_bytes = block_bytes
         self._follow_s = follow_s
         self._clock = clock
-        # All that parts may be of, by partition, and those of them that more may come of.
+        # All files of which parts may exist, by partition, and those of them that may have more lines to plan.
         self._files: dict[str, LineFile] = {}
         self._live: dict[str, LineFile] = {}
         self._missing: dict[str, int] = {}
         self._blocks: Iterator[Block] = iter(())
         self._left: Block | None = None
-        self._looked_s = 0.0
+        self._listed_s = 0.0
 
     @property
     def _is_followed(self) -> bool:
         return self._follow_s is not None
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        seen = self._find()
-        if not seen.by_path:
+        listing = self._list()
+        if not listing.by_path:
             log.warning(
-                "%s: nothing matches %r yet; it is looked for every %g s", self.asker, self._paths, self._follow_s
+                "%s: nothing matches %r yet; looking for it every %g s", self.asker, self._paths, self._follow_s
             )
         self._files, self._live, self._missing = {}, {}, {}
         marks = {partition: FileMark.of(partition, each) for partition, each in committed.items()}
         known = {
             found.path: file
             for partition, mark in marks.items()
-            for found, file in self._taken_up(partition, mark, seen)
+            for found, file in self._resume(partition, mark, listing)
         }
-        for file in self._in_order(known, seen):
+        for file in self._in_order(known, listing):
             self._live[file.partition] = self._files[file.partition] = file
         self._blocks, self._left = self._walk(), None
 
@@ -139,14 +145,14 @@ class FileInput:
         return Plan(parts, is_end=not parts and not self._is_followed)
 
     def slices(self, chosen: Sequence[Chosen[LinePart]], tasks: int) -> list[LineSlice]:
-        now = [Chosen(self._present(each.part), each.offsets) for each in chosen]
-        return sliced(now, tasks, lambda start, stop, some: LineSlice(start, stop, some, self.parser))
+        present = [Chosen(self._check_present(each.part), each.offsets) for each in chosen]
+        return sliced(present, tasks, lambda start, stop, some: LineSlice(start, stop, some, self.parser))
 
     def origins(self, chosen: Sequence[Chosen[LinePart]]) -> pa.RecordBatch:
         return origins_of([(each.part.shown, each.positions + 1) for each in chosen], "line")
 
     def originals(self, chosen: Sequence[Chosen[LinePart]]) -> list[Original]:
-        return [original for each in chosen for original in _originals(each, self._moved(each.part))]
+        return [original for each in chosen for original in _originals(each, self._located(each.part))]
 
     def advance(self, partition: str, done: Ranges) -> None:
         self._files[partition].forget(done)
@@ -164,87 +170,90 @@ class FileInput:
         where = f", {left[0].found.shown} to line {at}" if at or left[0].lines is not None else ""
         return f"{len(files) - len(left)} of {of}{where}"
 
-    # -- which file is which
+    # -- identify files
 
-    def _find(self) -> Listing:
+    def _list(self) -> Listing:
         files = find_line_files(self._paths, asker=self.asker, may_be_none=self._is_followed)
         check_not_own(files, self._own_files, self.asker, self._paths)
-        self._looked_s = self._clock()
+        self._listed_s = self._clock()
         return Listing.of(files, may_be_gone=self._is_followed)
 
-    def _taken_up(self, partition: str, mark: FileMark, seen: Listing) -> Iterator[tuple[Found, LineFile]]:
-        """The file of a mark, if it is there. Raises ``CheckpointError`` where it is not the one that was read, or went
-        away before it was done."""
-        here = seen.by_path.get(mark.path)
+    def _resume(self, partition: str, mark: FileMark, listing: Listing) -> Iterator[tuple[Found, LineFile]]:
+        """Yield the file of a mark, if it exists.
+
+        Raises ``CheckpointError`` if it is not the file that was read, or was removed before it was done.
+        """
+        here = listing.by_path.get(mark.path)
         if mark.inode is not None:
             fits = line_file(partition, Found(mark.path, mark.path), mark, None).fits
-            here = seen.where(mark.path, here.shown if here else mark.path, mark.inode, fits)
+            here = listing.locate(mark.path, here.shown if here else mark.path, mark.inode, fits)
         if here is None:
             if not mark.complete:
                 raise CheckpointError(
                     f"{mark.path} was read to line {mark.lines} only, and is not among the files any more: bring it"
                     " back, or remove the checkpoint to read the input from its beginning"
                 )
-            # Nothing more of it is read; its name is not given to another.
+            # Nothing more of it is read. It keeps its partition name, so that no other file gets it.
             self._files[partition] = line_file(partition, Found(mark.path, mark.path), mark, mark.inode)
             return
         file = line_file(partition, Found(mark.path, here.shown), mark, None)
         file.move(here)
         file.check()
-        file.inode = self._inode_at(here.path, seen, mark.inode is not None)
+        file.inode = self._inode_at(here.path, listing, mark.inode is not None)
         yield here, file
 
-    def _inode_at(self, path: str, seen: Listing, was_followed: bool) -> int | None:
+    def _inode_at(self, path: str, listing: Listing, was_followed: bool) -> int | None:
         if not self._is_followed and not was_followed:
             return None
-        return seen.inodes.get(path) or os.stat(path).st_ino
+        return listing.inodes.get(path) or os.stat(path).st_ino
 
-    def _in_order(self, known: Mapping[str, LineFile], seen: Listing) -> Iterator[LineFile]:
-        """Files that were renamed out of the paths first, as what is left of them is the oldest."""
-        yield from (file for path, file in known.items() if path not in seen.by_path)
+    def _in_order(self, known: Mapping[str, LineFile], listing: Listing) -> Iterator[LineFile]:
+        """Yield all files. Files that no path names any more come first, because their lines are the oldest."""
+        yield from (file for path, file in known.items() if path not in listing.by_path)
         taken = {file.inode for file in known.values() if file.inode is not None}
-        for path, found in seen.by_path.items():
+        for path, found in listing.by_path.items():
             if path in known:
                 yield known[path]
-            elif seen.inodes[path] not in taken:
-                yield self._new(found, seen)
+            elif listing.inodes[path] not in taken:
+                yield self._add_new(found, listing)
                 if self._is_followed:
-                    taken.add(seen.inodes[path])
+                    taken.add(listing.inodes[path])
 
-    def _new(self, found: Found, seen: Listing) -> LineFile:
-        """A file that nothing is known of; its partition is called by its path, and by a number if that is taken."""
+    def _add_new(self, found: Found, listing: Listing) -> LineFile:
+        """Add an unknown file. Its partition has the name of its path, with a number if that name is taken."""
         partition, number = found.path, 1
         while partition in self._files:
             number += 1
             partition = f"{found.path}#{number}"
-        file = line_file(partition, found, None, seen.inodes[found.path] if self._is_followed else None)
+        file = line_file(partition, found, None, listing.inodes[found.path] if self._is_followed else None)
         self._files[partition] = file
         return file
 
-    def _look(self) -> None:
-        """See what is new, has been renamed, or is gone."""
-        seen = self._find()
+    def _list_files(self) -> None:
+        """List the paths again, and find the files that are new, were renamed, or were removed."""
+        listing = self._list()
         taken: set[int] = set()
         others = {file.inode for file in self._live.values()}
         for file in list(self._live.values()):
             assert file.inode is not None
-            now = seen.where(file.found.path, file.found.shown, file.inode, file.fits, others)
+            now = listing.locate(file.found.path, file.found.shown, file.inode, file.fits, others)
             self._missing[file.partition] = 0 if now else self._missing.get(file.partition, 0) + 1
             if now is None:
-                self._miss(file)
+                self._handle_missing(file)
                 continue
             if now.path != file.found.path:
                 log.info("%s is called %s now, and is read on there", file.found.shown, now.shown)
             file.move(now)
-            file.inode = seen.inodes.get(now.path, file.inode)
+            file.inode = listing.inodes.get(now.path, file.inode)
             taken.add(file.inode)
-        for path, found in seen.by_path.items():
-            if seen.inodes[path] not in taken:
-                file = self._new(found, seen)
+        for path, found in listing.by_path.items():
+            if listing.inodes[path] not in taken:
+                file = self._add_new(found, listing)
                 self._live[file.partition] = file
-                taken.add(seen.inodes[path])
+                taken.add(listing.inodes[path])
 
-    def _miss(self, file: LineFile) -> None:
+    def _handle_missing(self, file: LineFile) -> None:
+        """Drop a file that several listings have missed. Raises ``InputChanged`` if it was not read to its end."""
         if self._missing[file.partition] < MISSING_MAX:
             return
         if not file.is_read():
@@ -254,30 +263,33 @@ class FileInput:
             )
         del self._live[file.partition], self._missing[file.partition]
 
-    # -- what comes next
+    # -- plan lines
 
     def _next_block(self) -> Block | None:
         block = next(self._blocks, None)
-        if block is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
-            self._look()
+        if block is None and self._follow_s is not None and self._clock() - self._listed_s >= self._follow_s:
+            self._list_files()
             self._blocks = self._walk()
             block = next(self._blocks, None)
         return block
 
     def _walk(self) -> Iterator[Block]:
-        """The lines of all files from where each was left, a block at a time."""
+        """Yield the lines of all files that are not planned yet, in blocks."""
         for file in list(self._live.values()):
             if not self._missing.get(file.partition):
                 yield from file.blocks(self._block_bytes, is_followed=self._is_followed)
 
-    def _moved(self, part: LinePart) -> LinePart:
-        """The part, where its file is now."""
+    def _located(self, part: LinePart) -> LinePart:
+        """Return the part with the current path of its file."""
         file = self._files[part.partition]
         return part if part.inode is None else replace(part, path=file.found.path, inode=file.inode)
 
-    def _present(self, part: LinePart) -> LinePart:
-        """A record that is emitted must still be there; executors check the rest when they read."""
-        now = self._moved(part)
+    def _check_present(self, part: LinePart) -> LinePart:
+        """Return the part with the current path of its file. Raises ``InputChanged`` if its bytes are gone.
+
+        Executors check the content when they read it.
+        """
+        now = self._located(part)
         try:
             with open_part(now) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -292,8 +304,10 @@ class FileInput:
 
 
 def find_line_files(paths: Paths, *, asker: str = "Files", may_be_none: bool = False) -> list[Found]:
-    """The files that ``paths`` name. Raises ``SourceError`` also for a directory, what is not a file of lines, and,
-    unless there ``may_be_none`` yet, for a pattern that matches nothing."""
+    """Return the files that ``paths`` name; see ``find_files``.
+
+    Raises ``SourceError`` also for a directory, and for a file that is not made of lines.
+    """
     found = find_files(
         paths,
         asker=asker,
@@ -314,7 +328,7 @@ def _refuse_directory(path: str, asker: str) -> list[str]:
 
 
 def _beside(path: str, shown: str) -> Found:
-    """A file in the folder of one that the user wrote as ``shown``."""
+    """Return the file at ``path``, shown like ``shown``, a file in the same folder."""
     return Found(path, os.path.join(os.path.dirname(shown), os.path.basename(path)))
 
 
@@ -323,7 +337,7 @@ def _is_ended(file: LineFile, done: Mapping[str, Ranges]) -> bool:
 
 
 def _originals(chosen: Chosen[LinePart], now: LinePart) -> list[Original]:
-    """``now``: the part, where its file is now."""
+    """Read the chosen lines again. ``now``: the part with the current path of its file."""
     part, wanted = chosen.part, (chosen.positions - chosen.part.start).tolist()
     try:
         stop = min(part.stop_byte, part.first_byte + LINE_BYTES_MAX)

@@ -1,8 +1,8 @@
-"""Line files: one file of the input each, plain or gz: which lines it has, where they stand, and its mark.
+"""One file of the input, plain or gz: its lines, their positions, and its mark for the checkpoint.
 
-Decides what a file is known by: its beginning and what stands before its last line that is done, or a gz's size,
-beginning and checksum; and where a file is read that was renamed. Lines are counted block by block and without Python
-code per line. A gz is unpacked to its end once before any of it is planned, so that nothing of a damaged one is read.
+A plain file is recognized by its beginning and by the bytes before the end of its last finished line. A gz is
+recognized by its size, beginning and checksum. Lines are counted block by block, without Python code per line. A gz is
+unpacked to its end once before any of it is planned, so that nothing of a damaged gz is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from acker_client.source.records.ranges import Positions, Ranges
 log = logging.getLogger("acker_client.source")
 
 BLOCK_BYTES = 4 << 20
-# The first and the last so many bytes before the committed position tell whether a file is still the same.
+# A file counts as unchanged if its first bytes and the last bytes before the committed position are the same.
 MARK_BYTES = 1024
 GONE = "gone"
 FIX = "give new data a new file name, or remove the checkpoint to read the input from its beginning"
@@ -36,11 +36,13 @@ FIX = "give new data a new file name, or remove the checkpoint to read the input
 
 @dataclass(frozen=True, slots=True)
 class FileMark:
-    """Where a file is done. ``lines``: of its prefix; ``complete``: that was all of it; ``digest``: what it is known
-    by; ``path`` and ``inode``: of one that may be renamed, where it was and which it is; ``is_renamed``: it was.
+    """How far a file is done.
 
-    Of a plain file, ``bytes`` of the prefix, and ``reach``: where the last line ends that is done, the
-    ``reach_lines``-th. ``total``: lines of a gz; None: it is a plain file.
+    ``lines``: the lines of the finished prefix. ``complete``: whether that was the whole file. ``digest`` recognizes
+    the file. ``path``, ``inode``: location and identity of a file that may be renamed. ``is_renamed``: it was renamed.
+
+    For a plain file, ``bytes``: the bytes of the prefix. ``reach``: the end of the last finished line, which is line
+    ``reach_lines``. ``total``: the number of lines of a gz; None for a plain file.
     """
 
     path: str
@@ -56,7 +58,7 @@ class FileMark:
 
     @classmethod
     def of(cls, partition: str, committed: Committed) -> FileMark:
-        """What ``mark`` of a line file gave. Raises ``CheckpointError`` when it cannot have."""
+        """Parse the result of ``LineFile.mark``. Raises ``CheckpointError`` for other content."""
         mark, done = committed.mark, committed.done
         path, inode, is_renamed = str(mark.get("path", partition)), mark.get("inode"), bool(mark.get("renamed"))
         try:
@@ -72,8 +74,11 @@ class FileMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Whole lines of a file that are not planned yet: they begin at bytes ``starts: int64[n]``, the last ends at
-    ``stop``; ``line``: the index of the first. ``of``: an empty part of the same file, which says how to read it."""
+    """Whole lines of a file that are not planned yet.
+
+    They begin at bytes ``starts`` (int64[n]), and the last one ends at ``stop``. ``line``: the index of the first line.
+    ``of``: an empty part of the same file, which says how to read it.
+    """
 
     of: LinePart
     starts: Positions
@@ -81,7 +86,7 @@ class Block:
     line: int
 
     def cut(self, count: int) -> tuple[LinePart, Block | None]:
-        """The first ``count`` lines as a part, and what is left."""
+        """Return the first ``count`` lines as a part, and the rest as a block (None: nothing is left)."""
         taken = min(count, len(self.starts))
         stop = self.stop if taken == len(self.starts) else int(self.starts[taken])
         of, first, line = self.of, int(self.starts[0]), self.line
@@ -91,8 +96,11 @@ class Block:
 
 
 class LineFile(Protocol):
-    """One file. ``partition``: its name in the checkpoint; ``found``: where it is now; ``inode``: which it is, if it
-    may be renamed; ``lines``: how many it has, once all are counted."""
+    """One file.
+
+    ``partition``: its name in the checkpoint. ``found``: its current location. ``inode``: its identity if it may be
+    renamed. ``lines``: the number of its lines, once all are counted.
+    """
 
     partition: str
     found: Found
@@ -100,27 +108,30 @@ class LineFile(Protocol):
     lines: int | None
 
     def move(self, found: Found) -> None:
-        """It is there now."""
+        """Set the current location."""
         ...
 
     def fits(self, path: str) -> bool:
-        """Whether what is at ``path`` begins with all that was read of this file."""
+        """Whether the file at ``path`` begins with all that was read of this file."""
         ...
 
     def check(self) -> None:
-        """Raise ``CheckpointError`` where it is not the file that the checkpoint remembers."""
+        """Raise ``CheckpointError`` if it is not the file that the checkpoint remembers."""
         ...
 
     def is_read(self) -> bool:
-        """Whether all that was there at the last look is planned."""
+        """Whether all lines that were there at the last ``blocks`` are planned."""
         ...
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
-        """What is not planned yet. ``is_followed``: more may come, so that a line which nothing ends is not read."""
+        """Yield the lines that are not planned yet.
+
+        ``is_followed``: the file may still grow, so a last line without a line feed is left for later.
+        """
         ...
 
     def add(self, part: LinePart) -> None:
-        """A part was planned."""
+        """Remember a planned part."""
         ...
 
     def forget(self, done: Ranges) -> None: ...
@@ -129,12 +140,12 @@ class LineFile(Protocol):
 
 
 def line_file(partition: str, found: Found, mark: FileMark | None, inode: int | None) -> LineFile:
-    """The file at ``found``. ``mark``: what a checkpoint says of it; ``inode``: of one that may be renamed."""
+    """Return the file at ``found``. ``mark``: its mark in the checkpoint, if any. ``inode``: if it is followed."""
     return (GzFile if is_gz(found.path) else PlainFile)(partition, found, mark, inode)
 
 
 class _File:
-    """What plain files and gz have in common: where they are."""
+    """The common part of plain files and gz: their location."""
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         self.partition = partition
@@ -152,8 +163,8 @@ class _File:
         path = "" if self.found.path == self.partition else self.found.path
         return LinePart(self.partition, self.found.shown, 0, 0, 0, 0, path, self.inode, packed)
 
-    def _whereabouts(self) -> dict[str, Any]:
-        """For a mark, of a file that may be renamed."""
+    def _location(self) -> dict[str, Any]:
+        """Return the part of a mark that locates a file that may be renamed."""
         if self.inode is None:
             return {}
         renamed = {"renamed": True} if self._is_renamed else {}
@@ -161,17 +172,17 @@ class _File:
 
 
 class PlainFile(_File):
-    """A file of lines as it stands. What is kept of it: where lines stand, as far as somebody may still ask."""
+    """A plain file of lines. Keeps the positions of lines for which a mark may still be asked."""
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)
         self.lines = mark.lines if mark and mark.complete else None
-        # What is planned: lines and bytes; and the file's size at the last look.
+        # Planned so far: lines and bytes. Then the file's size at the last call of ``blocks``.
         self._line, self._byte = (mark.lines, mark.bytes) if mark else (0, 0)
         self._size: int | None = mark.bytes if mark and mark.complete else None
         self._known = {self._line: self._byte} | ({mark.reach_lines: mark.reach} if mark else {})
         self._parts: list[LinePart] = []
-        # What the file is known by: its digest up to a byte.
+        # Recognizes the file: (byte, digest up to that byte).
         self._sealed = (mark.reach, mark.digest) if mark else (0, "")
         self._is_torn = False
 
@@ -183,7 +194,7 @@ class PlainFile(_File):
             return False
 
     def check(self) -> None:
-        """Also refused: one whose last line was read when nothing ended it, and went on since."""
+        """Refuse also a file whose last line was read without its end and has been continued since."""
         found, (reach, digest) = self.found, self._sealed
         size = _size_of(found)
         if size < reach:
@@ -203,7 +214,10 @@ class PlainFile(_File):
         return self._size is not None and self._byte >= self._size
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
-        """A line that nothing ends is read all the same where the file was renamed, and stood still since."""
+        """Yield the lines that are not planned yet.
+
+        A last line without a line feed is read too if the file was renamed and has not grown since.
+        """
         with _opened(self.found, self.inode) as file:
             before, self._size = self._size, os.fstat(file.fileno()).st_size
             if is_followed:
@@ -229,8 +243,8 @@ class PlainFile(_File):
         self._parts.append(part)
 
     def forget(self, done: Ranges) -> None:
-        """Nobody asks any more for lines below the prefix, nor for others that were asked for, but for the reach."""
-        # The part that ends where the prefix does still says where that is.
+        """Forget positions of lines that no mark needs any more: all but those of the prefix and the reach."""
+        # Keep the part that ends at the prefix: it holds the position.
         self._parts = [part for part in self._parts if part.stop >= done.prefix]
         self._known = {line: self._known[line] for line in (done.prefix, done.reach) if line in self._known}
 
@@ -238,11 +252,13 @@ class PlainFile(_File):
         at, reach = self._byte_of(done.prefix), self._byte_of(done.reach)
         is_complete = self._size is not None and at >= self._size
         digest = _digest(self.found.path, self.inode, reach)
-        return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._whereabouts()}
+        return {"bytes": at, "complete": is_complete, "reach": reach, "digest": digest, **self._location()}
 
     def _check_not_truncated(self, file: BinaryIO, size: int) -> None:
-        """Of a file that is followed: it only grows, and not in the middle of a line that was read. One of the same
-        size may have been written anew, too."""
+        """Raise ``InputChanged`` if a followed file did more than grow behind the lines that were read.
+
+        A file of the same size may have been rewritten, so its digest is checked too.
+        """
         byte, digest = self._sealed
         if self._is_torn and size > byte:
             raise InputChanged(
@@ -257,17 +273,17 @@ class PlainFile(_File):
             )
 
     def _byte_of(self, line: int) -> int:
-        """Where the line with index ``line`` begins, or the one before it ends."""
+        """Return the byte at which the line with index ``line`` begins, or the line before it ends."""
         byte = self._known.get(line)
         if byte is None:
-            byte = self._known[line] = self._find(line)
+            byte = self._known[line] = self._byte_of_line(line)
         return byte
 
-    def _find(self, line: int) -> int:
+    def _byte_of_line(self, line: int) -> int:
         for part in self._parts:
             if part.start <= line <= part.stop:
                 return _byte_of(part, line)
-        # Done before this run began, and neither the last nor the first of it: counted anew.
+        # The line was done before this run began, and the checkpoint does not hold its position. Count again.
         before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
         with _opened(self.found, self.inode) as file:
             while start < (self._size or 0):
@@ -281,16 +297,16 @@ class PlainFile(_File):
 
 
 class GzFile(_File):
-    """A gz of lines. It is read whole or not at all: whatever is damaged, or still being written, fails its check."""
+    """A gz of lines. It is read completely or not at all: a damaged or unfinished gz fails the check of ``_count``."""
 
     def __init__(self, partition: str, found: Found, mark: FileMark | None, inode: int | None) -> None:
         super().__init__(partition, found, mark, inode)
         self.lines = mark.total if mark and mark.complete else None
         self._line = mark.lines if mark else 0
         self._digest = mark.digest if mark else ""
-        # Of one that is not whole yet: what it was when it was last looked at.
-        self._seen: tuple[int, int] | None = None
-        self._is_named = False
+        # Size and time of change at the last call of ``blocks``.
+        self._stat: tuple[int, int] | None = None
+        self._is_reported = False
 
     def fits(self, path: str) -> bool:
         try:
@@ -308,37 +324,40 @@ class GzFile(_File):
         return self.lines is not None and self._line >= self.lines
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
-        """Of one that is not whole: nothing, if it is followed, as it may be in the middle of being written."""
+        """Yield the lines that are not planned yet. Yields nothing for an incomplete gz that is followed."""
         with _opened(self.found, self.inode) as file:
             stat = os.fstat(file.fileno())
-            before, self._seen = self._seen, (stat.st_size, stat.st_mtime_ns)
-            if is_followed and (before == self._seen or not stat.st_size):
+            before, self._stat = self._stat, (stat.st_size, stat.st_mtime_ns)
+            if is_followed and (before == self._stat or not stat.st_size):
                 return
             if self.is_read():
                 self._check_same(file)
                 return
             try:
-                where = self._count(file, block_bytes)
+                where = self._count_lines(file, block_bytes)
             except (Damaged, OSError) as error:
                 self._refuse(error, is_followed=is_followed)
                 return
-            for block in self._read(file, where, block_bytes):
+            for block in self._read_blocks(file, where, block_bytes):
                 self._line = block.line + len(block.starts)
                 yield block
 
     def add(self, part: LinePart) -> None:
-        """Lines of a gz are found by their number."""
+        """Do nothing: lines of a gz are found by their number."""
 
     def forget(self, done: Ranges) -> None:
-        """Nothing is kept of a part."""
+        """Do nothing: nothing is kept of a part."""
 
     def mark(self, done: Ranges) -> Mark:
         is_complete = self.lines is not None and done.prefix >= self.lines
-        return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._whereabouts()}
+        return {"lines": self.lines, "complete": is_complete, "digest": self._digest, **self._location()}
 
-    def _count(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
-        """Unpack all of it once. Where to begin: an entry, a byte of the content at or before the first line that is
-        not planned, and how many lines end before that byte. Raises ``Damaged``."""
+    def _count_lines(self, file: BinaryIO, block_bytes: int) -> tuple[EntryPoint, int, int]:
+        """Unpack the whole file once to count its lines. Raises ``Damaged``.
+
+        Returns where to begin: an entry point, a byte of the content at or before the first line that is not planned,
+        and the number of lines that end before that byte.
+        """
         self._digest = digest_of(file)
         stream, lines, content = Unpacked(file, EntryPoint()), 0, b""
         where = (EntryPoint(), 0, 0)
@@ -353,8 +372,8 @@ class GzFile(_File):
         self.lines = lines + (content[-1:] not in (b"", b"\n"))
         return where
 
-    def _read(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
-        """The lines from ``self._line`` on."""
+    def _read_blocks(self, file: BinaryIO, where: tuple[EntryPoint, int, int], block_bytes: int) -> Iterator[Block]:
+        """Yield the lines from ``self._line`` on. ``where``: the result of ``_count_lines``."""
         entry, start, line = where
         stream = Unpacked(file, entry)
         stream.skip_to(start)
@@ -381,13 +400,13 @@ class GzFile(_File):
             )
 
     def _refuse(self, error: Exception, *, is_followed: bool) -> None:
-        says = f"{self.found.shown} is no whole gz ({error}), and none of its lines was read"
+        problem = f"{self.found.shown} is no whole gz ({error}), and none of its lines was read"
         self._digest = ""
         if not is_followed:
-            raise SourceError(f"Files: {says}: bring it back whole, or leave it out") from None
-        if not self._is_named:
-            log.warning("%s: it is looked at again once it changes", says)
-        self._is_named = True
+            raise SourceError(f"Files: {problem}: bring it back whole, or leave it out") from None
+        if not self._is_reported:
+            log.warning("%s: it is looked at again once it changes", problem)
+        self._is_reported = True
 
 
 def _opened(found: Found, inode: int | None) -> BinaryIO:
@@ -403,7 +422,7 @@ def _byte_before(file: BinaryIO, position: int) -> bytes:
 
 
 def _size_of(found: Found) -> int:
-    """The size of a file, which can be opened. Raises ``InputChanged``."""
+    """Return the size of a file. Raises ``InputChanged`` if it cannot be opened."""
     with _opened(found, None) as file:
         return os.fstat(file.fileno()).st_size
 
@@ -414,8 +433,10 @@ def _digest_of_gz(found: Found, inode: int | None) -> str:
 
 
 def _read_block(file: BinaryIO, start: int, size: int, block_bytes: int, *, is_closed: bool) -> tuple[Positions, int]:
-    """(where the lines that end in the next block begin, where the last of them ends); of a longer line, it alone.
-    ``is_closed``: a last line that nothing ends is one."""
+    """Return (the first bytes of the lines that end in the next block, the end of the last of them).
+
+    Returns a line that is longer than a block alone. ``is_closed``: a last line without a line feed counts.
+    """
     file.seek(start)
     content = file.read(min(block_bytes, size - start))
     ends = start + 1 + np.flatnonzero(np.frombuffer(content, np.uint8) == LF)
@@ -428,7 +449,7 @@ def _read_block(file: BinaryIO, start: int, size: int, block_bytes: int, *, is_c
 
 
 def _end_of_line(file: BinaryIO, size: int, block_bytes: int) -> int | None:
-    """Where the line ends that goes on where ``file`` stands, its line feed included; None: nothing ends it."""
+    """Return where the line at the position of ``file`` ends, including its line feed; None if it has no end yet."""
     while content := file.read(block_bytes):
         at = content.find(b"\n")
         if at >= 0:
@@ -438,7 +459,7 @@ def _end_of_line(file: BinaryIO, size: int, block_bytes: int) -> int | None:
 
 
 def _byte_of(part: LinePart, line: int) -> int:
-    """Where the line with index ``line`` begins, of a part's lines or right behind them."""
+    """Return the byte at which the line with index ``line`` begins: a line of the part, or the line behind it."""
     if line in (part.start, part.stop):
         return part.first_byte if line == part.start else part.stop_byte
     starts, _ = find_lines(read_content(part, part.first_byte, part.stop_byte))
@@ -448,7 +469,7 @@ def _byte_of(part: LinePart, line: int) -> int:
 
 
 def _digest(path: str, inode: int | None, position: int) -> str:
-    """Digest of what stands at the beginning of a file and right before ``position``; GONE if it was taken away."""
+    """Return a digest of a file's first bytes and of the bytes before ``position``; GONE if the file cannot be read."""
     try:
         with open_file(path, path, inode) as file:
             return _digest_of_lines(file, position)

@@ -1,7 +1,7 @@
-"""Frame: a user's own DataFrame as a run reads it: kept by Spark, and, in foreachBatch, only while its query is active.
+"""Connects a run to the user's persisted DataFrame and, in foreachBatch, to its streaming query.
 
-Decides how a batch of its rows is planned, that a frame which was computed anew as another one is one clear error, and
-that a stopped query ends the run at the next look. Reaches for Spark only when a run begins.
+Plans a batch of the frame's rows. Turns the errors of a frame that Spark recomputed differently into one clear error. A
+stopped query ends the run at the next check. Imports Spark only when a run begins.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from acker_client.source.engine.environment import BatchFrame, Environment, Fram
 from acker_client.source.errors import InputChanged, QueryStopped
 from acker_client.source.frame.input import FrameSlice
 
-# How long one sleep may be before the query is asked for again.
+# The longest sleep between two checks of the query.
 LOOK_S = 0.5
-# What an error of Spark's says when a stop has interrupted the thread that waited, or has cancelled its job.
+# Parts of Spark's error text if a stop has interrupted the waiting thread or cancelled its job.
 INTERRUPTED = ("InterruptedException", "SPARK_JOB_CANCELLED")
 
 
 class PersistedFrame:
-    """``persisted``: ``acker_client.spark``'s own, which has begun. As the input sees it, and the environment."""
+    """The persisted frame for the input and the environment.
+
+    ``persisted``: a ``Persisted`` of ``acker_client.spark`` on which ``begin`` was called.
+    """
 
     def __init__(self, persisted: Any) -> None:
         self._persisted = persisted
@@ -40,8 +43,8 @@ class PersistedFrame:
     def schema(self) -> Any:
         return self._persisted.schema
 
-    def read(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
-        """See ``PersistedRows``."""
+    def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
+        """Implement ``PersistedRows.read_rows``."""
         from acker_client.spark.operators.read_frame import rows_of_persisted
 
         try:
@@ -50,7 +53,7 @@ class PersistedFrame:
             raise changed(error) or error from error
 
     def plan(self, spark: Any, plan: FramePlan) -> BatchFrame:
-        """The frame of a batch, as ``Environment.frame`` makes it."""
+        """Plan the frame of a batch; used as ``Environment.frame``."""
         from acker_client.spark.commit_evidence.batch import Once
         from acker_client.spark.driver.session import settings_of
         from acker_client.spark.operators.read_frame import frame_of_persisted
@@ -70,15 +73,18 @@ class PersistedFrame:
 
 
 def changed(error: BaseException) -> InputChanged | None:
-    """What ``error`` of Spark's says when a frame was computed anew as another one."""
+    """Return the error to raise if Spark's ``error`` means that it recomputed the frame differently; else None."""
     from acker_client.spark.commit_evidence.blame import other_rows
 
-    said = other_rows(error)
-    return InputChanged(said) if said else None
+    message = other_rows(error)
+    return InputChanged(message) if message else None
 
 
 class StreamingQuery:
-    """The query in whose foreachBatch this thread is; outside of one it is never stopped. ``df``: the micro-batch."""
+    """The streaming query whose foreachBatch runs in this thread. ``df``: the micro-batch.
+
+    Outside of foreachBatch it is never stopped.
+    """
 
     def __init__(self, df: Any) -> None:
         from acker_client.spark.driver.query import Query
@@ -86,26 +92,26 @@ class StreamingQuery:
         self._query = Query(df)
 
     def check_error(self, error: Exception) -> None:
-        """Raise ``QueryStopped`` for an ``error`` that a stop of the query has made of a call of Spark's."""
+        """Raise ``QueryStopped`` if ``error`` is Spark's answer to a call that a stop of the query has interrupted."""
         if any(sign in str(error) for sign in INTERRUPTED):
             self.check()
 
     def check(self) -> None:
-        """Raise ``QueryStopped`` when it was stopped: Spark would take a return for the end of the micro-batch."""
+        """Raise ``QueryStopped`` if the query was stopped. A return would tell Spark that the micro-batch is done."""
         if self._query.is_stopped:
-            # From None: Spark looks with a regular expression for interruptions in the text of whatever ends a query
-            # that was stopped, and a long one, as of a job that was interrupted, overflows its stack.
+            # ``from None`` keeps the error text short. Spark searches the text with a regular expression for
+            # interruptions, and a long text, as of an interrupted job, overflows its stack.
             raise QueryStopped(
                 f"{self._query} was stopped before every row of its micro-batch had its answer; nothing is lost: the"
                 " next start of the query gets this micro-batch again"
             ) from None
 
     def end(self) -> None:
-        """The micro-batch is done with."""
+        """End the work on the micro-batch."""
         self._query.restore()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, looking up now and then."""
+        """Sleep, and check the query from time to time."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, LOOK_S))
@@ -113,6 +119,6 @@ class StreamingQuery:
 
 
 def frame_environment(persisted: PersistedFrame, query: StreamingQuery | None) -> Environment:
-    """The environment of a run over a frame; ``query``: in whose foreachBatch it is."""
+    """Return the environment of a run over a frame. ``query``: the query in whose foreachBatch it runs, if any."""
     environment = replace(spark_environment(), frame=persisted.plan)
     return environment if query is None else replace(environment, check=query.check, sleep=query.sleep)

@@ -1,4 +1,4 @@
-"""Frame: the source whose records are rows of any DataFrame; and ``tracked``, which makes one of each micro-batch."""
+"""The source ``Frame``, whose records are rows of a DataFrame, and ``tracked``, which runs one for each micro-batch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Frame(Source):
-    """Rows of any DataFrame as a source, each a record.
+    """A source whose records are the rows of a DataFrame.
 
-    ``df`` is persisted while the source runs (``storage_level``, Spark's own default unless given), unless you have
-    persisted it yourself, and its rows are numbered by partition and row. Should Spark have to compute some of it anew
-    and get other rows (from random numbers, a clock, a table that has changed), the run ends with ``InputChanged``, and
-    none of these is acked. ``key``: columns that name a row in dead letters and logs; else its partition and row do.
-    ``checkpoint`` is of use only where the same frame, in the same order, is read at the next start. ``options``: see
-    ``CommonOptions``; ``partitions`` has no say, as the frame has its own.
+    The source persists ``df`` while it runs, with ``storage_level`` (by default Spark's own), unless you have persisted
+    it yourself. It numbers the rows by partition and row. If Spark has to recompute some of the frame and gets
+    different rows (from random numbers, a clock, a changed table), the run ends with ``InputChanged``, and none of
+    these rows is acked. ``key``: the columns that name a row in dead letters and logs; by default its partition and
+    row. A ``checkpoint`` is useful only if the next start reads the same frame in the same order. ``options``: see
+    ``CommonOptions``; ``partitions`` has no effect, because the frame has its own partitions.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Frame(Source):
         **options: Unpack[CommonOptions],
     ) -> None:
         super().__init__(options_of(Frame, options))
-        _names(key)
+        _key_names(key)
         self.df = df
         self.key = _checked_key(df, key, self.options.name)
         self.storage_level = storage_level
@@ -71,7 +71,7 @@ class Frame(Source):
                 undo.add(persisted.release)
                 persisted.begin()
                 self._persisted = PersistedFrame(persisted)
-                # In foreachBatch the active session is not the one that has the micro-batch.
+                # In foreachBatch the active session is not the session of the micro-batch.
                 with super()._begin(self.df.sparkSession) as run:
                     yield run
         except Exception as error:
@@ -83,7 +83,7 @@ class Frame(Source):
 
 
 class Tracked:
-    """What ``tracked`` returns: call it with each micro-batch, as ``foreachBatch`` does."""
+    """The result of ``tracked``. ``foreachBatch`` calls it with each micro-batch."""
 
     def __init__(self, process: Callable[[Batch], object], key: str | Sequence[str], storage_level: Any, options: Any):
         self._process = process
@@ -93,7 +93,7 @@ class Tracked:
         self._latest: Frame | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Returns when every row of the micro-batch is acked or in the dead letters; raises otherwise."""
+        """Process a micro-batch. Returns when every row is acked or in the dead letters; raises otherwise."""
         source = Frame(df, key=self._key, storage_level=self._storage_level, **self._options)
         query = source._query = StreamingQuery(df)
         self._latest = source
@@ -106,7 +106,7 @@ class Tracked:
                 raise
 
     def summary(self) -> Summary | None:
-        """What became of the rows of the latest micro-batch; None before the first."""
+        """Return the summary of the latest micro-batch; None before the first."""
         return None if self._latest is None else self._latest.summary()
 
 
@@ -117,27 +117,28 @@ def tracked(
     storage_level: Any = None,
     **options: Unpack[CommonOptions],
 ) -> Tracked:
-    """The function to give to ``foreachBatch``, so that Spark's checkpoint moves when, and only when, every row of a
-    micro-batch is acked or in the dead letters.
+    """Return a function for ``foreachBatch`` that tracks the rows of each micro-batch.
 
-    ``process(batch)`` is called for each batch of its rows, replays among them, as in ``Source.run``; ``options`` are
-    meant for one micro-batch each. A micro-batch that does not end so raises what went wrong (``QueryStopped`` when the
-    query was stopped), which ends the query; its next start gets that micro-batch again. ``batch.number`` begins at 1
-    in each micro-batch, so output is named by ``batch.id``. The rest as in ``Frame``. There is no ``checkpoint``: Spark
-    has one.
+    Spark's checkpoint moves on if, and only if, every row of a micro-batch is acked or in the dead letters. Otherwise
+    the function raises the error (``QueryStopped`` if the query was stopped), which ends the query. The next start of
+    the query gets the same micro-batch again.
+
+    ``process(batch)`` is called for each batch of rows, including replays, as in ``Source.run``. The ``options`` apply
+    to each micro-batch separately. ``batch.number`` begins at 1 in each micro-batch, so name output by ``batch.id``.
+    There is no ``checkpoint`` option, because Spark has its own. The other arguments are those of ``Frame``.
     """
     if options.get("checkpoint") is not None:
         raise ValueError(
             "checkpoint: a streaming query has its own, .option('checkpointLocation', ...): leave this out"
         )
     options_of(tracked, options)
-    _names(key)
+    _key_names(key)
     if not callable(process):
         raise TypeError(f"tracked({process!r}): give the function that is called for each batch, process(batch)")
     return Tracked(process, key, storage_level, options)
 
 
-def _names(key: str | Sequence[str]) -> tuple[str, ...]:
+def _key_names(key: str | Sequence[str]) -> tuple[str, ...]:
     names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Sequence) else (key,)
     if not all(isinstance(each, str) for each in names):
         raise TypeError(f"key={key!r}: give the name of a column, or several, like key=['id']")
@@ -145,7 +146,7 @@ def _names(key: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...]:
-    """The columns of the key. Raises ``TypeError`` or ``ValueError`` for what cannot be tracked."""
+    """Return the columns of the key. Raises ``TypeError`` or ``ValueError`` if the frame cannot be tracked."""
     from acker_client.spark.driver.persisted import refuse
     from acker_client.spark.operators.read_frame import refuse_columns
 
@@ -153,7 +154,7 @@ def _checked_key(df: Any, key: str | Sequence[str], name: str) -> tuple[str, ...
         raise TypeError(f"source {name!r}: {problem}")
     if problem := refuse_columns(df.columns):
         raise ValueError(f"source {name!r}: {problem}")
-    names = _names(key)
+    names = _key_names(key)
     if missing := [each for each in names if each not in df.columns]:
         raise ValueError(
             f"source {name!r}: key={missing[0]!r} is no column of the frame; it has {', '.join(df.columns)}"

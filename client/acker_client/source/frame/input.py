@@ -1,8 +1,8 @@
-"""Frame: rows of a user's own DataFrame as an input. Its partitions are the frame's, a position is a row in one.
+"""Rows of a user's own DataFrame as an input. Its partitions are those of the frame; a position is a row in one.
 
-Decides which rows come next (some of each partition, so that a batch keeps all tasks busy), how a row is named (by its
-key, else by partition and row), and that a checkpoint is of the same frame. Rows are read by Spark alone: a slice says
-which, and ``PersistedRows`` is how this module reaches them.
+Decides which rows come next (some of each partition, so that a batch keeps all tasks busy) and how a row is named (by
+its key, otherwise by partition and row). Checks that a checkpoint belongs to the same frame. Only Spark reads the rows:
+a slice lists them, and ``PersistedRows`` gives this module access.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from acker_client.source.records.ranges import Positions, Ranges
 
 @dataclass(frozen=True, slots=True)
 class FramePart:
-    """Rows ``start`` up to ``stop`` of one partition of the frame; ``partition``: its number, as text."""
+    """Rows ``start`` up to ``stop`` of one partition of the frame. ``partition``: its number as text."""
 
     partition: str
     start: int
@@ -31,7 +31,7 @@ class FramePart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameSlice:
-    """Numbers ``start`` up to ``stop`` of a batch: ``rows: int64`` of one partition, ascending."""
+    """Numbers ``start`` up to ``stop`` of a batch, for ``rows`` of one partition (int64, ascending)."""
 
     start: int
     stop: int
@@ -40,23 +40,23 @@ class FrameSlice:
 
 
 class PersistedRows(Protocol):
-    """The frame, as Spark keeps it."""
+    """The frame as persisted by Spark."""
 
     @property
     def counted(self) -> Mapping[int, tuple[int, int]]:
-        """(rows, digest of them all) of each partition that has rows."""
+        """(number of rows, digest over all rows), by partition. Empty partitions are left out."""
         ...
 
     @property
     def columns(self) -> Sequence[str]: ...
 
-    def read(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
-        """The rows of ``slices``, in order. Raises ``InputChanged`` when they are not what they were."""
+    def read_rows(self, slices: Sequence[FrameSlice], columns: Sequence[str]) -> pa.Table:
+        """Return the rows of ``slices``, in order. Raises ``InputChanged`` if they have changed."""
         ...
 
 
 class FrameInput:
-    """Rows of a frame as an input (see ``core.input.Input``). ``key``: the columns that name a row."""
+    """Rows of a frame as an ``Input``. ``key``: the columns that name a row."""
 
     kind = "frame"
 
@@ -81,7 +81,7 @@ class FrameInput:
         total = sum(left.values())
         room, parts = min(records_max, total), []
         for name, rows in left.items():
-            # The rest is shared out anew each time, so that rounding loses nothing.
+            # Computes each share from what is left, so that rounding loses nothing.
             share = min(rows, -(-rows * room // total)) if total else 0
             total, room = total - rows, room - share
             if share:
@@ -99,7 +99,7 @@ class FrameInput:
 
     def origins(self, chosen: Sequence[Chosen[FramePart]]) -> pa.RecordBatch:
         if self._key:
-            table = self._read(chosen, self._key)
+            table = self._read_rows(chosen, self._key)
             columns = [column.combine_chunks() for column in table.columns]
             return pa.RecordBatch.from_arrays(columns, names=list(self._key))
         slices = self.slices(chosen, 1)
@@ -111,7 +111,7 @@ class FrameInput:
         return pa.RecordBatch.from_arrays([pa.array(partitions), pa.array(rows)], names=["partition", "row"])
 
     def originals(self, chosen: Sequence[Chosen[FramePart]]) -> list[Original]:
-        values = self._read(chosen, self._frame.columns).to_pylist(maps_as_pydicts=None)
+        values = self._read_rows(chosen, self._frame.columns).to_pylist(maps_as_pydicts=None)
         places = [(each.partition, row) for each in self.slices(chosen, 1) for row in each.rows.tolist()]
         return [
             Original(self._origin(partition, row, value), {name: jsonable(each) for name, each in value.items()})
@@ -119,7 +119,7 @@ class FrameInput:
         ]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Spark keeps the frame as long as the run lasts."""
+        """Do nothing: Spark keeps the frame as long as the run lasts."""
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         rows, digest = self._counted.get(partition, (0, 0))
@@ -132,8 +132,8 @@ class FrameInput:
             return f"end of the frame ({total} {'row' if total == 1 else 'rows'})"
         return f"{prefixes} of {total} rows of the frame"
 
-    def _read(self, chosen: Sequence[Chosen[FramePart]], columns: Sequence[str]) -> pa.Table:
-        return self._frame.read(self.slices(chosen, 1), columns)
+    def _read_rows(self, chosen: Sequence[Chosen[FramePart]], columns: Sequence[str]) -> pa.Table:
+        return self._frame.read_rows(self.slices(chosen, 1), columns)
 
     def _origin(self, partition: int, row: int, value: Mapping[str, Any]) -> Mapping[str, Any]:
         if not self._key:

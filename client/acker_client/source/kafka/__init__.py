@@ -3,3 +3,10 @@
 Entry points: ``kafka.Kafka``, ``offset_store.KafkaOffsets``, ``letters_topic.KafkaTopic``, ``hand_on.hand_on``.
 ``connection`` is the only module that imports confluent_kafka.
 """
+
+from acker_client.source.kafka.hand_on import hand_on
+from acker_client.source.kafka.kafka import Kafka
+from acker_client.source.kafka.letters_topic import KafkaTopic
+from acker_client.source.kafka.offset_store import KafkaOffsets
+
+__all__ = ["hand_on", "Kafka", "KafkaTopic", "KafkaOffsets"]

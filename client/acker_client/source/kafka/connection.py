@@ -1,9 +1,9 @@
-"""Kafka: the one door to it, confluent-kafka and below that librdkafka.
+"""The only access to Kafka: through confluent-kafka, which is built on librdkafka.
 
-Decides how the library is set up (no joining of groups, no commits of its own, an offset that is not there is an error,
-not a jump), how its errors become sentences, and that a reader is kept for as long as its process lives. Knows offsets
-and messages; never what is done, or where a source begins. Can be imported without the library: the error of opening it
-names the extra.
+The library is set up so that it joins no group, commits nothing by itself, and reports a missing offset as an error
+instead of jumping to another. Its errors become sentences with advice. A reader is kept for as long as its process
+lives. This module knows offsets and messages, but not what is done or where a source begins. It can be imported without
+the library; opening a connection then raises an error that names the extra.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from acker_client.source.kafka.names import At, KafkaConnection, Topics
 
 log = logging.getLogger("acker_client.source.kafka")
 
-# A planned range is there: nobody has to wait for it to grow, nor for room in a queue that is being emptied.
+# A planned range exists already, so waiting for more data, or for room in the queue, only costs time.
 READING = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 5, "fetch.error.backoff.ms": 100}
-# One look for messages; a range with offsets that are not there waits so long for them.
+# The timeout of one poll for messages. A range with missing offsets waits this long.
 LOOK_S = 0.05
-# Messages that are taken at once: at most so many, of about so many bytes.
+# One poll takes at most this many messages (fewer at the beginning), with about this many bytes.
 MESSAGES_MAX = 10_000
 MESSAGES_FIRST = 250
 BYTES_TOGETHER = 16 << 20
 # Readers that a process keeps.
 READERS_MAX = 4
-# Between two tries of what a broker did not take.
+# The pause between two tries of a request.
 PAUSE_S = 0.05
 
 EARLIEST, LATEST = -2, -1
-# What a broker takes beside an offset, unless it is set otherwise: less than its offset.metadata.max.bytes of 4096.
+# The metadata that a broker accepts by default: less than its offset.metadata.max.bytes of 4096.
 METADATA_BYTES_MAX = 4095
 
 
@@ -49,20 +49,23 @@ Message = tuple[bytes | None, bytes | None] | tuple[bytes | None, bytes | None, 
 
 
 class CommittedOffset(NamedTuple):
-    """What a group has committed of a partition: the next offset to read, and what its committer wrote beside it."""
+    """A group's commit for a partition: the next offset to read, and the metadata beside it."""
 
     offset: int
     metadata: str
 
 
 class Unreachable(SourceError):
-    """No broker has answered in time: it may be there again later."""
+    """No broker has answered in time. It may answer again later."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Messages of one partition, ascending: ``offsets: int64[n]``, ``timestamps_ms: int64[n]`` (-1: has none), n keys,
-    values and lists of headers, each of which may be None; ``unreadable``: index -> reason."""
+    """Messages of one partition, ascending.
+
+    ``offsets`` and ``timestamps_ms`` are int64[n]; a timestamp of -1 means none. ``keys``, ``values`` and ``headers``
+    have n entries, each of which may be None. ``unreadable``: the reason by index.
+    """
 
     offsets: npt.NDArray[np.int64]
     timestamps_ms: npt.NDArray[np.int64]
@@ -73,14 +76,14 @@ class Fetched:
 
 
 class Gone(NamedTuple):
-    """Offsets ``start`` up to ``stop`` were there when they were planned, and are not: the log begins later by now."""
+    """Offsets ``start`` up to ``stop`` existed when they were planned, but the log now begins later."""
 
     start: int
     stop: int
 
 
 class Broker:
-    """What the driver asks Kafka, and what it commits. Errors are ``SourceError``; ``Unreachable`` may pass."""
+    """The driver's requests and commits to Kafka. Raises ``SourceError``; after ``Unreachable`` a retry may succeed."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
@@ -89,36 +92,40 @@ class Broker:
         self._is_behind = False
         self._limit_s = connection.timeout_s
         self._trouble = ""
-        # So long the library itself waits for an answer, and for commits under way when it is closed.
+        # How long the library waits for an answer, and for pending commits when it is closed.
         answer_ms = int(1000 * min(60.0, max(2.0, connection.timeout_s)))
-        settings = {"on_commit": self._heard, "socket.timeout.ms": answer_ms, "session.timeout.ms": answer_ms}
-        self._consumer = _consumer(connection, self._trouble_seen, **settings)
+        settings = {"on_commit": self._on_commit, "socket.timeout.ms": answer_ms, "session.timeout.ms": answer_ms}
+        self._consumer = _consumer(connection, self._note_trouble, **settings)
 
     def partitions(self, topics: Topics, timeout_s: float | None = None) -> dict[str, int]:
-        """The topics that there are, by name, with how many partitions each has. Raises for a named one that is not
-        there; of those that fit a pattern, what may not be seen is not there."""
+        """Return the number of partitions of each topic, by name.
+
+        Raises for a named topic that does not exist. With a pattern, topics that this user may not see are left out.
+        """
 
         def ask(limit_s: float) -> dict[str, int]:
             return {name: count for each in topics.names or (None,) for name, count in self._listed(each, limit_s)}
 
-        found: dict[str, int] = self._asked("the list of topics", ask, timeout_s)
+        found: dict[str, int] = self._ask("the list of topics", ask, timeout_s)
         return {name: found[name] for name in (topics.names or sorted(found)) if topics.fits(name)}
 
     def offsets(self, partitions: Sequence[At], at: int, timeout_s: float | None = None) -> dict[At, int]:
-        """The offset of the first record at or after a time (Unix milliseconds), or at ``EARLIEST`` or ``LATEST``, of
-        each partition; where there is none, the end."""
+        """Return, for each partition, the offset of the first record at or after ``at``, or the end if there is none.
+
+        ``at``: Unix milliseconds, ``EARLIEST`` or ``LATEST``.
+        """
 
         def ask(limit_s: float) -> dict[At, int]:
             asked = [library().TopicPartition(each.topic, each.number, at) for each in partitions]
             answered = self._consumer.offsets_for_times(asked, timeout=limit_s)
             return {self._at(each): each.offset for each in answered}
 
-        found: dict[At, int] = self._asked("offsets", ask, timeout_s) if partitions else {}
+        found: dict[At, int] = self._ask("offsets", ask, timeout_s) if partitions else {}
         late = [partition for partition, offset in found.items() if offset < 0]
         return found | (self.offsets(late, LATEST, timeout_s) if late and at != LATEST else {})
 
     def committed(self, partitions: Sequence[At]) -> dict[At, CommittedOffset]:
-        """What the group has committed; a partition of which it has nothing is left out."""
+        """Return what the group has committed. Partitions without a commit are left out."""
 
         def ask(limit_s: float) -> dict[At, CommittedOffset]:
             answered = self._consumer.committed([library().TopicPartition(*each) for each in partitions], limit_s)
@@ -126,12 +133,12 @@ class Broker:
             return {at: each for at, each in found.items() if each.offset >= 0}
 
         found: dict[At, CommittedOffset] = (
-            self._asked(f"what group {self.connection.group!r} has committed", ask) if partitions else {}
+            self._ask(f"what group {self.connection.group!r} has committed", ask) if partitions else {}
         )
         return found
 
     def commit(self, offsets: Mapping[At, CommittedOffset]) -> None:
-        """Begin to commit; ``confirm`` waits for it. What goes wrong meanwhile is logged, once until it is well."""
+        """Begin to commit; ``confirm`` waits for it. Logs the first failure, and no more until a commit succeeds."""
         if not offsets:
             return
         made = [
@@ -146,7 +153,7 @@ class Broker:
         self.serve()
 
     def confirm(self, timeout_s: float) -> str:
-        """Wait until all that was to be committed is; why it is not ("": it is)."""
+        """Wait until all commits have succeeded. Returns why one has not, or ""."""
         deadline_s = time.monotonic() + timeout_s
         while self._unconfirmed and not self._failed and time.monotonic() < deadline_s:
             self._consumer.poll(PAUSE_S)
@@ -155,14 +162,14 @@ class Broker:
         return self._failed or self._trouble or f"no answer in {timeout_s:g} s"
 
     def serve(self) -> None:
-        """Hear what became of commits and connections."""
+        """Run the library's callbacks for commits and connection errors."""
         self._consumer.poll(0)
 
     def close(self) -> None:
         self._consumer.close()
 
     def _at(self, answered: Any) -> At:
-        """The partition that an answer is about. Raises where it is an error."""
+        """Return the partition of an answer. Raises if the answer is an error."""
         at = At(answered.topic, answered.partition)
         if answered.error is not None:
             raise self._error(answered.error, f"partition {at.name}")
@@ -175,8 +182,8 @@ class Broker:
             if metadata.error is None:
                 yield topic, len(metadata.partitions)
 
-    def _asked(self, what: str, ask: Callable[[float], Any], timeout_s: float | None = None) -> Any:
-        """The answer, for which a broker that has none yet (as there is no leader just now) is asked again."""
+    def _ask(self, what: str, ask: Callable[[float], Any], timeout_s: float | None = None) -> Any:
+        """Return the answer of ``ask``; repeat it until the timeout if no broker can answer, as without a leader."""
         limit_s = self.connection.timeout_s if timeout_s is None else min(timeout_s, self.connection.timeout_s)
         deadline_s = time.monotonic() + limit_s
         self._limit_s = limit_s
@@ -185,9 +192,9 @@ class Broker:
                 return ask(max(PAUSE_S, deadline_s - time.monotonic()))
             except library().KafkaException as error:
                 self.serve()
-                said = self._error(error.args[0], what)
-                if not isinstance(said, Unreachable) or time.monotonic() >= deadline_s:
-                    raise said from None
+                failure = self._error(error.args[0], what)
+                if not isinstance(failure, Unreachable) or time.monotonic() >= deadline_s:
+                    raise failure from None
             except Unreachable:
                 if time.monotonic() >= deadline_s:
                     raise
@@ -196,11 +203,11 @@ class Broker:
     def _error(self, error: Any, what: str) -> SourceError:
         return error_of(error, what, replace(self.connection, timeout_s=self._limit_s), self._trouble)
 
-    def _trouble_seen(self, error: Any) -> None:
+    def _note_trouble(self, error: Any) -> None:
         self._trouble = error.str()
 
-    def _heard(self, error: Any, partitions: Sequence[Any]) -> None:
-        """Called by the library, from ``poll``, for each commit."""
+    def _on_commit(self, error: Any, partitions: Sequence[Any]) -> None:
+        """Take the result of a commit. The library calls it from ``poll``."""
         failed = [each.error for each in partitions if each.error is not None]
         if error is not None or failed:
             self._note_failed((error or failed[0]).str())
@@ -229,27 +236,29 @@ class Reader:
         self.connection = connection
         self._trouble = ""
         self._reading: object = None
-        self._consumer = _consumer(connection, self._trouble_seen, **READING)
+        self._consumer = _consumer(connection, self._note_trouble, **READING)
 
     def read(self, at: At, start: int, stop: int) -> Iterator[Fetched | Gone]:
-        """What there is of offsets ``start`` up to ``stop``, ascending; what is not there is left out. Raises
-        ``InputChanged`` when the log ends before ``start``, ``Unreachable`` when nothing comes for too long."""
+        """Yield the messages at offsets ``start`` up to ``stop``, ascending. Missing offsets are left out.
+
+        Raises ``InputChanged`` if the log ends before ``start``, ``Unreachable`` if nothing arrives within the timeout.
+        """
         position, take = start, MESSAGES_FIRST
         waiting_since_s, mine = time.monotonic(), object()
         try:
             while position < stop:
                 if self._reading is not mine:
-                    # At the beginning, and where another range was read between two steps of this one.
+                    # At the beginning, and if another range was read between two steps of this generator.
                     self._reading = mine
                     self._assign(at, position)
                 messages = self._consumer.consume(min(stop - position, take), LOOK_S)
                 before = position
-                for found in self._sorted_out(at, messages, position, stop):
+                for found in self._separate_errors(at, messages, position, stop):
                     position = found.stop if isinstance(found, Gone) else int(found.offsets[-1]) + 1
                     if isinstance(found, Gone) or found.offsets[0] < stop:
-                        yield found if isinstance(found, Gone) else _cut(found, stop)
+                        yield found if isinstance(found, Gone) else _below(found, stop)
                     take = take if isinstance(found, Gone) else _next_take(found, take)
-                position = max(position, self._end_seen(messages))
+                position = max(position, self._end_of_log(messages))
                 if position > before:
                     waiting_since_s = time.monotonic()
                 elif time.monotonic() - waiting_since_s > self.connection.timeout_s:
@@ -265,29 +274,32 @@ class Reader:
     def _assign(self, at: At, offset: int) -> None:
         self._consumer.assign([library().TopicPartition(at.topic, at.number, offset)])
 
-    def _sorted_out(self, at: At, messages: Sequence[Any], position: int, stop: int) -> Iterator[Fetched | Gone]:
-        """The messages, and where the log does not reach back to ``position`` any more, what is gone."""
+    def _separate_errors(self, at: At, messages: Sequence[Any], position: int, stop: int) -> Iterator[Fetched | Gone]:
+        """Yield the offsets from ``position`` on that were deleted, if any, and then the messages."""
         good = messages
         if any(map(_error_of, messages)):
             good = [message for message in messages if message.error() is None]
             for message in messages:
                 if message.error() is not None:
-                    gone = self._seen(at, message, position, stop)
+                    gone = self._handle_error(at, message, position, stop)
                     if gone is not None:
                         yield gone
         if good:
             yield _fetched(good)
 
-    def _end_seen(self, messages: Sequence[Any]) -> int:
-        """One more than the last offset of the log, where its end was met; 0: it was not."""
+    def _end_of_log(self, messages: Sequence[Any]) -> int:
+        """Return the end of the log (its last offset plus one) if the messages reach it; otherwise 0."""
         ends = (message for message in messages if message.error() is not None)
         return max((end.offset() for end in ends if end.error().code() == _codes()._PARTITION_EOF), default=0)
 
-    def _seen(self, at: At, message: Any, position: int, stop: int) -> Gone | None:
-        """An error among messages: what is gone by it, None: it may pass. Raises where it does not."""
+    def _handle_error(self, at: At, message: Any, position: int, stop: int) -> Gone | None:
+        """Handle an error among messages. Returns the offsets that were deleted; None for an error that may pass.
+
+        Raises ``SourceError`` for all other errors.
+        """
         codes, error = _codes(), message.error()
         if error.code() in _damaged() and message.offset() < stop:
-            # The library goes on behind it, as if there were no such records.
+            # Without this check the library would skip these records silently.
             raise SourceError(
                 f"Kafka: {at.name} cannot be read at offset {message.offset()} ({error.str()}): see to the broker's"
                 " copy of it, and to what the library can decompress; what is not read is not done"
@@ -321,12 +333,12 @@ class Reader:
             f" planned, for {self.connection.timeout_s:g} s{why}: see to the brokers {self.connection.servers}"
         )
 
-    def _trouble_seen(self, error: Any) -> None:
+    def _note_trouble(self, error: Any) -> None:
         self._trouble = error.str()
 
 
 class TopicWriter:
-    """Writes messages to a topic, and knows when they last."""
+    """Writes messages to a topic, and waits until they are durable."""
 
     def __init__(self, connection: KafkaConnection) -> None:
         self.connection = connection
@@ -335,22 +347,22 @@ class TopicWriter:
             "acks": "all",
             "enable.idempotence": True,
             "message.timeout.ms": int(connection.timeout_s * 1000),
-            "error_cb": self._trouble_seen,
+            "error_cb": self._note_trouble,
             **connection.settings,
         }
         self._producer = _opened(lambda: library().Producer(settings, logger=_Whisper()), connection)
 
-    def check(self, topic: str) -> None:
-        """Make sure that the topic is there, or is made by being asked for. Raises ``SourceError``."""
+    def check_topic(self, topic: str) -> None:
+        """Check that the topic exists. Asking may create it, if brokers are set so. Raises ``SourceError``."""
         deadline_s = time.monotonic() + self.connection.timeout_s
         while (error := self._error_of_topic(topic)) is not None:
-            # A topic that is made by being asked for is not there at once.
+            # A topic that brokers create on request does not exist at once.
             if error.code() in _forbidden() or time.monotonic() > deadline_s:
                 raise error_of(error, f"topic {topic!r}", self.connection, self._trouble)
             time.sleep(PAUSE_S)
 
     def write(self, topic: str, messages: Iterable[Message]) -> None:
-        """Send messages, in order, and return once all replicas that are in sync have them."""
+        """Send messages in order, and return once all in-sync replicas have them. Raises ``SourceError``."""
         failed: list[Any] = []
 
         def delivered(error: Any, message: Any) -> None:
@@ -373,7 +385,7 @@ class TopicWriter:
         self._producer.flush(0)
 
     def _drop(self) -> None:
-        """What is still on its way would arrive after its records were read again."""
+        """Drop messages that are not sent yet. They would arrive after their records were read again."""
         self._producer.purge()
         self._producer.flush(1)
 
@@ -399,16 +411,16 @@ class TopicWriter:
             self._producer.poll(0)
             raise error_of(error.args[0], f"topic {topic!r}", self.connection, self._trouble) from None
 
-    def _trouble_seen(self, error: Any) -> None:
+    def _note_trouble(self, error: Any) -> None:
         self._trouble = error.str()
 
 
-# The readers of this process: a worker that Spark forks must not touch those of its parent.
+# Readers by process id: a worker that Spark forks must not use those of its parent.
 _readers: dict[tuple[int, KafkaConnection], Reader] = {}
 
 
 def reader_of(connection: KafkaConnection) -> Reader:
-    """The reader that this process keeps for a connection."""
+    """Return the reader that this process keeps for a connection."""
     key = os.getpid(), connection
     if key not in _readers:
         mine = [other for other in _readers if other[0] == key[0]]
@@ -418,12 +430,12 @@ def reader_of(connection: KafkaConnection) -> Reader:
     return _readers[key]
 
 
-# And its writers, likewise.
+# Writers by process id, for the same reason.
 _writers: dict[tuple[int, KafkaConnection], TopicWriter] = {}
 
 
 def writer_of(connection: KafkaConnection) -> TopicWriter:
-    """The writer that this process keeps for a connection."""
+    """Return the writer that this process keeps for a connection."""
     key = os.getpid(), connection
     if key not in _writers:
         _writers[key] = TopicWriter(connection)
@@ -431,12 +443,12 @@ def writer_of(connection: KafkaConnection) -> TopicWriter:
 
 
 def forget_writer(connection: KafkaConnection) -> None:
-    """The next :func:`writer_of` makes another one."""
+    """Forget the writer of a connection, so that the next :func:`writer_of` makes a new one."""
     _writers.pop((os.getpid(), connection), None)
 
 
 def library() -> Any:
-    """confluent-kafka. Raises ``ImportError`` with the extra to install."""
+    """Import confluent-kafka. Raises ``ImportError`` with the extra to install."""
     try:
         import confluent_kafka
     except ImportError as error:
@@ -445,12 +457,12 @@ def library() -> Any:
 
 
 def committer() -> str:
-    """Which session commits: its host and process."""
+    """Return the host and process that commits, for commit metadata."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def ends_before(at: At, position: int, end: int) -> str:
-    """The sentence for a log that is shorter than what was read of it."""
+    """Return the error text for a log that is shorter than what was read of it."""
     return (
         f"Kafka: {at.name} was read up to offset {position}, and ends at {end} now: the topic was deleted"
         " and made anew, or has lost its end. To read it from its beginning give another source name and group_id, and"
@@ -459,7 +471,7 @@ def ends_before(at: At, position: int, end: int) -> str:
 
 
 def error_of(error: Any, what: str, connection: KafkaConnection, trouble: str) -> SourceError:
-    """An error of the library in a sentence, with what to do."""
+    """Turn an error of the library into a ``SourceError`` that says what to do."""
     codes, code = _codes(), error.code()
     why = f"{error.str()}; {trouble}" if trouble and trouble != error.str() else error.str()
     if code in _forbidden():
@@ -490,7 +502,7 @@ def _forbidden() -> tuple[int, ...]:
 
 
 def _damaged() -> tuple[int, ...]:
-    """Records that are there and cannot be read: their checksum is wrong, or they are packed in an unknown way."""
+    """Return the codes for records that exist but cannot be read: a wrong checksum, or an unknown compression."""
     codes = _codes()
     return codes._BAD_MSG, codes._BAD_COMPRESSION, codes._NOT_IMPLEMENTED
 
@@ -505,7 +517,7 @@ def _passing() -> tuple[int, ...]:
         codes._ALL_BROKERS_DOWN,
         codes._RESOLVE,
         codes._DESTROY,
-        # What the library says of a partition whose broker it has lost.
+        # The library's codes for a partition whose broker it has lost.
         codes._UNKNOWN_TOPIC,
         codes._UNKNOWN_PARTITION,
         codes._WAIT_COORD,
@@ -526,7 +538,7 @@ def _passing() -> tuple[int, ...]:
 
 
 class _Whisper:
-    """Where the library logs: what matters of it comes as an error, and becomes a sentence."""
+    """The library's logger. Debug level only: important events also come as errors."""
 
     def log(self, level: int, text: str, *values: object) -> None:
         log.debug(text, *values)
@@ -582,8 +594,8 @@ def _readable_headers(index: int, message: Any, unreadable: dict[int, str]) -> A
         return None
 
 
-def _cut(fetched: Fetched, stop: int) -> Fetched:
-    """What of it lies below ``stop``."""
+def _below(fetched: Fetched, stop: int) -> Fetched:
+    """Return the messages below ``stop``."""
     count = int(np.searchsorted(fetched.offsets, stop))
     if count == len(fetched.offsets):
         return fetched
@@ -599,6 +611,6 @@ def _cut(fetched: Fetched, stop: int) -> Fetched:
 
 
 def _next_take(fetched: Fetched, take: int) -> int:
-    """How many messages to take next, so that they are not too many bytes."""
+    """Return how many messages the next poll takes, so that they are not too many bytes."""
     size = sum(map(len, filter(None, fetched.values))) // len(fetched.values) + 64
     return max(1, min(MESSAGES_MAX, BYTES_TOGETHER // size, 4 * take))

@@ -1,4 +1,4 @@
-"""Hand on: the sink whose records go to another job through a topic of Kafka's, with their trees."""
+"""The sink that hands records and their trees to another job, through a Kafka topic."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def hand_on(
     timeout_s: float = 60.0,
     config: Mapping[str, Any] | None = None,
 ) -> HandOn:
-    """A sink that writes each row to ``topic`` and hands its tree on: ``hand_on("orders", ...)(batch.df)``.
+    """Return a sink that writes each row to ``topic`` and hands its tree on: ``hand_on("orders", ...)(batch.df)``.
 
-    The row is ACKED when a source that reads the topic, ``Kafka(..., acks_upstream=True)``, has ACKED the message; it
-    fails when that source gives the message up; it is replayed when neither is heard of within the
-    ``message_timeout_s`` of its own source, which has to have ``held=False``. A message may be there more than once.
-    ``key``, ``value``: columns of string or binary; ``config``: settings of librdkafka; ``timeout_s``: how long brokers
-    are waited for, after which the task fails. Needs the extra ``kafka``.
+    The row is ACKED when the source that reads the topic, ``Kafka(..., acks_upstream=True)``, has ACKED the message. It
+    fails when that source gives the message up. It is replayed if neither happens within the ``message_timeout_s`` of
+    its own source, which needs ``held=False``. A message may be written more than once. ``key``, ``value``: columns of
+    type string or binary. ``config``: settings of librdkafka. ``timeout_s``: how long to wait for brokers before the
+    task fails. Needs the extra ``kafka``.
     """
     library()
     if not isinstance(topic, str) or not topic:
@@ -45,7 +45,7 @@ def hand_on(
 
 @dataclass(frozen=True, slots=True)
 class TopicMessages:
-    """Messages that go to a topic, by the writer that the process keeps."""
+    """A topic as the destination of messages. Uses the writer that the process keeps."""
 
     topic: str
     connection: KafkaConnection
@@ -54,10 +54,10 @@ class TopicMessages:
         return f"{self.topic} at {self.connection.servers}"
 
     def write(self, messages: Iterable[Message]) -> None:
-        """Write them, in order; every replica in sync has them when this returns. Raises ``SourceError``."""
+        """Write the messages in order. On return every in-sync replica has them. Raises ``SourceError``."""
         try:
             writer_of(self.connection).write(self.topic, messages)
         except SourceError:
-            # An idempotent producer may be of no use after an error, and a Python worker of Spark's lives long.
+            # An idempotent producer may be unusable after an error, and Spark's Python workers live long.
             forget_writer(self.connection)
             raise

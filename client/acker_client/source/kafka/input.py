@@ -1,9 +1,9 @@
-"""Kafka: which partitions there are, and which offsets come next (in the driver).
+"""Lists the partitions of topics, and plans the next offsets. Runs in the driver.
 
-A partition is a topic's, named ``topic/0``, and a position is an offset. Decides where a partition begins (the
-checkpoint, the group's own commit, ``first_poll``), how a batch is shared out among partitions, what a log that is
-shorter than what was read of it means, and what is committed to Kafka: the prefix that is done, never more. A broker
-that is away for a while is nothing just now. Imports neither grpc nor pyspark.
+A partition is named ``topic/0``, and a position is an offset. Decides where a partition begins (the checkpoint, the
+group's commit, ``first_poll``), how a batch is shared among partitions, and when a log that is shorter than what was
+read of it is an error. Commits to Kafka the finished prefix, and never more. A plan is empty while no broker answers.
+Imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from acker_client.source.records.ranges import Ranges
 log = logging.getLogger("acker_client.source.kafka")
 
 FIRST_POLLS = ("earliest", "latest", "uncommitted_earliest", "uncommitted_latest")
-# How long a plan waits for a broker: replays are not to wait for it.
+# How long a plan waits for a broker. Short, because replays wait for the plan.
 PLAN_S = 5.0
-# So old an answer of the brokers says that they are there.
+# Brokers count as reachable for this long after an answer.
 ANSWER_S = 1.0
 # How long the end of a run waits for its last commit.
 CLOSE_S = 10.0
@@ -56,8 +56,11 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """What is asked of the input. ``source``: its name; ``first_poll``: one of ``FIRST_POLLS``, or the time of the
-    first record; ``commits``: whether the group's offsets are this input's to commit, or a checkpoint's."""
+    """The options of the input.
+
+    ``source``: the name of the source. ``first_poll``: one of ``FIRST_POLLS``, or the time of the first record.
+    ``commits``: whether the input commits the group's offsets; False if the checkpoint store does.
+    """
 
     source: str
     connection: KafkaConnection
@@ -72,9 +75,12 @@ class KafkaOptions:
 
 @dataclass(slots=True)
 class TopicLog:
-    """One partition as the driver sees it: ``next`` is to be planned, ``end`` is where the log ended when it was last
-    asked for, and ``stop`` where this source ends, if it does. ``short_since_s``: since when the log has been shorter
-    than what was read of it; ``missing_since_s``: since when its topic has not been listed."""
+    """One partition in the driver.
+
+    ``next``: the next offset to plan. ``end``: the end of the log by the last answer. ``stop``: where this source ends,
+    if it does. ``short_since_s``: since when the log has been shorter than what was read of it. ``missing_since_s``:
+    since when its topic has not been listed.
+    """
 
     next: int
     end: int
@@ -95,8 +101,7 @@ class TopicLog:
 
 
 class KafkaInput:
-    """Records of Kafka's topics as an input (see ``SharedInput`` and ``PausableInput`` of ``core.input``). ``broker``,
-    ``clock``: for tests."""
+    """Records of Kafka topics as a ``SharedInput`` and ``PausableInput``. ``broker``, ``clock``: for tests."""
 
     kind = "kafka"
 
@@ -123,7 +128,7 @@ class KafkaInput:
         self._wrong_since_s: float | None = None
         self._answered_s = float("-inf")
 
-    # -- where it begins
+    # -- beginning and end
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
@@ -148,7 +153,7 @@ class KafkaInput:
         self._paused = frozenset(partitions)
 
     def close(self) -> None:
-        """Commit what is left to commit, and let go of the brokers."""
+        """Make the last commits, and close the connection."""
         if self._broker is None:
             return
         self._commit_pending()
@@ -158,22 +163,22 @@ class KafkaInput:
         self._broker.close()
         self._broker = None
 
-    # -- what comes next
+    # -- plans
 
     def plan(self, records_max: int, tasks: int) -> Plan[KafkaPart]:
         self._commit_pending()
         gone: list[At] = []
         try:
-            gone = self._look()
+            gone = self._update_logs()
         except InputChanged:
             raise
         except SourceError as error:
-            self._bear(error)
+            self._wait_out(error)
             return Plan()
         self._answered_s = self._clock()
-        self._say_away("")
+        self._note_reachable("")
         logs = list(self._logs.items())
-        # Each plan begins with another partition: where there are more of them than records to plan, all have a turn.
+        # Each plan begins with another partition, so that all get a turn if there are more of them than records.
         self._turn = (self._turn + 1) % max(1, len(logs))
         backlogs = [0 if at.name in self._paused else each.backlog for at, each in logs]
         shares = shared_out(backlogs[self._turn :] + backlogs[: self._turn], records_max)
@@ -187,7 +192,7 @@ class KafkaInput:
 
     def slices(self, chosen: Sequence[Chosen[KafkaPart]], tasks: int) -> list[KafkaSlice]:
         if chosen and self._clock() - self._answered_s > ANSWER_S:
-            # Replays of what broke as the broker went wait here for it, and not at the cost of their retries.
+            # After a broker failure, replays wait here for the broker. Otherwise they would use up their retries.
             self._connected.offsets([chosen[0].part.at], LATEST)
         connection, skips_null = self.options.connection, self.options.skips_null
         return sliced(chosen, tasks, lambda start, stop, some: KafkaSlice(start, stop, some, connection, skips_null))
@@ -211,11 +216,11 @@ class KafkaInput:
         reader = reader_of(self.options.connection)
         return [handed for each in chosen for handed in taken_up_of(reader, each)]
 
-    # -- what is done
+    # -- progress
 
     def advance(self, partition: str, done: Ranges) -> None:
         at = self._at_of(partition)
-        # Of a partition that is another source's by now, that one commits.
+        # If another source owns the partition now, that source commits.
         if at in self._logs:
             self._pending[at] = done
             each = self._logs[at]
@@ -230,11 +235,11 @@ class KafkaInput:
         partitions = f"{count} {'partition' if count == 1 else 'partitions'} of {self.options.topics}"
         return f"{partitions}, {behind} {'offset' if behind == 1 else 'offsets'} behind the end"
 
-    # -- within
+    # -- internal
 
     @property
     def _is_over(self) -> bool:
-        """Whether all is planned up to where this source ends. One that has no partition of a group's yet waits."""
+        """Whether all is planned up to where this source ends. False for a group member without partitions yet."""
         return all(each.is_over for each in self._logs.values()) and bool(self._logs or not self._is_shared)
 
     @property
@@ -257,14 +262,14 @@ class KafkaInput:
         found = self._connected.partitions(self.options.topics, timeout_s)
         return [At(topic, number) for topic, count in found.items() for number in range(count)]
 
-    def _look(self) -> list[At]:
-        """Find new partitions when it is time to, and where the logs end now; which partitions are gone."""
+    def _update_logs(self) -> list[At]:
+        """Add new partitions when that is due, and update the ends of all logs. Returns the deleted partitions."""
         now_s, gone = self._clock(), list[At]()
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
             found = self._find(PLAN_S if self._has_begun else None)
             self._admit({at: Committed() for at in found if at not in self._logs})
-            gone = self._gone(set(found), now_s)
+            gone = self._remove_deleted(set(found), now_s)
             if not found and not self._has_begun:
                 to_do = ": there is nothing to read" if self.options.stops_at_end else " yet: waiting for one"
                 log.warning("no topic fits %s%s", self.options.topics, to_do)
@@ -279,15 +284,17 @@ class KafkaInput:
         return gone
 
     def _skip_to(self, at: At, low: int) -> None:
-        """What retention took before it was planned is not planned."""
+        """Skip offsets that retention has deleted before they were planned. ``low``: where the log begins."""
         each = self._logs[at]
         if each.next < low <= each.end:
-            _say_skipped(at, each.done, each.next, low)
+            _log_skipped(at, each.done, each.next, low)
             each.next = low
 
-    def _gone(self, found: set[At], now_s: float) -> list[At]:
-        """Partitions of topics that fitted the pattern and have been missing for a while: a broker that has just been
-        started may not know of all at once."""
+    def _remove_deleted(self, found: set[At], now_s: float) -> list[At]:
+        """Remove and return partitions of topics that have not been listed for a while.
+
+        Waits because a broker that has just started may not know all topics at once.
+        """
         for at, each in self._logs.items():
             since_s = now_s if each.missing_since_s is None else each.missing_since_s
             each.missing_since_s = None if at in found else since_s
@@ -311,7 +318,7 @@ class KafkaInput:
             raise InputChanged(ends_before(at, each.next, end))
 
     def _admit(self, committed: Mapping[At, Committed]) -> None:
-        """Begin to plan partitions, each from where it was left."""
+        """Begin to plan partitions, each from where it is done."""
         if not committed:
             return
         there = set(self._find())
@@ -331,7 +338,7 @@ class KafkaInput:
             first = self._first(at, committed[at], commit, at in own, firsts.get(at, low[at]))
             if first > high[at]:
                 raise InputChanged(ends_before(at, first, high[at]))
-            _say_skipped(at, done, first, low[at])
+            _log_skipped(at, done, first, low[at])
             self._logs[at] = TopicLog(
                 max(first, low[at]), high[at], high[at] if self.options.stops_at_end else None, done
             )
@@ -341,7 +348,7 @@ class KafkaInput:
         self._commit_now(chosen_now)
 
     def _refuse_gone(self, at: At, prefix: int) -> None:
-        """What was read before and is not there: of a pattern's topics some may go, of those that are named none."""
+        """Refuse a partition that was read before and does not exist. Only topics of a pattern may be deleted."""
         if not self.options.topics.fits(at.topic):
             raise CheckpointError(
                 f"{at.name} was read to offset {prefix}, and its topic is not among those of this source now"
@@ -355,18 +362,18 @@ class KafkaInput:
         log.error("LOST: %s was deleted; what was not done of it is gone", at.name)
 
     def _is_new(self, at: At, known: set[str]) -> bool:
-        """Whether a partition turned up while its topic was being read: then none of its records may be left out."""
+        """Whether a partition was added while its topic was being read. None of its records may then be left out."""
         return at.topic in known or (self._has_begun and not self._is_shared)
 
     def _firsts(self, partitions: Sequence[At], low: Mapping[At, int], high: Mapping[At, int]) -> Mapping[At, int]:
-        """Where partitions begin of which nothing is known: first_poll's answer."""
+        """Return the first offsets, by ``first_poll``, of partitions of which nothing is known."""
         if isinstance(self.options.first_poll, datetime):
             return self._connected.offsets(partitions, milliseconds(self.options.first_poll))
         ends = high if self.options.first_poll.endswith("latest") else low
         return {at: ends[at] for at in partitions}
 
     def _first(self, at: At, committed: Committed, commit: CommittedOffset | None, is_own: bool, first: int) -> int:
-        """Where a partition goes on: behind what this source has done, else as first_poll has it."""
+        """Return where a partition goes on: behind what this source has done, otherwise according to ``first_poll``."""
         prefix = committed.done.prefix
         if commit is not None and is_own:
             if 0 < prefix < commit.offset:
@@ -392,7 +399,7 @@ class KafkaInput:
         return metadata is not None and metadata.source == self.options.source
 
     def _commit_now(self, done: Mapping[At, Ranges]) -> None:
-        """Write down at once where partitions begin, so that a restart before the first batch is done begins there."""
+        """Commit at once where partitions begin, so that a restart before the first finished batch begins there too."""
         if done:
             self._connected.commit({at: self._commit_of(ranges) for at, ranges in done.items()})
             self._connected.confirm(PLAN_S)
@@ -407,9 +414,12 @@ class KafkaInput:
         metadata = CommitMetadata(self.options.source, committer(), Ranges.below(done.prefix))
         return CommittedOffset(done.prefix, metadata.to_text(METADATA_BYTES_MAX))
 
-    def _bear(self, error: SourceError) -> None:
-        """Brokers that do not answer are waited for; whatever else they say may be said by one that was just started,
-        and is believed after a while."""
+    def _wait_out(self, error: SourceError) -> None:
+        """Raise ``error`` unless waiting may help.
+
+        Waits for brokers that do not answer. Other errors may come from a broker that has just started, so they are
+        raised only if they persist.
+        """
         now_s = self._clock()
         self._wrong_since_s = now_s if self._wrong_since_s is None else self._wrong_since_s
         is_new = isinstance(error, Unreachable) or now_s - self._wrong_since_s < self.options.connection.timeout_s
@@ -417,9 +427,10 @@ class KafkaInput:
             raise error
         if isinstance(error, Unreachable):
             self._wrong_since_s = None
-        self._say_away(str(error))
+        self._note_reachable(str(error))
 
-    def _say_away(self, why: str) -> None:
+    def _note_reachable(self, why: str) -> None:
+        """Log when Kafka stops answering (``why``) and when it answers again ("")."""
         if why and not self._away:
             log.warning("%s; waiting for it", why)
         if self._away and not why:
@@ -429,8 +440,10 @@ class KafkaInput:
 
 
 def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
-    """How many records of each partition come next: the same of each, as far as it has them, and at most so many in
-    all. What cannot be divided goes to the first."""
+    """Return how many records of each partition come next, at most ``records_max`` in total.
+
+    All partitions get the same share, as far as they have records. The remainder of the division goes to the first.
+    """
     level, left, deeper = 0, records_max, sorted(backlog for backlog in backlogs if backlog > 0)
     while deeper and left >= len(deeper):
         step = min(deeper[0] - level, left // len(deeper))
@@ -444,7 +457,7 @@ def shared_out(backlogs: Sequence[int], records_max: int) -> list[int]:
 
 
 def _parts(at: At, each: TopicLog, share: int, length_max: int) -> list[KafkaPart]:
-    """The next ``share`` offsets of a partition, in parts of at most ``length_max``."""
+    """Plan the next ``share`` offsets of a partition, in parts of at most ``length_max``."""
     start, each.next = each.next, each.next + share
     return [
         KafkaPart(at.topic, at.number, first, min(first + length_max, each.next))
@@ -456,8 +469,8 @@ def _done(done: Mapping[str, Ranges], at: At, each: TopicLog) -> Ranges:
     return done.get(at.name, each.done)
 
 
-def _say_skipped(at: At, done: Ranges, first: int, low: int) -> None:
-    """What lies below the beginning of a log, and was not done, is gone."""
+def _log_skipped(at: At, done: Ranges, first: int, low: int) -> None:
+    """Log the records that were deleted before they were done. ``low``: where the log begins now."""
     bounds = zip(done.starts.tolist(), done.stops.tolist(), strict=True)
     lost = low - first - sum(max(0, min(stop, low) - max(start, first)) for start, stop in bounds)
     if first < low and lost > 0:

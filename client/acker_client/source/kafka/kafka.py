@@ -1,4 +1,4 @@
-"""Kafka: the source whose records are those of Kafka's topics."""
+"""The source whose records come from Kafka topics."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ from acker_client.source.records.input import Input
 
 
 class Kafka(Source):
-    """Records of Kafka's topics as a source, in the columns ``key binary, value binary, topic string, partition int,
+    """Records of Kafka topics as a source, in the columns ``key binary, value binary, topic string, partition int,
     offset bigint, timestamp timestamp, headers array<struct<key: string, value: binary>>``. Needs the extra ``kafka``.
 
-    ``topics``: a topic, or several; or ``pattern``, a regular expression that a topic's whole name fits. Partitions and
-    topics that turn up while it runs are looked for every ``refresh_s`` and read from their beginning.
-    ``bootstrap_servers``: "host:port", or several. ``group_id`` (default: the source's name): the name under which
-    offsets are committed to Kafka, so that tools which watch lag see it; no group of Kafka's is joined. ``first_poll``:
-    where a partition begins of which nothing is done: "earliest", "latest" (what is committed counts only if it was
-    this source), "uncommitted_earliest", "uncommitted_latest" (whoever committed), or a ``datetime``: at the first
-    record of that time. ``null_values``: "emit", or "skip" records that have no value. ``stop``: "end" ends the run at
-    what there is when it starts; None follows for ever. ``acks_upstream``: a record that another job has handed on (see
-    ``hand_on``) is acked there once it is ACKED here, and fails there when it is given up here; for that its headers
-    are read once more, in the driver. Both jobs need the same servers of the acker. ``timeout_s``: how long a broker is
-    waited for. ``config``: settings of librdkafka (TLS, SASL and so on).
+    ``topics``: a topic, or several. Or ``pattern``: a regular expression for the whole name of a topic. Every
+    ``refresh_s`` the source looks for new partitions and topics, and reads these from their beginning.
+    ``bootstrap_servers``: "host:port", or several. ``group_id`` (default: the source's name): the consumer group under
+    which offsets are committed to Kafka, so that tools see the lag. The source does not join the group.
 
-    ``checkpoint`` may be "kafka": what is done is kept in the group's offsets, holes in their metadata as far as they
-    fit. Without a checkpoint, too, a start goes on from what this source has committed, and reads again what was done
-    beyond it; with ``guarantee="at_most_once"`` "kafka" is then the default. Other ``options``: see ``CommonOptions``.
+    ``first_poll``: where to begin in a partition of which nothing is done. "earliest" and "latest" go on from a
+    committed offset only if this source committed it. "uncommitted_earliest" and "uncommitted_latest" go on from any
+    committed offset. A ``datetime`` begins at the first record of that time. ``null_values``: "emit" or "skip" records
+    without a value. ``stop``: "end" ends the run at the records that exist when it starts; None follows for ever.
+
+    ``acks_upstream``: a record that another job has handed on (see ``hand_on``) is acked there once it is ACKED here,
+    and fails there when it is given up here. For this the driver reads its headers again. Both jobs need the same acker
+    servers. ``timeout_s``: how long to wait for a broker. ``config``: settings of librdkafka (TLS, SASL and so on).
+
+    ``checkpoint`` may be "kafka": the group's offsets then say what is done, and their metadata holds records that are
+    done beyond them, as far as these fit. Without a checkpoint a start also goes on from what this source has
+    committed, and reads again what was done beyond it. With ``guarantee="at_most_once"`` the default is "kafka". Other
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Kafka(Source):
         if is_in_kafka:
             options["checkpoint"] = None
         super().__init__(options_of(Kafka, options))
-        # A start goes on from what is committed anyway; at most once that has to be there before anything is emitted.
+        # A start always goes on from the committed offsets. At most once needs the commit before anything is emitted.
         is_early = self.options.guarantee is Guarantee.AT_MOST_ONCE
         is_in_kafka = is_in_kafka or (is_early and self.options.checkpoint is None)
         wanted = Topics.of(topics, pattern)
@@ -74,14 +77,14 @@ class Kafka(Source):
         letters = self.options.dead_letters
         if isinstance(letters, KafkaTopic) and wanted.fits(letters.topic):
             raise ValueError(f"dead_letters: topic {letters.topic!r} is read by this source: keep it out of {wanted}")
-        _check("null_values", null_values, ("emit", "skip"))
-        _check("stop", stop, (None, "end"))
+        _check_option("null_values", null_values, ("emit", "skip"))
+        _check_option("stop", stop, (None, "end"))
         if not self.options.held and null_values == "skip":
             raise ValueError("null_values='skip' with held=False: what is left out would be LOST; use where() instead")
         if isinstance(first_poll, datetime):
             milliseconds(first_poll)
         else:
-            _check("first_poll", first_poll, FIRST_POLLS)
+            _check_option("first_poll", first_poll, FIRST_POLLS)
         if not 0 < refresh_s < float("inf"):
             raise ValueError(f"refresh_s={refresh_s}: give seconds, above 0")
         self.kafka = KafkaOptions(
@@ -100,6 +103,6 @@ class Kafka(Source):
         return KafkaInput(self.kafka), COLUMNS
 
 
-def _check(option: str, value: object, known: tuple[object, ...]) -> None:
+def _check_option(option: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
         raise ValueError(f"{option}={value!r}: give one of {', '.join(map(repr, known))}")

@@ -1,7 +1,7 @@
-"""Kafka letters: dead letters in a topic of Kafka's, at all replicas in sync before they count as done.
+"""Dead letters in a Kafka topic. All in-sync replicas have a letter before its record counts as done.
 
-Decides that a letter is the line of JSON that a file would hold, under the key of where its record stands. A source
-that dies right after writing may write the same letters again: a letter is there at least once.
+A message is the line of JSON that a file of dead letters would hold. Its key is the origin of the record. A source that
+dies right after a write may write the same letters again, so a letter is written at least once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from acker_client.source.kafka.connection import TopicWriter, library
 from acker_client.source.kafka.names import KafkaConnection
 from acker_client.source.records.dead_letter import DeadLetter
 
-# What a message holds unless it is set otherwise (message.max.bytes), and what of it is not the value.
+# The default of message.max.bytes, and the part of a message that is not its key or value.
 MESSAGE_BYTES_MAX = 1_000_000
 AROUND_BYTES = 1024
-# A record's own key is part of where it stands, and may be as large as a message.
+# The origin contains the record's own key, which may be as large as a message.
 KEY_BYTES_MAX = 4096
 
 
 class KafkaTopic:
     """A topic as a ``DeadLetterStore``: ``dead_letters=KafkaTopic("orders.dead", bootstrap_servers=...)``.
 
-    ``config``: settings of librdkafka (TLS, SASL, ``compression.type``); a value that does not fit into
-    ``message.max.bytes`` is cut, and ``bytes`` says how long it was. ``timeout_s``: how long brokers are waited for.
+    ``config``: settings of librdkafka (TLS, SASL, ``compression.type``). A value that does not fit into
+    ``message.max.bytes`` is cut, and ``bytes`` holds its original length. ``timeout_s``: how long to wait for brokers.
     Needs the extra ``kafka``.
     """
 
@@ -54,11 +54,11 @@ class KafkaTopic:
         self._opened()
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Send ``letters`` and return when they last. Raises :class:`SourceError` when they do not."""
+        """Send ``letters`` and return when they are durable. Raises :class:`SourceError` if that fails."""
         try:
             self._opened().write(self.topic, (self._message(letter) for letter in letters))
         except SourceError as error:
-            # What a producer was made to drop may be dropped of the next ones too.
+            # A producer that was made to drop messages may drop the next ones too, so use a new one.
             self._writer = None
             raise SourceError(
                 f"dead letters cannot be written to {self}: {error}. Nothing is lost: their records are not done, and"
@@ -73,7 +73,7 @@ class KafkaTopic:
     def _opened(self) -> TopicWriter:
         if self._writer is None:
             writer = TopicWriter(self.connection)
-            writer.check(self.topic)
+            writer.check_topic(self.topic)
             self._writer = writer
         return self._writer
 
@@ -81,10 +81,10 @@ class KafkaTopic:
         key = ":".join(str(part) for part in letter.origin.values()).encode(errors="surrogatepass")[:KEY_BYTES_MAX]
         text = _bytes_of(letter)
         room = max(0, self._message_bytes_max - len(key) - AROUND_BYTES)
-        # What JSON escapes takes more room than it had: cut to what fits in the end.
+        # JSON escapes need extra room, so cut again until the text fits.
         kept = room
         while len(text) > room and kept:
-            text, kept = _bytes_of(_cut(letter, kept)), kept // 2
+            text, kept = _bytes_of(_shortened(letter, kept)), kept // 2
         return key, text
 
 
@@ -92,7 +92,7 @@ def _bytes_of(letter: DeadLetter) -> bytes:
     return letter.to_json().encode(errors="surrogatepass")
 
 
-def _cut(letter: DeadLetter, bytes_max: int) -> DeadLetter:
-    """The letter with as much of its value as text."""
+def _shortened(letter: DeadLetter, bytes_max: int) -> DeadLetter:
+    """Return the letter with the first ``bytes_max`` bytes of its value, and the original length in its origin."""
     whole = letter.value if isinstance(letter.value, bytes) else json.dumps(letter.value, ensure_ascii=False).encode()
     return replace(letter, origin={**letter.origin, "bytes": len(whole)}, value=whole[:bytes_max])

@@ -1,7 +1,7 @@
-"""Kafka's names: what a user says of brokers, topics and settings, checked, and what a partition is called. Pure.
+"""The user's options for brokers, topics and settings, with their checks, and the names of partitions. Pure.
 
-Decides which settings of librdkafka are the source's own, which topics are meant, and that a partition's name is
-``topic/0``: no topic has a slash in it.
+Decides which settings of librdkafka only the source may set, and which topics are meant. A partition's name is
+``topic/0``; topic names contain no slash.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-# What a source sets itself, and why nobody else may.
+# Settings that only the source may set, each with the reason or the option to use.
 OWN_SETTINGS = {
     "bootstrap.servers": "give it as bootstrap_servers",
     "group.id": "give it as group_id",
@@ -37,12 +37,12 @@ class At(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name, like ``orders/0``: no topic has a slash in it."""
+        """Its name, like ``orders/0``."""
         return f"{self.topic}/{self.number}"
 
     @classmethod
     def named(cls, name: str) -> At:
-        """What has this name. Raises ``ValueError``."""
+        """Parse a name. Raises ``ValueError``."""
         topic, slash, number = name.rpartition("/")
         if not (topic and slash and number.isdecimal()):
             raise ValueError(f"{name!r} is no partition of a topic, like 'orders/0'")
@@ -51,7 +51,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KafkaConnection:
-    """How to get to Kafka. ``config``: settings of librdkafka, checked; not shown, as passwords are among them."""
+    """How to reach Kafka. ``config``: checked settings of librdkafka, left out of ``repr`` because of passwords."""
 
     servers: str
     group: str
@@ -62,7 +62,7 @@ class KafkaConnection:
     def of(
         cls, servers: str | Iterable[str], group: str, config: Mapping[str, Any] | None, timeout_s: float
     ) -> KafkaConnection:
-        """Raises ``ValueError`` with the setting and what to do."""
+        """Check the options. Raises ``ValueError`` with the setting and what to do."""
         together = servers if isinstance(servers, str) else ",".join(map(str, servers))
         if not together.strip():
             raise ValueError("bootstrap_servers: name a broker, like bootstrap_servers='localhost:9092'")
@@ -88,14 +88,14 @@ class KafkaConnection:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics by name, or all whose whole name fits ``pattern``."""
+    """Topics by name, or all topics whose whole name matches ``pattern``."""
 
     names: tuple[str, ...] = ()
     pattern: str = ""
 
     @classmethod
     def of(cls, names: str | Iterable[str] | None, pattern: str | None) -> Topics:
-        """Raises ``ValueError`` for neither, both, or what is no pattern."""
+        """Check the options. Raises ``ValueError`` for neither, both, or an invalid pattern."""
         if (names is None) == (pattern is None):
             raise ValueError(
                 "Kafka: give either topics, like Kafka('orders', ...), or a pattern, like pattern='orders-.*'"
@@ -112,7 +112,7 @@ class Topics:
         return cls(tuple(dict.fromkeys(given)))
 
     def fits(self, name: str) -> bool:
-        """Whether a topic is among them. Of Kafka's own topics (``__consumer_offsets``) no pattern speaks."""
+        """Whether a topic is among them. A pattern never matches Kafka's internal topics (``__consumer_offsets``)."""
         if self.names:
             return name in self.names
         return not name.startswith("__") and re.fullmatch(self.pattern, name) is not None
@@ -122,7 +122,7 @@ class Topics:
 
 
 def milliseconds(moment: datetime) -> int:
-    """Unix milliseconds of a time. Raises ``ValueError`` for one without a zone."""
+    """Return Unix milliseconds. Raises ``ValueError`` for a time without a zone."""
     if moment.tzinfo is None:
         raise ValueError(f"{moment!r} has no zone: give one, like datetime(2026, 1, 31, tzinfo=UTC)")
     return int(moment.timestamp() * 1000)

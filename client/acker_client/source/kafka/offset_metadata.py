@@ -1,8 +1,8 @@
-"""Commit metadata: what a source writes beside an offset that it commits, and whose a commit is. Pure.
+"""The metadata that a source writes beside a committed offset, and who owns a commit. Pure.
 
-Decides the text (JSON: version, source, who wrote it, what is done beyond the offset, a checksum over it with the
-offset), how little of it there is where it has to be short (what is done beyond the lowest holes is left out, the
-offset is always right), and that whatever it did not write itself is another's.
+The text is JSON: version, source, writer, what is done beyond the offset, and a checksum that includes the offset. To
+shorten the text, what is done beyond the lowest holes is left out; the offset is always right. A commit with other
+metadata belongs to somebody else.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ VERSION = 1
 
 
 class NewerVersion(ValueError):
-    """Written by a version of the acker that comes later."""
+    """The metadata was written by a newer version of the acker."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """``source``: who committed; ``by``: where that was running; ``done``: the prefix, which is the offset, and what
-    is done beyond it; ``answered``: how many records have their answer."""
+    """The content of the metadata.
+
+    ``source``: the name of the source that committed. ``by``: its host and process. ``done``: the prefix, which is the
+    offset, and what is done beyond it. ``answered``: the number of answered records.
+    """
 
     source: str
     by: str
@@ -34,7 +37,7 @@ class CommitMetadata:
     answered: Answered = NONE_ANSWERED
 
     def to_text(self, bytes_max: int) -> str:
-        """At most ``bytes_max`` bytes of ASCII, cut to the lowest holes; "": not even the names fit."""
+        """Return at most ``bytes_max`` bytes of ASCII, cut to the lowest holes; "" if not even the names fit."""
         low, high = 0, self.done.holes
         while low < high:
             middle = (low + high + 1) // 2
@@ -47,7 +50,7 @@ class CommitMetadata:
 
     @classmethod
     def from_text(cls, text: str, offset: int) -> CommitMetadata | None:
-        """What ``to_text`` gave for a commit of ``offset``; None: somebody else wrote it. Raises ``NewerVersion``."""
+        """Parse a result of ``to_text`` for ``offset``; None if somebody else wrote it. Raises ``NewerVersion``."""
         try:
             written = json.loads(text)
             version, source, by = written["acker"], written["source"], written["by"]
@@ -79,7 +82,7 @@ def _checksum(source: str, offset: int, done: str) -> str:
 
 
 def _text_of(runs: Iterable[int]) -> str:
-    """Run lengths as bytes of seven bits each, the lowest first, all but the last with a high bit; in base 64."""
+    """Encode run lengths as varints (seven bits a byte, lowest first, high bit: more bytes follow), in base 64."""
     content = bytearray()
     for run in runs:
         left = run
@@ -91,7 +94,7 @@ def _text_of(runs: Iterable[int]) -> str:
 
 
 def _runs_of(text: str) -> list[int]:
-    """Raises ``ValueError`` for what ``_text_of`` cannot have written."""
+    """Decode a result of ``_text_of``. Raises ``ValueError`` for other text."""
     runs, run, shift = [], 0, 0
     for byte in base64.b64decode(text, validate=True):
         run |= (byte & 0x7F) << shift

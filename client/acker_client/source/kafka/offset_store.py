@@ -1,8 +1,7 @@
-"""Kafka offsets: a checkpoint in what a group has committed to Kafka.
+"""A checkpoint in the offsets that a consumer group has committed to Kafka.
 
-Decides that the offset is the prefix that is done, always, and that what is done beyond it stands in the metadata as
-far as it fits; a restart reads the rest again. What somebody else committed is not this source's: it is as if there
-were nothing.
+The offset is always the end of the finished prefix. What is done beyond it is in the metadata, as far as it fits; a
+restart reads the rest again. Offsets that somebody else committed are ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source.kafka")
 
-# What a broker says that takes less of it, and what is not too large for any.
+# The text of a broker's error for metadata that is too large, and a size that every broker accepts.
 TOO_LARGE = "metadata string too large"
 METADATA_BYTES_MIN = 256
 
@@ -28,8 +27,8 @@ METADATA_BYTES_MIN = 256
 class KafkaOffsets:
     """A ``SharedCheckpointStore`` in the offsets of ``group_id``, for the partitions of ``topics`` or ``pattern``.
 
-    ``metadata_bytes_max``: less than the brokers' ``offset.metadata.max.bytes``. Nothing in Kafka keeps a second run of
-    the same source away from it: see to that yourself, or use a group of ZooKeeper's.
+    ``metadata_bytes_max``: must be less than the brokers' ``offset.metadata.max.bytes``. Kafka does not stop a second
+    run of the same source from using it. Make sure of that yourself, or use a ZooKeeper group.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class KafkaOffsets:
 
     @classmethod
     def of(cls, topics: Topics, connection: KafkaConnection) -> Self:
-        """The same, of what a source is given."""
+        """Make the store from the options of a source."""
         return cls(
             topics.names or None,
             pattern=topics.pattern or None,
@@ -99,7 +98,7 @@ class KafkaOffsets:
         self._saved |= {name: each.done for name, each in changed.items()}
 
     def _commit(self, committed: Mapping[str, Committed]) -> str:
-        """Why it could not be committed ("": it is)."""
+        """Commit and wait. Returns why it could not be committed, or ""."""
         self._opened.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
         return self._opened.confirm(self.connection.timeout_s)
 
@@ -116,7 +115,7 @@ class KafkaOffsets:
         return loaded
 
     def _own(self, at: At, commit: CommittedOffset) -> Committed | None:
-        """What this source has committed of a partition; None: it was somebody else."""
+        """Return what this source has committed for a partition; None if somebody else committed it."""
         try:
             metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
         except NewerVersion as error:
@@ -133,7 +132,7 @@ class KafkaOffsets:
         if is_cut and not self._is_cut:
             log.warning(
                 "%d holes do not fit into the %d bytes beside an offset of %s: a restart reads again what is done"
-                " beyond those that do",
+                " beyond the holes that fit",
                 done.holes,
                 self.metadata_bytes_max,
                 self,

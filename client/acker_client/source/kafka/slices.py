@@ -1,8 +1,8 @@
-"""Kafka slices: ranges of offsets, read in executors. Messages in, Arrow columns out.
+"""Reads ranges of offsets in executors, as Arrow columns.
 
-A position is an offset. Decides that an offset which is not there (compacted away, a transaction's marker) is left out,
-that what retention took from under a planned range is left out and counted loudly, and which far-apart offsets are
-sought one by one. Needs confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
+A position is an offset. A missing offset (compacted away, or a transaction marker) is left out. Planned offsets that
+retention has deleted are left out too, and logged as lost. Offsets that are far apart are read separately. Needs
+confluent-kafka, pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
         ("headers", HEADERS),
     ]
 )
-# Of chosen offsets that lie further apart than this, what is between is not read.
+# The offsets between two chosen ones are not read if the gap is larger than this.
 APART = 2_000
 
 
@@ -67,8 +67,10 @@ class KafkaPart:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSlice:
-    """Numbers ``start`` up to ``stop`` of a batch: the offsets that are ``chosen``, in order. ``skips_null``: a record
-    without a value is left out."""
+    """Numbers ``start`` up to ``stop`` of a batch: the ``chosen`` offsets, in order.
+
+    ``skips_null``: a record without a value is left out.
+    """
 
     start: int
     stop: int
@@ -77,7 +79,7 @@ class KafkaSlice:
     skips_null: bool
 
     def read(self) -> Iterator[ReadRows]:
-        """Read what there is, some thousands at a time. Raises ``SourceError``."""
+        """Read the records that exist, some thousands at a time. Raises ``SourceError``."""
         reader, number = reader_of(self.connection), self.start
         for each in self.chosen:
             for offsets, fetched in read_chosen(reader, each):
@@ -87,21 +89,21 @@ class KafkaSlice:
 
 
 def read_chosen(reader: Reader, chosen: Chosen[KafkaPart]) -> Iterator[tuple[Positions, Fetched]]:
-    """What there is of what is chosen, ascending: indices of the chosen (int64[n]) with n messages."""
+    """Yield the chosen messages that exist, ascending: n indices into ``chosen`` (int64[n]), with n messages."""
     part, positions = chosen.part, chosen.positions
     breaks = np.flatnonzero(np.diff(positions) > APART) + 1
     for stretch in np.split(positions, breaks):
         for found in reader.read(part.at, int(stretch[0]), int(stretch[-1]) + 1):
             if isinstance(found, Gone):
-                _say_lost(part, positions, found)
+                _log_lost(part, positions, found)
                 continue
-            at, some = _of_chosen(positions, found)
+            at, some = _keep_chosen(positions, found)
             if len(at):
                 yield at, some
 
 
 def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
-    """Messages as the columns of ``SCHEMA``."""
+    """Return messages as the columns of ``SCHEMA``."""
     count = len(fetched.offsets)
     times: Any = pa.array(fetched.timestamps_ms, mask=fetched.timestamps_ms < 0).cast(pa.timestamp("ms", tz="UTC"))
     headers = pa.array(fetched.headers, HEADERS) if any(fetched.headers) else pa.nulls(count, HEADERS)
@@ -118,7 +120,7 @@ def columns_of(part: KafkaPart, fetched: Fetched) -> pa.RecordBatch:
 
 
 def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
-    """Records read once more: topic, partition, offset, a key where there is one, and the value's bytes."""
+    """Read records again. Returns topic, partition, offset, the key if there is one, and the value's bytes."""
     part = chosen.part
     found: dict[int, tuple[bytes | None, bytes | None]] = {}
     try:
@@ -130,7 +132,7 @@ def originals_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[Original]:
 
 
 def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
-    """Whether each offset is there; all are where they cannot be read."""
+    """Whether each offset exists; True for all if they cannot be read."""
     found = np.zeros(len(chosen), np.bool_)
     try:
         for at, _ in read_chosen(reader, chosen):
@@ -142,7 +144,7 @@ def are_there(reader: Reader, chosen: Chosen[KafkaPart]) -> list[bool]:
 
 
 def taken_up_of(reader: Reader, chosen: Chosen[KafkaPart]) -> list[list[HandedOn]]:
-    """The anchors that each record's headers hand on, read once more; none where they cannot be read, or understood."""
+    """Read headers again, and return the anchors that each record hands on; none if they cannot be read or parsed."""
     part = chosen.part
     found: dict[int, list[HandedOn]] = {}
     try:
@@ -170,13 +172,13 @@ def _original(part: KafkaPart, offset: int, key: bytes | None, value: bytes | No
     return Original(origin if key is None else origin | {"key": jsonable(key)}, value)
 
 
-def _of_chosen(positions: Positions, fetched: Fetched) -> tuple[Positions, Fetched]:
+def _keep_chosen(positions: Positions, fetched: Fetched) -> tuple[Positions, Fetched]:
     at = np.minimum(np.searchsorted(positions, fetched.offsets), len(positions) - 1)
     is_chosen = positions[at] == fetched.offsets
-    return (at, fetched) if is_chosen.all() else (at[is_chosen], _those(fetched, np.flatnonzero(is_chosen)))
+    return (at, fetched) if is_chosen.all() else (at[is_chosen], _take(fetched, np.flatnonzero(is_chosen)))
 
 
-def _those(fetched: Fetched, rows: Positions) -> Fetched:
+def _take(fetched: Fetched, rows: Positions) -> Fetched:
     kept = rows.tolist()
     return Fetched(
         fetched.offsets[rows],
@@ -199,7 +201,7 @@ def _rows(rows: ReadRows, fetched: Fetched, skips_null: bool) -> ReadRows:
     return ReadRows(rows.numbers[kept], rows.columns.take(pa.array(kept)), unreadable)
 
 
-def _say_lost(part: KafkaPart, positions: Positions, gone: Gone) -> None:
+def _log_lost(part: KafkaPart, positions: Positions, gone: Gone) -> None:
     first, last = np.searchsorted(positions, (gone.start, gone.stop)).tolist()
     if first < last:
         log.error(
@@ -213,7 +215,7 @@ def _say_lost(part: KafkaPart, positions: Positions, gone: Gone) -> None:
 
 
 def origins_of(chosen: Sequence[Chosen[KafkaPart]]) -> pa.RecordBatch:
-    """Columns ``topic``, ``partition`` and ``offset`` of what is chosen."""
+    """Return the columns ``topic``, ``partition`` and ``offset`` of the chosen records."""
     topics = {topic: index for index, topic in enumerate(dict.fromkeys(each.part.topic for each in chosen))}
     lengths = np.array([len(each) for each in chosen], np.int64)
     topic_ids = np.repeat(np.array([topics[each.part.topic] for each in chosen], np.int32), lengths)

@@ -1,8 +1,9 @@
-"""Kinesis: the one door to boto3. Decides what each answer and each error of AWS means to an input.
+"""The only access to boto3. Decides what each answer and each error of AWS means to an input.
 
-An error is one of four: *throttled* (later), *unanswered* (later, too, but not for ever), *expired* (a new iterator),
-*refused* (this sequence number, or this shard, is not there); all others end in ``SourceError`` with what to do. Tries
-each call once: when to try again is the input's to decide. boto3 is imported when a stream is opened.
+Four kinds of errors can be handled: ``Throttled`` (try again later), ``Unanswered`` (try again later, but not for
+ever), ``Expired`` (get a new iterator) and ``NotThere`` (the sequence number or the shard does not exist). All others
+become a ``SourceError`` that says what to do. Each call is tried once; the input decides when to try again. boto3 is
+imported when a stream is opened.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 from acker_client.extras import missing
 from acker_client.source.errors import SourceError
 
-# Columns of what a shard gives, as AWS names them.
+# The columns of a record, by the names that AWS gives its fields.
 RECORD = pa.schema(
     [
         ("data", pa.binary()),
@@ -26,7 +27,7 @@ RECORD = pa.schema(
         ("arrival_timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
-# AWS gives at most so many records, and 10 MiB, in one answer.
+# AWS returns at most this many records, and at most 10 MiB, in one answer.
 RECORDS_PER_CALL_MAX = 10_000
 
 CONNECT_TIMEOUT_S = 5
@@ -63,11 +64,11 @@ _FORBIDDEN = {"AccessDeniedException", "AccessDenied", "KMSAccessDeniedException
 
 
 class Throttled(Exception):
-    """More calls, or bytes, than the shard or the account has for now."""
+    """The shard or the account has no quota left for now, in calls or in bytes."""
 
 
 class Unanswered(Exception):
-    """No answer, or one that says that the service is not well."""
+    """There was no answer, or the service answered that it is unavailable."""
 
 
 class Expired(Exception):
@@ -75,13 +76,16 @@ class Expired(Exception):
 
 
 class NotThere(Exception):
-    """This shard does not exist, or this sequence number is none of it."""
+    """The shard does not exist, or the sequence number is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamIdentity:
-    """``arn``: its name in full; ``created_ms``: Unix milliseconds, another one for a stream made anew under the same
-    name; ``now``: the service's clock."""
+    """The identity of a stream.
+
+    ``arn``: its full name. ``created_ms``: its creation in Unix milliseconds, which differs if a stream is created
+    again under the same name. ``now``: the time of the service.
+    """
 
     arn: str
     created_ms: int
@@ -90,7 +94,7 @@ class StreamIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ListedShard:
-    """A shard as it is listed: ``parents``: none, one (a split), or two (a merge), there or aged out."""
+    """A shard in a listing. ``parents``: none, one (after a split) or two (after a merge). These may have aged out."""
 
     name: str
     parents: tuple[str, ...] = ()
@@ -99,7 +103,7 @@ class ListedShard:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where to begin in a shard: ``kind`` as in GetShardIterator, with the sequence number or the time it asks for."""
+    """Where to begin in a shard: a ``kind`` of GetShardIterator, with the sequence number or time that it needs."""
 
     kind: str
     sequence_number: str | None = None
@@ -124,8 +128,11 @@ LATEST = Begin("LATEST")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadAnswer:
-    """``rows``: some records in columns of ``RECORD``, in order; ``iterator``: for the next call, None at the end of a
-    closed shard; ``behind_ms``: 0 where the newest record is among them, or nothing is left."""
+    """The answer to a read.
+
+    ``rows``: records in columns of ``RECORD``, in order. ``iterator``: for the next call; None at the end of a closed
+    shard. ``behind_ms``: 0 if the answer includes the newest record, or if nothing is left.
+    """
 
     rows: pa.RecordBatch
     iterator: str | None
@@ -138,12 +145,14 @@ class KinesisDoor(Protocol):
     def describe(self) -> StreamIdentity: ...
     def shards(self) -> Sequence[ListedShard]: ...
     def iterator(self, shard: str, begin: Begin) -> str: ...
-    def read(self, iterator: str, records_max: int) -> ReadAnswer: ...
+    def read_records(self, iterator: str, records_max: int) -> ReadAnswer: ...
 
 
 class BotoKinesis:
-    """A stream at AWS, or at what stands in for it at ``endpoint_url``. ``stream``: a name or an ARN; ``session``: a
-    ``boto3.Session``, None: the default one."""
+    """A stream at AWS, or at a replacement at ``endpoint_url``.
+
+    ``stream``: a name or an ARN. ``session``: a ``boto3.Session``; None: the default session.
+    """
 
     def __init__(self, stream: str, region: str | None, endpoint_url: str | None, session: Any = None) -> None:
         try:
@@ -183,8 +192,8 @@ class BotoKinesis:
         iterator: str = self._call("get_shard_iterator", **of)["ShardIterator"]
         return iterator
 
-    def read(self, iterator: str, records_max: int) -> ReadAnswer:
-        # The iterator says of which stream it is; only an ARN may be given beside it.
+    def read_records(self, iterator: str, records_max: int) -> ReadAnswer:
+        # The iterator contains the stream. AWS accepts only an ARN in addition to it.
         of = {name: value for name, value in self._name.items() if name == "StreamARN"}
         limit = min(records_max, RECORDS_PER_CALL_MAX)
         answer = self._call("get_records", ShardIterator=iterator, Limit=limit, **of)
@@ -208,37 +217,37 @@ class BotoKinesis:
             raise self._refusal(operation, error) from None
 
     def _meaning(self, operation: str, error: Any) -> Exception:
-        """What an answer that is an error means."""
+        """Return the exception to raise for an answer that is an error."""
         code, text = error.response["Error"].get("Code", ""), error.response["Error"].get("Message", "")
-        said = f"{code}: {text}" if text else code
+        message = f"{code}: {text}" if text else code
         if code in _THROTTLED:
-            return Throttled(said)
+            return Throttled(message)
         if code == "ExpiredIteratorException":
-            return Expired(said)
+            return Expired(message)
         if code in _TROUBLE or error.response["ResponseMetadata"].get("HTTPStatusCode", 0) >= 500:
-            return Unanswered(f"{self._where} is not well ({said.splitlines()[0][:200]})")
+            return Unanswered(f"{self._where} is not well ({message.splitlines()[0][:200]})")
         if code == "ResourceNotFoundException" and operation in ("describe_stream_summary", "list_shards"):
             return SourceError(
                 f"there is no stream {self._stream!r} at {self._where}: create it, or name another; region= and"
                 " endpoint_url= say where to look"
             )
         if code in _REFUSED and operation in ("get_shard_iterator", "get_records"):
-            return NotThere(said)
+            return NotThere(message)
         if code in _CREDENTIALS:
             return SourceError(
-                f"stream {self._stream!r}: {self._where} does not accept these credentials ({said}): renew them, and"
-                " start again; nothing is lost"
+                f"stream {self._stream!r}: {self._where} does not accept these credentials ({message}): renew"
+                " them, and start again; nothing is lost"
             )
         if code in _FORBIDDEN:
             return SourceError(
-                f"stream {self._stream!r}: no permission ({said}): allow this identity kinesis:DescribeStreamSummary,"
-                " kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords on it, and kms:Decrypt with its"
-                " key where it is encrypted"
+                f"stream {self._stream!r}: no permission ({message}): allow this identity"
+                " kinesis:DescribeStreamSummary, kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords on"
+                " it, and kms:Decrypt with its key where it is encrypted"
             )
-        return SourceError(f"stream {self._stream!r}: {self._where} refuses {operation} ({said})")
+        return SourceError(f"stream {self._stream!r}: {self._where} refuses {operation} ({message})")
 
     def _refusal(self, operation: str, error: Exception) -> SourceError:
-        """What boto3 finds wrong before it has asked anybody."""
+        """Return the error for a problem that boto3 finds before it sends a request."""
         known = (
             (self._errors.NoRegionError, "no region is set: give region='eu-central-1', or set AWS_DEFAULT_REGION"),
             (
@@ -275,7 +284,7 @@ def _rows(records: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 
 
 def _clock_of(answer: Mapping[str, Any]) -> datetime:
-    """When the service answered, by its own clock."""
+    """Return the time of an answer by the service's clock."""
     from email.utils import parsedate_to_datetime
 
     date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")

@@ -1,9 +1,9 @@
-"""Kinesis: which shards there are, whose turn it is, and when each may be read. Runs in the driver.
+"""Lists the shards of a stream, and reads their records in turn. Runs in the driver.
 
-A shard is a partition. Decides the order of shards (round robin; a child when all records of its parents are done, so
-that no record of a key overtakes an older one), the pace (AWS allows five reads a second and shard; an empty shard is
-asked less often), what waits and what ends the run when AWS does not answer, and where ``stop="end"`` is. Records are
-read here, once, and held until they are done, up to a number of bytes.
+A shard is a partition. Shards are read round robin. A child shard begins when all records of its parents are done, so
+that no record of a key overtakes an older one. AWS allows five reads per second and shard; an empty shard is polled
+less often. This module decides also when the run waits for AWS and when it ends, and where ``stop="end"`` is. Records
+are read here, once, and held until they are done, up to a number of bytes.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ from acker_client.source.records.ranges import Ranges
 
 log = logging.getLogger("acker_client.source")
 
-# So long a plan goes on reading while there is more, so that a batch is worth its while.
+# A plan goes on reading for up to this long while there are more records, so that batches are not too small.
 GATHER_S = 2.0
-# So many bytes are planned at once at most: a batch's records travel to its tasks with its plan.
+# The most bytes of one plan. Small, because the records of a batch travel to its tasks inside Spark's plan.
 PLAN_BYTES_MAX = 64 << 20
 Saved = Callable[[], Mapping[str, Committed]]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """How a stream is read. ``first``: where a shard begins of which no checkpoint knows. ``is_to_end``: stop once all
-    is read that is there, else follow. ``refresh_s``: how often shards are listed; ``idle_s``: how often a shard is
-    asked that has nothing new; ``held_bytes_max``: so many bytes of records that are not done are held."""
+    """How a stream is read.
+
+    ``first``: where to begin in a shard that no checkpoint contains. ``is_to_end``: stop once all existing records are
+    read; otherwise follow the stream. ``refresh_s``: the interval between listings of shards. ``idle_s``: the interval
+    between polls of a shard without new records. ``held_bytes_max``: the most bytes of records that are not done.
+    """
 
     first: Begin = TRIM_HORIZON
     is_to_end: bool = False
@@ -63,8 +66,10 @@ class StreamReading:
 
 
 class KinesisInput:
-    """Records of a stream as an input that can be shared (see ``core.input.SharedInput``). ``saved``: what the
-    group's checkpoint holds, of shards that are another source's too."""
+    """Records of a stream as a ``SharedInput``.
+
+    ``saved`` returns the content of the group's checkpoint, including the shards of other sources.
+    """
 
     kind = "kinesis"
 
@@ -85,29 +90,29 @@ class KinesisInput:
         self._saved = saved
         self._lineage = Lineage(reading.first)
         self._shards: dict[str, ShardReading] = {}
-        # None: every shard is this source's.
+        # The shards that the group has assigned to this source. None: there is no group, and it reads all shards.
         self._given: set[str] | None = None
         self._paused: frozenset[str] = frozenset()
         self._settled_elsewhere: set[str] = set()
         self._look_due_s: dict[str, float] = {}
-        # What the group's checkpoint held at the last look at it.
-        self._seen_saved: Mapping[str, Committed] = {}
+        # The content of the group's checkpoint when it was last read.
+        self._last_saved: Mapping[str, Committed] = {}
         self._saved_due_s = float("-inf")
         self._turn = 0
         self._refresh_due_s = 0.0
-        # A shard has ended since they were listed.
+        # Whether a shard has ended since the last listing.
         self._has_new_shards = False
 
-    # -- the port: where to begin, and what comes next
+    # -- implementation of Input
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._stream: StreamIdentity = self._asking.patiently(self._kinesis.describe)
+        self._stream: StreamIdentity = self._asking.retry(self._kinesis.describe)
         marks = marks_of(committed, self._stream)
-        self._list(self._asking.patiently(self._kinesis.shards))
-        self._lineage.come()
-        self._lineage.know(committed)
+        self._list(self._asking.retry(self._kinesis.shards))
+        self._lineage.note_start()
+        self._lineage.add_known(committed)
         for shard, each in committed.items():
-            self._go_on(shard, each, marks[shard])
+            self._resume(shard, each, marks[shard])
         self._begin_shards()
 
     def plan(self, records_max: int, tasks: int) -> Plan[RecordPart]:
@@ -144,7 +149,7 @@ class KinesisInput:
         records = sum(ranges.prefix for ranges in done.values())
         return f"{count}, {len(ended)} of them done to their end; {records} records"
 
-    # -- the port: shards that are shared out
+    # -- implementation of SharedInput
 
     def partitions(self) -> Sequence[str]:
         self._refresh()
@@ -156,11 +161,11 @@ class KinesisInput:
         marks = marks_of(committed, self._stream)
         self._given |= set(committed)
         if self._saved is not None and committed:
-            self._lineage.know(self._saved())
+            self._lineage.add_known(self._saved())
         for shard, each in committed.items():
             self._shards.pop(shard, None)
             if each.mark:
-                self._go_on(shard, each, marks[shard])
+                self._resume(shard, each, marks[shard])
 
     def revoke(self, partitions: Sequence[str]) -> None:
         self._given = (self._given or set()) - set(partitions)
@@ -168,13 +173,13 @@ class KinesisInput:
             self._shards.pop(shard, None)
 
     def pause(self, partitions: Collection[str]) -> None:
-        """Plan none of these, and all others again."""
+        """Stop planning these shards, and resume all others."""
         self._paused = frozenset(partitions)
 
-    # -- which shards there are, and which may begin
+    # -- list and begin shards
 
     def _refresh(self) -> None:
-        """List the shards, where that is due; the old list serves where AWS does not answer."""
+        """List the shards if that is due. If AWS does not answer, the old list remains in use."""
         now = self._clock()
         if now < self._refresh_due_s and not self._has_new_shards:
             return
@@ -182,19 +187,19 @@ class KinesisInput:
             self._list(self._kinesis.shards())
         except (Throttled, Unanswered) as error:
             self._refresh_due_s = now + self._reading.idle_s
-            self._asking.note(error)
+            self._asking.note_failure(error)
 
     def _list(self, shards: Iterable[ListedShard]) -> None:
         is_first = not self._lineage.shards
         for shard in self._lineage.list(shards):
             if not is_first:
-                log.info("shard %s is new; it came of %s", shard.name, " and ".join(shard.parents) or "none")
-        self._asking.answered()
+                log.info("shard %s is new; parents: %s", shard.name, " and ".join(shard.parents) or "none")
+        self._asking.note_answer()
         self._refresh_due_s = self._clock() + self._reading.refresh_s
         self._has_new_shards = False
 
-    def _go_on(self, name: str, committed: Committed, mark: ShardMark) -> None:
-        """Take up a shard where a checkpoint left off."""
+    def _resume(self, name: str, committed: Committed, mark: ShardMark) -> None:
+        """Read on in a shard where the checkpoint ends."""
         shard = self._shards[name] = ShardReading(name, self._lineage.first_of(name), committed, mark)
         if name not in self._lineage.shards and not shard.is_drained:
             shard.age_out()
@@ -213,7 +218,7 @@ class KinesisInput:
         return self._lineage.is_skipped(name) or all(map(self._is_settled, self._lineage.shards[name].parents))
 
     def _is_settled(self, name: str) -> bool:
-        """Whether no record of a shard is left that a child of it would overtake."""
+        """Whether a shard has no open record that a record of its child shard could overtake."""
         if name in self._shards:
             return self._shards[name].is_settled
         if name not in self._lineage.shards:
@@ -223,15 +228,17 @@ class KinesisInput:
         return name in self._settled_elsewhere or self._is_settled_elsewhere(name)
 
     def _is_settled_elsewhere(self, name: str) -> bool:
-        """Whether the source that has a shard has done all of it: its checkpoint says up to where, and a look at what
-        follows whether that was the end."""
+        """Whether another source of the group has done all records of a shard.
+
+        Its checkpoint says how far the shard is done, and a read tells whether more records follow.
+        """
         if self._saved is None:
-            return True  # nobody can say
+            return True  # there is no checkpoint of the group that could tell
         if self._clock() < self._look_due_s.get(name, 0.0):
             return False
-        committed = self._look_at(self._saved).get(name, Committed())
+        committed = self._read_saved(self._saved).get(name, Committed())
         if not committed.mark and not self._may_begin(name):
-            return False  # nobody has begun it, empty as it may be
+            return False  # no source has begun it, even if it is empty
         mark = ShardMark.of(name, committed.mark, self._stream)
         is_open = committed.done.holes or (mark.at is not None and not mark.skip)
         if is_open or not self._is_at_end(name, mark):
@@ -240,31 +247,31 @@ class KinesisInput:
         self._settled_elsewhere.add(name)
         return True
 
-    def _look_at(self, saved: Saved) -> Mapping[str, Committed]:
-        """What the group's checkpoint holds, or held a moment ago: one look serves all shards that are asked about."""
+    def _read_saved(self, saved: Saved) -> Mapping[str, Committed]:
+        """Return the content of the group's checkpoint, at most ``idle_s`` old."""
         now = self._clock()
         if now >= self._saved_due_s:
-            self._seen_saved, self._saved_due_s = saved(), now + self._reading.idle_s
-        return self._seen_saved
+            self._last_saved, self._saved_due_s = saved(), now + self._reading.idle_s
+        return self._last_saved
 
     def _is_at_end(self, name: str, mark: ShardMark) -> bool:
-        """Whether nothing follows what a mark says is done."""
+        """Whether no record follows those that are done by the mark."""
         if mark.end is not None:
             return True
         begin = mark.begin(self._lineage.first_of(name))
-        # Who has it may have read what came since, and has not written that down yet.
-        begin = self._come if begin == LATEST else begin
+        # The other source may have read newer records that are not in its checkpoint yet, so "latest" would miss them.
+        begin = self._began if begin == LATEST else begin
         try:
             return self._is_nothing_behind(mark.skip, name, begin)
         except (Throttled, Unanswered, Expired, NotThere):
             return False
 
     def _is_nothing_behind(self, skip: int, name: str, begin: Begin) -> bool:
-        """Whether a shard has no more than ``skip`` records from ``begin`` on, and no more will come."""
+        """Whether a shard has at most ``skip`` records from ``begin`` on, and will have no more."""
         iterator: str | None = self._kinesis.iterator(name, begin)
         left = skip
         while iterator is not None:
-            answer = self._kinesis.read(iterator, left + 1)
+            answer = self._kinesis.read_records(iterator, left + 1)
             count = answer.rows.num_rows
             has_aged = (
                 skip and left == skip and count and str(answer.rows["sequence_number"][0]) != begin.sequence_number
@@ -280,7 +287,7 @@ class KinesisInput:
     # -- reading
 
     def _gather(self, records_max: int) -> list[RecordPart]:
-        """What the shards have, in turn, until that is enough, or a while has passed."""
+        """Read the shards in turn, until there are enough records or ``GATHER_S`` has passed."""
         parts: list[RecordPart] = []
         until_s = self._clock() + GATHER_S
         held = before = sum(shard.bytes for shard in self._shards.values())
@@ -288,7 +295,7 @@ class KinesisInput:
         while (room := records_max - sum(part.stop - part.start for part in parts)) > 0 and held < bytes_max:
             due = self._due()
             if due:
-                taken = self._read(due[0], min(RECORDS_PER_CALL_MAX, -(-room // len(due))))
+                taken = self._read_shard(due[0], min(RECORDS_PER_CALL_MAX, -(-room // len(due))))
                 held += sum(part.held.bytes for part in taken)
                 parts += taken
             if self._clock() >= until_s or not (due or self._wait_for_more(until_s)):
@@ -296,14 +303,14 @@ class KinesisInput:
         return parts
 
     def _due(self) -> list[ShardReading]:
-        """The shards that may be read now, the one whose turn it is first."""
+        """Return the shards that may be read now; the first is the one whose turn it is."""
         shards = list(self._shards.values())
         at = self._turn % len(shards) if shards else 0
         now = self._clock()
         return [shard for shard in shards[at:] + shards[:at] if self._may_read(shard) and shard.due_s <= now]
 
     def _wait_for_more(self, until_s: float) -> bool:
-        """Wait for the first shard that has more, if that is soon enough."""
+        """Wait for the next shard that has more records. Returns False if none is due before ``until_s``."""
         due_s = [shard.due_s for shard in self._shards.values() if self._may_read(shard) and shard.is_behind]
         if not due_s or min(due_s) >= until_s:
             return False
@@ -316,35 +323,35 @@ class KinesisInput:
     def _is_open(self, shard: ShardReading) -> bool:
         return not (shard.is_drained or shard.is_caught_up)
 
-    def _read(self, shard: ShardReading, records_max: int) -> list[RecordPart]:
-        """The next records of a shard, as one part or none; it is due again when AWS allows it."""
+    def _read_shard(self, shard: ShardReading, records_max: int) -> list[RecordPart]:
+        """Read the next records of a shard, as one part or none, and set when it is due again."""
         self._turn = list(self._shards).index(shard.name) + 1
         try:
             if shard.iterator is None:
                 shard.iterator = self._kinesis.iterator(shard.name, shard.begin)
-            answer = self._kinesis.read(shard.iterator, records_max)
+            answer = self._kinesis.read_records(shard.iterator, records_max)
         except Expired:
             self._renew(shard)
             return []
         except (Throttled, Unanswered) as error:
-            self._asking.put_off(shard, error)
+            self._asking.postpone(shard, error)
             return []
         except NotThere as error:
             self._refuse(shard, error)
             return []
-        self._asking.answered()
+        self._asking.note_answer()
         shard.failures = 0
         shard.iterator = answer.iterator
-        taken = shard.take(answer.rows)
-        self._look_ahead(shard, answer, records_max)
+        taken = shard.number_rows(answer.rows)
+        self._schedule_next(shard, answer, records_max)
         return taken
 
-    def _look_ahead(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
-        """What an answer says of what follows it."""
+    def _schedule_next(self, shard: ShardReading, answer: ReadAnswer, asked: int) -> None:
+        """Set from an answer when the shard is read next, or that it has ended."""
         is_newest = answer.behind_ms == 0 and answer.rows.num_rows < asked
         is_to_end = self._reading.is_to_end and self._given is None
         shard.is_behind = not is_newest
-        # Where it ends with what is there, that this was the last of it is soon asked.
+        # With stop="end", poll again soon to find out whether this was the last record.
         is_idle = is_newest and not (is_to_end and answer.rows.num_rows)
         shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
         if self._ends(shard.name, answer):
@@ -355,21 +362,22 @@ class KinesisInput:
             shard.is_caught_up = True
 
     def _ends(self, name: str, answer: ReadAnswer) -> bool:
-        """Whether nothing follows in a shard: AWS gives no iterator then; where one is given, the shard has to be
-        closed, and everything of it read."""
+        """Whether an answer is the last of its shard: without iterator, or of a closed shard with nothing left."""
         return answer.iterator is None or (_is_nothing(answer) and self._lineage.is_closed(name))
 
     def _renew(self, shard: ShardReading) -> None:
-        """An iterator lives for five minutes; the next one begins behind what was read. One at the newest record, of
-        a shard that has given nothing yet, is found again by its time."""
+        """Replace an iterator, which expires after five minutes. The next one begins behind what was read.
+
+        In a shard without records so far, an iterator at "latest" is replaced by one at the source's start time.
+        """
         shard.iterator = None
         if shard.begin == LATEST:
-            shard.begin_at(self._come)
+            shard.begin_at(self._began)
         shard.due_s = self._clock() + READ_INTERVAL_S
 
     def _refuse(self, shard: ShardReading, error: NotThere) -> None:
-        """A shard, or the sequence number to go on at, is not there: it has aged out, or the checkpoint is wrong."""
-        self._list(self._asking.patiently(self._kinesis.shards))
+        """Handle a missing shard or sequence number: either it has aged out, or the checkpoint is wrong."""
+        self._list(self._asking.retry(self._kinesis.shards))
         if shard.name not in self._lineage.shards:
             shard.age_out()
             return
@@ -381,11 +389,13 @@ class KinesisInput:
             " anew"
         )
 
-    # -- the end, and names
+    # -- end of the stream, and names
 
     def _is_over(self) -> bool:
-        """Whether all is read that was there: shards that are still to come hold newer records only. In a group more
-        may be assigned at any time."""
+        """Whether all existing records are read. Shards that begin later hold only newer records.
+
+        Always False in a group, where more shards may be assigned at any time.
+        """
         if not self._reading.is_to_end or self._has_new_shards or self._given is not None:
             return False
         return all(map(self._is_finished, self._lineage.shards))
@@ -399,8 +409,8 @@ class KinesisInput:
         return name in self._shards and self._shards[name].is_caught_up
 
     @property
-    def _come(self) -> Begin:
-        """Where the newest record was when the source came."""
+    def _began(self) -> Begin:
+        """The time at which the source started, as a point in a shard."""
         return Begin.since(self._stream.now)
 
     @property
@@ -414,13 +424,16 @@ class KinesisInput:
 
 
 def _is_nothing(answer: ReadAnswer) -> bool:
-    """Whether nothing more is there just now. Few records are no sign of it: an answer has so many bytes at most, and
-    AWS counts in seconds how far it is behind."""
+    """Whether a shard has no more records for now.
+
+    A short answer is no proof: answers are limited in bytes too, and AWS measures in seconds how far a reader is
+    behind.
+    """
     return answer.behind_ms == 0 and not answer.rows.num_rows
 
 
 def first_begin(first_poll: str | float | datetime) -> Begin:
-    """What ``first_poll`` stands for. Raises ``ValueError``."""
+    """Convert ``first_poll``. Raises ``ValueError``."""
     if first_poll == "trim_horizon":
         return TRIM_HORIZON
     if first_poll == "latest":
@@ -437,6 +450,6 @@ def first_begin(first_poll: str | float | datetime) -> Begin:
 
 
 def _pieces(part: RecordPart, step: int) -> Iterable[RecordPart]:
-    """A part cut so that tasks can share it."""
+    """Cut a part so that several tasks can share it."""
     for start in range(part.start, part.stop, step):
         yield RecordPart(part.partition, start, min(part.stop, start + step), part.held)

@@ -1,4 +1,4 @@
-"""Kinesis: the source whose records are those of a stream."""
+"""The source whose records come from a Kinesis stream."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Kinesis(Source):
     """Records of a Kinesis stream as a source, with rows of ``data binary, partition_key string, sequence_number
     string, shard string, arrival_timestamp timestamp``. Needs the extra `kinesis`.
 
-    ``stream``: its name, or its ARN; ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): as boto3 has
-    them, which finds what is not given. ``first_poll``: where a shard begins of which the checkpoint knows nothing:
-    "trim_horizon" (the oldest record), "latest" (those that come from now on), or a time (Unix seconds, or a datetime
-    with a zone). ``stop``: "never" follows the stream, "end" ends the run when all is done that was there
-    (but not in a group, where more may be assigned).
+    ``stream``: its name, or its ARN. ``region``, ``endpoint_url``, ``session`` (a ``boto3.Session``): as for boto3,
+    which finds defaults for them. ``first_poll``: where to begin in a shard that the checkpoint does not contain:
+    "trim_horizon" (the oldest record), "latest" (only records from now on), or a time (Unix seconds, or a datetime with
+    a zone). ``stop``: "never" follows the stream. "end" ends the run when all existing records are done (but not in a
+    group, where more shards may be assigned).
 
-    Shards that come of a split or a merge are found while it runs (every ``refresh_s``, and when one ends), and begin
-    when all records of their parents are done. A shard with nothing new is asked every ``idle_s``. Records are read
-    once, in the driver, and held until they are done: at most ``held_bytes_max`` of them, beside ``max_uncommitted``.
-    ``options``: see ``CommonOptions``.
+    Shards that result from a split or a merge are found while the source runs (every ``refresh_s``, and when a shard
+    ends). They begin when all records of their parents are done. A shard without new records is polled every
+    ``idle_s``. The driver reads each record once and holds it until it is done. It holds at most ``held_bytes_max``
+    bytes, in addition to the limit ``max_uncommitted``. ``options``: see ``CommonOptions``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Kinesis's lineage: which shards there are, what came of what, and where one begins that nobody knows yet. Pure."""
+"""The shards of a stream, their parents and children, and where to begin in a new shard. Pure."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from acker_client.source.kinesis.connection import LATEST, TRIM_HORIZON, Begin, 
 
 
 class Lineage:
-    """The shards of a stream as they were listed last. ``first``: where those begin of which no checkpoint knows."""
+    """The shards of a stream by the last listing. ``first``: where to begin in a shard that no checkpoint contains."""
 
     def __init__(self, first: Begin) -> None:
         self._first = first
         self.shards: dict[str, ListedShard] = {}
-        # Those that were there when the source came, which "latest" is about.
-        self._old: frozenset[str] = frozenset()
+        # The shards that existed when the source started. "latest" applies only to these.
+        self._at_start: frozenset[str] = frozenset()
 
     def list(self, shards: Iterable[ListedShard]) -> list[ListedShard]:
-        """Take over a new listing; returns the shards that are new in it."""
+        """Take over a new listing; return the shards that are new in it."""
         before, self.shards = self.shards, {shard.name: shard for shard in shards}
         return [shard for name, shard in self.shards.items() if name not in before]
 
-    def come(self) -> None:
-        """The source comes now: what is listed was there before it."""
-        self._old = frozenset(self.shards)
+    def note_start(self) -> None:
+        """Note that the source starts now, so that "latest" applies to the listed shards."""
+        self._at_start = frozenset(self.shards)
 
-    def know(self, names: Iterable[str]) -> None:
-        """A checkpoint knows these, so that what came of them is read from its beginning."""
-        self._old -= self._descendants(names)
+    def add_known(self, names: Iterable[str]) -> None:
+        """Add shards that a checkpoint contains. Their descendants are then read from the beginning."""
+        self._at_start -= self._descendants(names)
 
     def first_of(self, name: str) -> Begin:
-        """Where a shard begins of which nothing was read yet: what came about later is read from its beginning."""
-        return TRIM_HORIZON if self._first == LATEST and name not in self._old else self._first
+        """Return where to begin in an unread shard. Shards that were created later are read from the beginning."""
+        return TRIM_HORIZON if self._first == LATEST and name not in self._at_start else self._first
 
     def is_skipped(self, name: str) -> bool:
-        """Whether a shard was closed when a source came that wants the newest only."""
+        """Whether a shard was already closed when a source with "latest" started, so that it has nothing to read."""
         return self.first_of(name) == LATEST and self.shards[name].is_closed
 
     def is_closed(self, name: str) -> bool:
         return name in self.shards and self.shards[name].is_closed
 
     def ancestors(self, name: str) -> set[str]:
-        """The shards that this one came of, as far back as they are listed."""
+        """Return the parents of a shard, their parents and so on, as far back as they are listed."""
         found: set[str] = set()
         waiting = [name]
         while waiting:
@@ -52,7 +52,7 @@ class Lineage:
         return found
 
     def _descendants(self, names: Iterable[str]) -> set[str]:
-        """Shards that came of these, and these themselves."""
+        """Return these shards and all shards that descend from them."""
         found = set(names)
         while more := {name for name, shard in self.shards.items() if found & set(shard.parents)} - found:
             found |= more

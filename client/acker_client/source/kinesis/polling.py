@@ -1,4 +1,4 @@
-"""Kinesis's asking: how long AWS is waited for when it does not answer, and how a shard is put off."""
+"""Retries of calls to Kinesis: how long to wait for AWS, and when to poll a shard again after a failure."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ log = logging.getLogger("acker_client.source")
 
 T = TypeVar("T")
 
-# AWS allows five reads a second of one shard, to all who read it together.
+# AWS allows five reads a second of one shard, for all its readers together.
 READ_INTERVAL_S = 0.2
-# How long to try at the start, and how long to go without an answer later.
+# How long to try at the start, and how long AWS may be silent later.
 START_S = 20.0
 SILENCE_S = 300.0
 WAITS = Backoff(first_s=0.5, cap_s=10.0)
 
-# So often in a row a shard may be throttled without a word.
+# The number of throttled reads in a row that are logged on debug level only.
 THROTTLED_USUALLY = 8
 
 TO_DO = "see to the network, endpoint_url= and region=, and start again; nothing is lost"
 
 
 class Asking:
-    """What is known of how the service answers. Times are seconds of ``clock``."""
+    """Retries calls, and keeps track of whether the service answers. Times are seconds of ``clock``."""
 
     def __init__(self, clock: Clock, sleep: Sleep, random: Random) -> None:
         self._clock, self._sleep, self._random = clock, sleep, random
         self._silent_since_s: float | None = None
 
-    def patiently(self, call: Callable[[], T]) -> T:
-        """Call until there is an answer, for a while. Raises ``SourceError``."""
+    def retry(self, call: Callable[[], T]) -> T:
+        """Repeat a call until it succeeds, for at most ``START_S``. Raises ``SourceError``."""
         patience = Patience(Deadline(START_S, self._clock), self._sleep, self._random, WAITS)
         while True:
             try:
@@ -47,29 +47,29 @@ class Asking:
                         f"Kinesis cannot be asked: {error}; tried {patience.tries} times in {START_S:.0f} s: {TO_DO}"
                     ) from None
             else:
-                self.answered()
+                self.note_answer()
                 return answer
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         self._silent_since_s = None
 
-    def note(self, error: Exception) -> None:
-        """A call failed. Raises ``SourceError`` when none was answered for long: somebody has to look."""
+    def note_failure(self, error: Exception) -> None:
+        """Note a failed call. Raises ``SourceError`` if no call was answered for ``SILENCE_S``."""
         if not isinstance(error, Unanswered):
-            self.answered()
+            self.note_answer()
             return
         now = self._clock()
         since_s = self._silent_since_s = now if self._silent_since_s is None else self._silent_since_s
         if now - since_s >= SILENCE_S:
             raise SourceError(f"no answer from Kinesis for {now - since_s:.0f} s ({error}): {TO_DO}")
 
-    def put_off(self, shard: ShardReading, error: Exception) -> None:
-        """A read of a shard failed: it is due again later, and ever later."""
+    def postpone(self, shard: ShardReading, error: Exception) -> None:
+        """Note a failed read of a shard, and delay its next read with growing waits."""
         shard.due_s = self._clock() + READ_INTERVAL_S + WAITS.wait_s(shard.failures, self._random)
         shard.failures += 1
-        if shard.failures.bit_count() == 1:  # the first, and ever fewer of those that follow it
-            # Reading what is old is as fast as AWS allows, so now and then it says no.
+        if shard.failures.bit_count() == 1:  # logs failures 1, 2, 4, 8 and so on
+            # Old records are read as fast as AWS allows, so it sometimes throttles.
             is_usual = isinstance(error, Throttled) and shard.failures < THROTTLED_USUALLY
             level = logging.DEBUG if is_usual else logging.WARNING
             log.log(level, "shard %s: tried again later, %d failures in a row (%s)", shard.name, shard.failures, error)
-        self.note(error)
+        self.note_failure(error)

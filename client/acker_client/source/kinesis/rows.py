@@ -1,8 +1,8 @@
-"""Kinesis's rows: what was read of a shard and is held in the driver, and slices of it, which executors unpack.
+"""Records that the driver holds, and slices of them, which executors unpack. Decides the columns.
 
-Decides the columns. Each record is read once, in the driver: an account may read a shard five times a second and 2 MB
-of it, so a second reader of the same records would halve what there is; and bytes that are here need not be there any
-more when a record is tried again. Needs pyarrow and numpy; imports neither grpc, pyspark nor boto3.
+The driver reads each record once. An account may read a shard five times and 2 MB a second, so a second reader of the
+same records would halve the throughput. And a record that is retried may have aged out of the stream meanwhile. Needs
+pyarrow and numpy; imports neither grpc, pyspark nor boto3.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ COLUMNS = "data binary, partition_key string, sequence_number string, shard stri
 
 
 class Held:
-    """Records of one shard that were read together and are not done: ``positions: int64[n]``, ascending, and ``rows``
-    of n records."""
+    """Records of one shard that were read together and are not done.
+
+    ``positions``: int64[n], ascending. ``rows``: n records.
+    """
 
     __slots__ = ("positions", "rows")
 
@@ -37,17 +39,17 @@ class Held:
         return int(self.rows.nbytes)
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Forget the records that ``mask`` leaves out; what is left is copied, so that their memory is given back."""
+        """Forget the records outside of ``mask``. Copies the others, so that the memory is freed."""
         if not mask.all():
             self.positions = self.positions[mask]
             self.rows = self.rows.take(pa.array(np.flatnonzero(mask)))
 
-    def release(self, done: Ranges) -> None:
-        """Forget what is done."""
+    def forget_done(self, done: Ranges) -> None:
+        """Forget the records that are done."""
         self.keep(~done.contains(self.positions))
 
     def at(self, positions: Positions) -> pa.RecordBatch:
-        """The records at ``positions: int64[k]``, ascending. ``LookupError`` for one that is done and forgotten."""
+        """Return the records at ``positions`` (int64[k], ascending). LookupError if one is done and forgotten."""
         rows = np.searchsorted(self.positions, positions)
         if not np.array_equal(self.positions[rows[rows < len(self.positions)]], positions):
             raise LookupError("these records are done and forgotten")
@@ -56,7 +58,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPart:
-    """Positions ``start`` to ``stop`` of a shard, which lie in ``held``."""
+    """Positions ``start`` to ``stop`` of a shard. ``held`` has their records."""
 
     partition: str
     start: int
@@ -66,8 +68,7 @@ class RecordPart:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RecordSlice:
-    """Numbers ``start`` to ``stop`` of a batch. ``content``: their rows as an Arrow stream, which is no larger than
-    they are, and is unpacked where it is read."""
+    """Numbers ``start`` to ``stop`` of a batch. ``content``: their rows as an Arrow stream, unpacked by executors."""
 
     start: int
     stop: int
@@ -86,7 +87,7 @@ class RecordSlice:
 
 
 def sliced_rows(start: int, stop: int, chosen: Sequence[Chosen[RecordPart]]) -> RecordSlice:
-    """The slice of the batch's numbers ``start`` to ``stop``: what is chosen, in order."""
+    """Return the slice of the batch's numbers ``start`` to ``stop``: the chosen records, in order."""
     sink = pa.BufferOutputStream()
     writer: Any = None
     for each in chosen:
@@ -99,7 +100,7 @@ def sliced_rows(start: int, stop: int, chosen: Sequence[Chosen[RecordPart]]) -> 
 
 
 def shown(chosen: Chosen[RecordPart]) -> pa.RecordBatch:
-    """The records that are chosen, in the columns that a user sees."""
+    """Return the chosen records in the columns that the user sees."""
     rows = chosen.part.held.at(chosen.positions)
     shard: Any = pa.repeat(pa.scalar(chosen.part.partition, pa.string()), rows.num_rows)
     names = ["data", "partition_key", "sequence_number", "shard", "arrival_timestamp"]

@@ -1,10 +1,11 @@
-"""Kinesis's shard: how far one shard is read, what is held of it, and what a checkpoint says of it. Pure.
+"""One shard: how far it is read, which records are held, and its mark in the checkpoint. Pure.
 
-A position is a record's index in the order of reading, from where reading began. Sequence numbers are 56 digits, with
-gaps, and are compared for equality only: reading on behind one gives the same records in the same order, so that a
-checkpoint needs one of them to find all positions again, those beyond holes too. Records age out of a shard from its
-beginning; where the one is gone that the checkpoint would go on at, what is there is read as new, from the first
-position that was never given.
+A position is a record's index in the order of reading, counted from where reading began. Sequence numbers have 56
+digits, with gaps, and are compared for equality only. Reading on after one returns the same records in the same order,
+so a checkpoint needs only one sequence number to find all positions again, including those beyond holes.
+
+Records age out of a shard from its beginning. If the record at which the checkpoint goes on has aged out, the remaining
+records are read as new ones, from the first unused position on.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ REMOVE = "give the source another checkpoint, or remove this one to begin anew"
 
 @dataclass(frozen=True, slots=True)
 class ShardMark:
-    """``at``: the sequence number of the first record that is not done, where it was read; else ``after``: of the last
-    that was. ``end``: how many positions the shard has, once it was read to its end.
+    """A shard's mark in the checkpoint.
 
-    What an earlier run did beyond a hole may be done before this one has read it again: then ``at`` is the last record
-    that was read, and ``skip``: from there on so many are done."""
+    ``at``: the sequence number of the first record that is not done, if it was read. Otherwise ``after``: that of the
+    last record that was read. ``end``: the number of positions of the shard, once it was read to its end.
+
+    Records beyond a hole may be done by an earlier run, and not be read again by this one yet. If the prefix reaches
+    them, ``at`` is the last record that was read, and ``skip`` is the number of records from there on that are done.
+    """
 
     at: str | None = None
     after: str | None = None
@@ -44,7 +48,7 @@ class ShardMark:
 
     @classmethod
     def of(cls, shard: str, mark: Mark, stream: StreamIdentity) -> ShardMark:
-        """What ``ShardReading.mark`` gave. Raises ``CheckpointError`` when it cannot have, or of another stream."""
+        """Parse a result of ``ShardReading.mark``. Raises ``CheckpointError`` for other content or another stream."""
         if not mark:
             return cls()
         try:
@@ -63,20 +67,20 @@ class ShardMark:
         return cls(mark.get("at"), mark.get("after"), end, skip)
 
     def begin(self, first: Begin) -> Begin:
-        """Where to read on; ``first``: where nothing was read yet."""
+        """Return where to read on; ``first`` if nothing was read yet."""
         if self.at is not None:
             return Begin.at(self.at)
         return first if self.after is None else Begin.after(self.after)
 
 
 class ShardReading:
-    """One shard that is being read. ``due_s``: when it may be read next; ``is_behind``: there is more of it now."""
+    """One shard that is being read. ``due_s``: when it may be read next. ``is_behind``: it has more records now."""
 
     def __init__(self, name: str, first: Begin, committed: Committed, mark: ShardMark) -> None:
         self.name = name
         self.done = committed.done
-        # Where reading began at the newest record, that place has a position of its own, which does not exist: so a
-        # checkpoint knows of the shard as soon as something was read of it, and a restart begins there.
+        # With "latest", position 0 stands for the point where reading began, and no record has it. As it is done at
+        # once, the checkpoint contains the shard as soon as a record was read, and a restart begins at the same point.
         if first == LATEST and not self.done.reach:
             self.done = Ranges.below(1)
         # No part begins below what was committed.
@@ -97,30 +101,30 @@ class ShardReading:
 
     @property
     def begin(self) -> Begin:
-        """Where an iterator has to begin that goes on with what was read."""
+        """Where a new iterator has to begin to go on behind what was read."""
         return self._begin if self._last is None else Begin.after(self._last)
 
     def begin_at(self, begin: Begin) -> None:
-        """Nothing was read yet: begin there instead."""
+        """Change where to begin; only while nothing was read yet."""
         self._begin = begin
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was read of it."""
+        """Whether any record of it was read."""
         return self._last is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was read to its end, and all of it is done."""
+        """Whether it was read to its end and all its records are done."""
         return self.is_drained and self.done.prefix >= self.next
 
     @property
     def bytes(self) -> int:
-        """Bytes of records that are held."""
+        """The size of the records that are held."""
         return sum(held.bytes for held in self._held)
 
-    def take(self, rows: pa.RecordBatch) -> list[RecordPart]:
-        """Number ``rows``, the next of the shard, and hold those that are not done; as one part, or none."""
+    def number_rows(self, rows: pa.RecordBatch) -> list[RecordPart]:
+        """Number ``rows``, the next of the shard, and hold those that are not done. Returns one part, or none."""
         if not rows.num_rows:
             return []
         if self._last is None:
@@ -132,20 +136,20 @@ class ShardReading:
         if not rows.num_rows:
             return []
         held = Held(np.arange(start, self.next, dtype=np.int64), rows)
-        held.release(self.done)
+        held.forget_done(self.done)
         if len(held.positions):
             self._held.append(held)
         return [RecordPart(self.name, start, self.next, held)]
 
     def end(self) -> None:
-        """It was read to its end."""
+        """Note that it was read to its end."""
         if self.next < self.done.reach:
             self._skip_aged()
             self.done = Ranges.below(self.next)
         self.is_drained = True
 
     def age_out(self) -> None:
-        """All that was left of it has aged out of the stream."""
+        """Note that its remaining records have aged out of the stream."""
         if self.next < self.done.reach or self._mark.at is not None or self.has_begun:
             log.error(
                 "%s has aged out of the stream with records that were not done: they are lost; %s", self.name, KEEP
@@ -165,7 +169,7 @@ class ShardReading:
     def advance(self, done: Ranges) -> None:
         self.done = done
         for held in self._held:
-            held.release(done)
+            held.forget_done(done)
         self._held = [held for held in self._held if len(held.positions)]
 
     def mark(self, done: Ranges, stream: StreamIdentity) -> Mark:
@@ -179,7 +183,7 @@ class ShardReading:
         return mark | ({"end": self.next} if self.is_drained else {})
 
     def _check_first(self, sequence_number: str) -> None:
-        """Is the first record that is read the one that the checkpoint goes on at?"""
+        """Check that the first record that was read is the one at which the checkpoint goes on."""
         if self._mark.at is not None and sequence_number != self._mark.at:
             self._skip_aged()
 
@@ -194,7 +198,7 @@ class ShardReading:
         self.next = max(self.next, self.done.reach)
 
     def _sequence_number_at(self, position: int) -> str | None:
-        """Of a record that was read and is not done; None: it was not read yet."""
+        """Return the sequence number of a record that is not done; None if it was not read yet."""
         if position >= self.next:
             return None
         for held in self._held:
@@ -204,5 +208,5 @@ class ShardReading:
 
 
 def marks_of(committed: Mapping[str, Committed], stream: StreamIdentity) -> dict[str, ShardMark]:
-    """The marks of a checkpoint, by shard. Raises ``CheckpointError`` where one is of another stream."""
+    """Return the marks of a checkpoint by shard. Raises ``CheckpointError`` if one belongs to another stream."""
     return {shard: ShardMark.of(shard, each.mark, stream) for shard, each in committed.items()}

@@ -1,10 +1,9 @@
-"""Parquet: which files there are and how many rows they have (in the driver), and their rows (in executors).
+"""Lists Parquet files and counts their rows (in the driver), and reads the rows (in executors).
 
-A file is a partition, and a row's position is its index in the file. A part is a row group, or as much of one as fits
-into a batch. Decides which column types are the ones that Spark gets, which rows are unreadable (a value that does not
-fit its type), and which file is not what the checkpoint remembers: one whose size, beginning or footer (with sizes and
-statistics of every column) is another. A file must not change while it is read. Needs pyarrow and numpy; imports
-neither grpc nor pyspark.
+A file is a partition, and the position of a row is its index in the file. A part is a row group, or as much of one as
+fits into a batch. A row with a value that does not fit its column is unreadable. A file must not change while it is
+read. It has changed since the checkpoint if its size, beginning or footer differs (the footer has sizes and statistics
+of every column). Needs pyarrow and numpy; imports neither grpc nor pyspark.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ FIX = "give new data a new file name, or remove the checkpoint to read the input
 
 
 class NoParquet(SourceError):
-    """A file is no Parquet, or not yet."""
+    """A file is no Parquet, or is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
     """Rows ``start`` to ``stop`` of one file, all in row group ``group``, which begins at row ``group_start``.
-    ``partition``: the file's absolute path; ``shown``: as the user wrote it; ``digest``: of the file."""
+
+    ``partition``: the file's absolute path. ``shown``: the path as the user wrote it. ``digest``: recognizes the file.
+    """
 
     partition: str
     shown: str
@@ -61,7 +62,7 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class RowSlice:
-    """Numbers ``start`` to ``stop`` of a batch: the rows that are ``chosen``, in order, in columns of ``schema``."""
+    """Numbers ``start`` to ``stop`` of a batch: the ``chosen`` rows, in order, in columns of ``schema``."""
 
     start: int
     stop: int
@@ -80,8 +81,11 @@ class RowSlice:
 
 
 class ParquetInput:
-    """Rows of Parquet files as an input (see ``core.input.Input``), in columns of ``schema``. ``follow_s``: so often
-    the paths are looked at again, for files that are new; None: never. ``clock``: monotonic seconds."""
+    """Rows of Parquet files as an ``Input``, in columns of ``schema``.
+
+    ``follow_s``: the interval at which the paths are listed again, for new files; None: the files are read once.
+    ``clock``: monotonic seconds.
+    """
 
     kind = "parquet"
 
@@ -99,8 +103,8 @@ class ParquetInput:
         self._own_files = own_files
         self._follow_s = follow_s
         self._clock = clock
-        self._looked_s = 0.0
-        # Size and time of change of files that are read, and of those that could not be read as Parquet.
+        self._listed_s = 0.0
+        # Size and time of change, by path: of files that are read, and of files that were no Parquet yet.
         self._stats: dict[str, tuple[int, int]] = {}
         self._unfinished: dict[str, tuple[int, int]] = {}
         self._files: list[Found] = []
@@ -112,11 +116,11 @@ class ParquetInput:
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._files = self._find()
         if not self._files:
-            log.warning("Parquet: there is no file in %r yet; it is looked for every %g s", self._paths, self._follow_s)
+            log.warning("Parquet: there is no file in %r yet; looking for one every %g s", self._paths, self._follow_s)
         self._rows, self._digests = {}, {}
         there = {found.path: found for found in self._files}
         for path, each in committed.items():
-            self._check(path, there.get(path), each)
+            self._refuse_changed(path, there.get(path), each)
         self._parts = self._walk(self._files, {path: each.done.prefix for path, each in committed.items()})
         self._left = None
 
@@ -139,7 +143,7 @@ class ParquetInput:
         return [original for each in chosen for original in _originals(each)]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Nothing is kept of a part."""
+        """Do nothing: nothing is kept of a part."""
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         return {"rows": self._rows[partition], "digest": self._digests[partition]}
@@ -154,8 +158,8 @@ class ParquetInput:
         at = f", {left[0].shown} to row {prefixes[left[0]]}" if left[0].path in self._rows else ""
         return f"{total - len(left)} of {total} files{at}"
 
-    def _check(self, path: str, found: Found | None, committed: Committed) -> None:
-        """Refuse a file that is not the one that was read, or went away before it was done."""
+    def _refuse_changed(self, path: str, found: Found | None, committed: Committed) -> None:
+        """Refuse a file that has changed since it was read, or was removed before it was done."""
         try:
             rows, digest = int(committed.mark["rows"]), str(committed.mark["digest"])
         except (KeyError, TypeError, ValueError) as error:
@@ -170,14 +174,14 @@ class ParquetInput:
         self._rows[path], self._digests[path] = rows, digest
 
     def _find(self) -> list[Found]:
-        self._looked_s = self._clock()
+        self._listed_s = self._clock()
         files = find_parquet_files(self._paths, may_be_none=self._follow_s is not None)
         check_not_own(files, self._own_files, "Parquet", self._paths)
         return files
 
     def _next_part(self) -> RowPart | None:
         part = next(self._parts, None)
-        if part is None and self._follow_s is not None and self._clock() - self._looked_s >= self._follow_s:
+        if part is None and self._follow_s is not None and self._clock() - self._listed_s >= self._follow_s:
             known = {found.path for found in self._files}
             self._check_same()
             new = [found for found in self._find() if found.path not in known or found.path in self._unfinished]
@@ -187,7 +191,7 @@ class ParquetInput:
         return part
 
     def _check_same(self) -> None:
-        """A file that was read, and is another by now, would never be read."""
+        """Raise ``InputChanged`` if a known file has changed: its new rows would never be read."""
         for found in self._files:
             before = self._stats.get(found.path)
             with suppress(FileNotFoundError):
@@ -198,7 +202,7 @@ class ParquetInput:
                 self._stats[found.path] = now
 
     def _is_unfinished(self, found: Found) -> bool:
-        """Whether a file that is followed is no Parquet yet: its footer is written last."""
+        """Whether a file may still be written. Only if files are followed; the footer of a Parquet file comes last."""
         if self._follow_s is None:
             return False
         before = self._unfinished.pop(found.path, None)
@@ -220,7 +224,7 @@ class ParquetInput:
         return True
 
     def _walk(self, files: Sequence[Found], prefixes: Mapping[str, int]) -> Iterator[RowPart]:
-        """The row groups of ``files`` from where each was left."""
+        """Yield the row groups of ``files`` that are not done, from ``prefixes`` on."""
         for found in list(files):
             if self._is_unfinished(found):
                 continue
@@ -237,9 +241,12 @@ class ParquetInput:
 
 
 def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found]:
-    """The files that ``paths`` name; a directory stands for the ``.parquet`` files in and below it, sorted, but for
-    those whose name, or a folder's, begins with ``_`` or ``.``, as in Spark. Raises ``SourceError`` for what is no path
-    and, unless there ``may_be_none`` yet, where there is none."""
+    """Return the files that ``paths`` name; see ``find_files``.
+
+    A directory stands for the ``.parquet`` files in and below it, sorted. As in Spark, files and folders whose names
+    begin with ``_`` or ``.`` are left out. Raises ``SourceError`` also for a directory without such files, unless there
+    ``may_be_none`` yet.
+    """
 
     def in_directory(path: str) -> list[str]:
         return _in_directory(path, may_be_none=may_be_none)
@@ -249,7 +256,7 @@ def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found
 
 
 def schema_of(paths: Paths) -> pa.Schema:
-    """The columns of the first file, each as what it means: an INT96 is an instant."""
+    """Return the columns of the first file; see ``normal_schema``."""
     found = find_parquet_files(paths)[0]
     with opened(found.path, found.shown) as file:
         return normal_schema(file)
@@ -261,7 +268,7 @@ def _stat_of(path: str) -> tuple[int, int]:
 
 
 def opened(path: str, shown: str) -> pq.ParquetFile:
-    """A file, opened. Raises ``InputChanged`` when it cannot be read, ``SourceError`` when it is no Parquet."""
+    """Open a file. Raises ``InputChanged`` if it cannot be read, ``NoParquet`` if it is no Parquet."""
     try:
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
     except OSError as error:
@@ -272,7 +279,7 @@ def opened(path: str, shown: str) -> pq.ParquetFile:
 
 
 def digest_of(path: str, shown: str) -> str:
-    """Digest of a file's size, beginning and footer, which says where every page is and how long."""
+    """Return a digest of a file's size, beginning and footer, which lists the position and length of every page."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -288,13 +295,13 @@ def digest_of(path: str, shown: str) -> str:
 
 
 def normal_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The file's columns, in which an INT96 (Spark's and Impala's timestamp) is an instant in UTC."""
+    """Return the file's columns, with INT96 (the timestamp of Spark and Impala) as an instant in UTC."""
     leaves = iter(file.schema.column(index).physical_type for index in range(len(file.schema)))
     return pa.schema([field.with_type(_normal(field.type, leaves)) for field in file.schema_arrow])
 
 
 def check_columns(columns: pa.Schema, wanted: pa.Schema, shown: str) -> None:
-    """Refuse a file with a column twice, or one that cannot become what is wanted. One that lacks it reads as null."""
+    """Refuse a file in which a wanted column occurs twice or has a type that cannot be cast. It may be missing."""
     for field in wanted:
         if columns.get_all_field_indices(field.name)[1:]:
             raise SourceError(f"Parquet: {shown} has the column {field.name!r} twice: leave it out of the schema")
@@ -307,7 +314,7 @@ def check_columns(columns: pa.Schema, wanted: pa.Schema, shown: str) -> None:
 
 
 def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
-    """The rows that are chosen, some thousands at a time, in the file's columns."""
+    """Yield the chosen rows, some thousands at a time, in the file's columns. Raises ``InputChanged``."""
     part = chosen.part
     if digest_of(part.partition, part.shown) != part.digest:
         raise InputChanged(f"{part.shown} has changed since its rows were counted: write a new file beside it instead")
@@ -324,7 +331,10 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
 
 
 def converted(rows: pa.RecordBatch, schema: pa.Schema, shown: str) -> tuple[pa.RecordBatch, dict[int, str]]:
-    """``rows`` in columns of ``schema``, and row -> reason for those with a value that does not fit (null there)."""
+    """Return ``rows`` in columns of ``schema``, and the reasons, by row, for values that do not fit.
+
+    The columns are null in these rows.
+    """
     try:
         return _cast(rows, schema), {}
     except pa.ArrowInvalid:
@@ -358,13 +368,13 @@ def _in_directory(path: str, *, may_be_none: bool) -> list[str]:
 
 
 def _refuse_folder(error: OSError) -> None:
-    """A folder that cannot be looked into may hold files, which would be left out without a word."""
+    """Raise ``InputChanged`` for an unreadable folder, so that its files are not left out silently."""
     if not isinstance(error, FileNotFoundError):
         raise InputChanged(f"{error.filename} cannot be read ({error.strerror}): {to_read(error)}") from None
 
 
 def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
-    """The first ``count`` rows of a part, and what is left."""
+    """Return the first ``count`` rows of a part, and the rest (None: nothing is left)."""
     at = part.start + count
     if at >= part.stop:
         return part, None
@@ -375,7 +385,7 @@ def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
 
 
 def _normal(type_: Any, leaves: Iterator[str]) -> Any:
-    """A type, in which leaves that are INT96 are instants. ``leaves``: the physical types, in order."""
+    """Return a type with INT96 leaves as instants. ``leaves``: the physical types, in order."""
     if pa.types.is_struct(type_):
         return pa.struct([field.with_type(_normal(field.type, leaves)) for field in type_])
     if pa.types.is_map(type_):
@@ -403,7 +413,7 @@ def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _as(column: Any, type_: Any) -> Any:
-    """Nanoseconds are cut to microseconds, the finest that Spark has; whatever else does not fit is an error."""
+    """Cast a column. Nanoseconds are cut to microseconds, the finest unit of Spark; other losses are errors."""
     if column.type == type_:
         return column
     return pc.cast(column, options=pc.CastOptions(target_type=type_, allow_time_truncate=True))

@@ -1,4 +1,4 @@
-"""Parquet: the source whose records are rows of Parquet files."""
+"""The source whose records are rows of Parquet files."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from acker_client.source.records.input import Input
 class Parquet(Source):
     """Rows of Parquet files as a source.
 
-    ``paths``: a file, a directory (the ``.parquet`` files in and below it, sorted; no columns in directory names), a
-    pattern (``**`` too), or several; read in the order given, row group by row group, each of which one task reads.
-    ``schema``: the columns to read, as DDL text or a ``StructType``; None: those of the first file. A column that a
-    file lacks is null, and one whose values do not fit makes them records that fail. Nested types, decimals and
-    timestamps come as Spark would read them; nanoseconds are cut to microseconds. A file must not change: one that did
-    since the checkpoint is refused.
+    ``paths``: a file, a directory, a pattern (``**`` too), or several. A directory stands for the ``.parquet`` files in
+    and below it, sorted; columns in directory names are not supported. Files are read in the order given, row group by
+    row group, and one task reads each row group. ``schema``: the columns to read, as DDL text or a ``StructType``;
+    None: the columns of the first file. A column that a file lacks is null. A record with a value that does not fit its
+    column fails. Nested types, decimals and timestamps are read as Spark reads them; nanoseconds are cut to
+    microseconds. A file must not change: the source refuses a file that has changed since the checkpoint.
 
-    ``follow_s``: the source does not end, and looks every so many seconds for files that are new (see ``stop``); one
-    that is no Parquet yet is waited for, and without a ``schema`` the first has to be there. ``options``: see
+    ``follow_s``: the source does not end (see ``stop``). At this interval in seconds it looks for new files. It waits
+    for a file that is no Parquet yet. Without a ``schema`` the first file must exist. ``options``: see
     ``CommonOptions``.
     """
 

@@ -1,7 +1,7 @@
-"""Put back: records that stand in dead letters, to be tried again, as rows like those that they were.
+"""Reads records from dead letters, as rows like the original ones.
 
-A record is a line of a file of dead letters, and its position the line's. Decides which columns its row has: the text
-with the path and the line that it had, or the columns of a schema; and that whoever dies again keeps its first origin.
+A record is a line of a file of dead letters, and its position is the position of the line. A row has the original text
+with its path and line, or the columns of a schema. A record that becomes a dead letter again keeps its first origin.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT = pa.schema([("value", pa.string()), ("path", pa.string()), ("line", pa.int
 
 
 class Unreadable(ValueError):
-    """A letter's record cannot be made a row again; says why."""
+    """A letter cannot be turned into a row again. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class LetterParser:
 
 
 class PutBackInput(FileInput):
-    """Files of dead letters as an input (see ``core.input.Input``): what was put back."""
+    """Files of dead letters as an ``Input``."""
 
     kind = "put-back"
     asker = "PutBack"
@@ -70,21 +70,21 @@ class PutBackInput(FileInput):
 
 
 def letter_of(line: bytes) -> DeadLetter | str:
-    """The letter that a line is, or what is wrong with it."""
+    """Return the letter on a line, or the text of the problem."""
     try:
         return DeadLetter.of_json(line.decode(errors="surrogatepass"))
     except ValueError as error:
         return str(error)
 
 
-def _first_original(now: Original) -> Original:
-    """The record as it was when it first died."""
-    letter = letter_of(now.value) if isinstance(now.value, bytes) else ""
-    return now if isinstance(letter, str) else Original(letter.origin, letter.value)
+def _first_original(line: Original) -> Original:
+    """Return the original of the record inside a dead letter; ``line`` itself if it is no letter."""
+    letter = letter_of(line.value) if isinstance(line.value, bytes) else ""
+    return line if isinstance(letter, str) else Original(letter.origin, letter.value)
 
 
 def _line_of(letter: DeadLetter, value: bytes, part: LinePart) -> Lines:
-    """The record as the one line that it was, by its first path and number."""
+    """Return the record as a single line, with its original path and line number."""
     path, line, byte = (letter.origin.get(name) for name in ("path", "line", "byte"))
     number = line if isinstance(line, int) else part.start + 1
     first = byte if isinstance(byte, int) else 0

@@ -1,4 +1,4 @@
-"""Put back: the source whose records stand in dead letters, and are tried once more."""
+"""The source that processes dead letters again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from acker_client.source.records.input import Input
 
 
 class PutBack(Source):
-    """Records that ``acker dead-letters --put-back`` has put into files, each of them once more.
+    """Reads once more the records that ``acker dead-letters --put-back`` has put into files.
 
-    ``paths``: those files. ``schema``: none for what ``Files`` reads as text, whose rows are ``value string, path
-    string, line bigint`` again, with the path and the line that they had; else the columns that the rows had, from
-    lines of JSON and from columns alike. One that dies again has its first origin. ``checkpoint`` is needed, so that
-    each is read once. ``follow_s``: as of ``Files``. ``options``: see ``CommonOptions``.
+    ``paths``: those files. ``schema``: leave it out for records that ``Files`` reads as text. Their rows are ``value
+    string, path string, line bigint`` again, with the original path and line. Otherwise give the columns of the
+    original rows; this works for JSON lines and for rows with columns. A record that becomes a dead letter again keeps
+    its first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``.
+    ``options``: see ``CommonOptions``.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class PutBack(Source):
     ) -> None:
         super().__init__(options_of(PutBack, options))
         if self.options.checkpoint is None:
-            raise ValueError("checkpoint: give one, like checkpoint='again.ckpt'; it has each record read once")
+            raise ValueError("checkpoint: give one, like checkpoint='again.ckpt', so that each record is read once")
         if follow_s is not None:
             check_seconds("follow_s", follow_s)
         self.paths = paths

@@ -1,8 +1,8 @@
-"""Put back: dead letters on their way out of their file, into one that a source reads once (`inputs.put_back`).
+"""Moves dead letters out of their file into a file that the source ``PutBack`` reads.
 
-Decides the order: first they stand in the second file, durably, then they go from the first. So a crash at any point
-loses none, and one that stands in both is not added a second time. Both files are replaced whole, under the lock that
-a source takes to write dead letters. Lines that are no letters stay where they are.
+The letters are written durably to the second file before they are removed from the first. A crash at any point
+therefore loses none, and a letter that is in both files is not added again. Both files are replaced as a whole, under
+the lock that a source takes to write dead letters. Lines that are no letters stay where they are.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from acker_client.source.disk import sync_directory, to_read, to_write
 from acker_client.source.errors import SourceError
 from acker_client.source.records.dead_letter import DeadLetter
 
-# How long another process may hold a file before it is called in use; a write of letters takes milliseconds.
+# How long to wait for the lock of another process. A write of letters takes milliseconds.
 WAIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLine:
-    """A line of a file of dead letters: its ``number`` from 1, and the letter, or what is wrong with it."""
+    """A line of a file of dead letters: its ``number`` from 1, and the letter, or ``wrong``: what the problem is."""
 
     number: int
     raw: bytes
@@ -38,8 +38,10 @@ class ReadLine:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How many letters were ``put_back``, and how many lines are ``left``; ``kept``: letters that were chosen, and
-    cannot be tried again."""
+    """The number of letters that were ``put_back``, and of lines that are ``left`` in the file.
+
+    ``kept``: letters that were chosen but cannot be processed again.
+    """
 
     put_back: int
     left: int
@@ -47,7 +49,7 @@ class Moved:
 
 
 def read_letters(path: Path) -> list[ReadLine]:
-    """The lines of a file of dead letters, in its order. Raises ``SourceError`` when it cannot be read."""
+    """Return the lines of a file of dead letters, in order. Raises ``SourceError`` if it cannot be read."""
     try:
         return _lines_of(path.read_bytes())
     except OSError as error:
@@ -55,8 +57,10 @@ def read_letters(path: Path) -> list[ReadLine]:
 
 
 def put_back(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], *, wait_s: float = WAIT_S) -> Moved:
-    """Move the letters that are chosen from ``path`` to the end of ``again``, which is made if need be. Raises
-    ``SourceError``; then each letter is still in one of the two, or in both."""
+    """Move the chosen letters from ``path`` to the end of ``again``, which is created if it does not exist.
+
+    Raises ``SourceError``. Each letter is then still in one of the two files, or in both.
+    """
     path, again = Path(os.path.realpath(path)), Path(os.path.realpath(again))
     if path == again:
         raise SourceError(f"{path} is where the letters are: name another file to put them back into")
@@ -67,14 +71,14 @@ def put_back(path: Path, again: Path, is_chosen: Callable[[DeadLetter], bool], *
         moving = [line for line in chosen if line not in kept]
         if moving:
             with _locked(again, wait_s, is_made=True) as file:
-                _replace(again, file, _with(again, _content(file), moving))
+                _replace(again, file, _content_with(again, _content(file), moving))
             gone = {line.number for line in moving}
             _replace(path, dead, b"".join(line.raw for line in lines if line.number not in gone))
     return Moved(len(moving), len(lines) - len(moving), kept)
 
 
-def _with(again: Path, content: bytes, moving: list[ReadLine]) -> bytes:
-    """What is there, and the letters that are not. Raises ``SourceError`` where something else is there."""
+def _content_with(again: Path, content: bytes, moving: list[ReadLine]) -> bytes:
+    """Return ``content`` and the letters it lacks. Raises ``SourceError`` if a line is no letter."""
     there = _lines_of(content)
     wrong = next((line for line in there if line.letter is None), None)
     if wrong is not None:
@@ -99,7 +103,7 @@ def _line(number: int, raw: bytes) -> ReadLine:
 
 @contextmanager
 def _locked(path: Path, wait_s: float, *, is_made: bool) -> Iterator[FileIO]:
-    """The file that is at ``path`` now, locked."""
+    """Open and lock the file that is at ``path`` now."""
     deadline_s = time.monotonic() + wait_s
     while True:
         try:
@@ -129,7 +133,7 @@ def _content(file: FileIO) -> bytes:
 
 
 def _replace(path: Path, file: FileIO, content: bytes) -> None:
-    """Replace a file whole and durably, with the rights that it has."""
+    """Replace a file as a whole and durably; keep its permissions."""
     draft = path.with_name(f".{path.name}.new")  # hidden: no pattern of a source that follows matches it
     try:
         with open(draft, "wb") as new:

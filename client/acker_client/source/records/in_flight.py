@@ -1,8 +1,7 @@
-"""In flight: what becomes of records between their emission and the moment when they are done. Pure.
+"""In flight: records between their emission and the moment when they are done. Pure.
 
-Decides, for each outcome, whether its record is done, is tried again, or has spent its retries; and which verdict
-counts as a failure of the record (FAILED, TIMED_OUT) and which as an interruption (LOST). Reads no clock,
-writes no file, asks no server: `run` does, and gives it ``now``.
+Decides, for each outcome, whether its record is done, is tried again, or has spent its retries. FAILED and TIMED_OUT
+count as failures of the record, LOST as an interruption. Reads no clock: ``now`` comes in.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Failures:
 
     @classmethod
     def merged(cls, parts: Sequence[Failures], reason: str) -> Failures:
-        """All of ``parts`` in one, for one ``reason``."""
+        """Merge ``parts``, and give all records the same ``reason``."""
         if not parts:
             return cls(NO_RECORDS, NO_IDS, NO_KINDS, NO_REASON_IDS, ())
         records = np.concatenate([part.records for part in parts])
@@ -45,7 +44,7 @@ class Failures:
 
     @classmethod
     def joined(cls, parts: Sequence[Failures]) -> Failures:
-        """All of ``parts`` in one, each with its own reason."""
+        """Merge ``parts``, and keep the reason of each record."""
         shifts = np.cumsum([0, *(len(part.reasons) for part in parts)])
         ids = [
             np.where(part.reason_ids, part.reason_ids + shift, 0) for part, shift in zip(parts, shifts, strict=False)
@@ -59,30 +58,29 @@ class Failures:
         return len(self.records)
 
     def reason(self, index: int) -> str:
-        """Why the ``index``-th was not acked, or the name of its verdict where nobody gave a reason."""
+        """Return why the ``index``-th record was not acked; the name of its verdict if nobody gave a reason."""
         reason_id = int(self.reason_ids[index])
         return self.reasons[reason_id - 1] if reason_id else Verdict(int(self.verdicts[index])).name
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Failures:
-        """Those where ``chosen: bool[n]``."""
+        """Return the failures where ``chosen: bool[n]`` is True."""
         return Failures(
             self.records[chosen], self.roots[chosen], self.verdicts[chosen], self.reason_ids[chosen], self.reasons
         )
 
     def of(self, records: RecordNumbers) -> Failures:
-        """Those of ``records``."""
+        """Return the failures of ``records``."""
         return self.only(np.isin(self.records, records))
 
     def without(self, records: RecordNumbers) -> Failures:
-        """Those of other records."""
+        """Return the failures of all records but ``records``."""
         return self.only(~np.isin(self.records, records))
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a stretch of outcomes came to: of those that were ``applied``, ``acked`` records (with ``acked_roots``) are
-    done; of the ``failures`` ones, ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which
-    broke as a whole."""
+    """What ``applied`` outcomes mean: ``acked`` records (with ``acked_roots``) are done. Of the ``failures``, ``spent``
+    have no retry left, and ``broken`` wait for the end of their batch, which failed as a whole."""
 
     applied: Counted
     is_acked: npt.NDArray[np.bool_]
@@ -100,7 +98,7 @@ class Effects:
 
     @property
     def retried(self) -> Failures:
-        """Those that are scheduled for another try."""
+        """Failures that are scheduled for another try."""
         return self.failures.without(np.concatenate((self.spent.records, self.broken.records)))
 
 
@@ -108,7 +106,7 @@ UNFINISHED = "unfinished"
 
 
 def excusing(outcomes: Outcomes, because: str) -> Outcomes:
-    """``outcomes`` in which what is unfinished says nothing of the record: it was interrupted, and did not fail."""
+    """Return ``outcomes`` in which unfinished records are LOST instead of FAILED, for the reason ``because``."""
     if UNFINISHED not in outcomes.reasons:
         return outcomes
     is_unfinished = outcomes.reason_ids == outcomes.reasons.index(UNFINISHED) + 1
@@ -118,7 +116,7 @@ def excusing(outcomes: Outcomes, because: str) -> Outcomes:
 
 
 class InFlight:
-    """Everything in flight of one source session."""
+    """All records in flight of one run."""
 
     __slots__ = ("counts", "schedule", "tracker")
 
@@ -129,19 +127,18 @@ class InFlight:
 
     @property
     def is_over(self) -> bool:
-        """Whether every record that was emitted has its answer."""
+        """Whether every emitted record has its answer."""
         return not self.tracker.pending and not self.schedule.waiting
 
     def emit(self, records: RecordNumbers, *, replays: int) -> EmissionRange:
-        """Emit ``records``, ascending, the first ``replays`` of them not for the first time."""
+        """Emit ``records``, ascending; the first ``replays`` of them have been emitted before."""
         self.counts.batches += 1
         self.counts.replayed += replays
         self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
     def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
-        """Apply outcomes. ``is_broken``: their batch broke as a whole, so LOST says nothing of a single record of
-        it."""
+        """Apply outcomes. ``is_broken``: their batch failed as a whole, so LOST is no interruption of one record."""
         applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
         self.counts.repeated += applied.repeated
         self.counts.foreign += applied.foreign
@@ -149,21 +146,21 @@ class InFlight:
         return self._take_effects(applied, ids, outcomes.reasons, now, is_broken)
 
     def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Effects:
-        """Give LOST to all emissions of ``start <= number < stop`` that have no outcome."""
+        """Give LOST to all emissions ``start <= number < stop`` that have no outcome."""
         applied = self.tracker.end(start, stop, Verdict.LOST)
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
     def end_absent(self, roots: Column) -> Counted:
-        """The records of the emissions ``roots: uint64[n]``, as far as these have no outcome, do not exist: they are
-        done."""
+        """Count the records of the emissions ``roots: uint64[n]`` as done, because they do not exist. Skips emissions
+        that have an outcome."""
         absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self.tracker.finish(absent.records)
         return absent
 
     def revoke(self, records: RecordNumbers) -> RecordNumbers:
-        """``records``, ascending, are no longer this source's: none of them is tried again, and none is done. Returns
-        those that were open."""
+        """Drop ``records``, ascending, which belong to another source now: they are neither tried again nor done.
+        Returns those that were open."""
         dropped = self.tracker.open_among(records)
         self.schedule.drop(dropped)
         self.tracker.drop(dropped)
@@ -171,34 +168,34 @@ class InFlight:
         return dropped
 
     def isolate(self, broken: Failures, depth: int, now: float) -> Failures:
-        """Schedule the records of a batch that broke as a whole: in smaller pieces, until a record breaks one alone,
-        which is then its own failure. Returns what is spent. ``depth``: of the batch."""
+        """Schedule the records of a batch that failed as a whole in smaller pieces. A record that is alone in its batch
+        counts a failure. Returns the records without retries left. ``depth``: of the batch."""
         if len(broken) == 1:
             return broken.of(self.schedule.fail(broken.records, now, depth=depth + 1))
         if len(broken):
             self.schedule.isolate(broken.records, depth, now)
         return broken.only(np.zeros(len(broken), bool))
 
-    def take(self, now: float, records_max: int) -> ReplayGroup | None:
-        """The next replay that is due."""
-        return self.schedule.take(now, records_max)
+    def take_replays(self, now: float, records_max: int) -> ReplayGroup | None:
+        """Return the next replays that are due; None: there are none."""
+        return self.schedule.take_due(now, records_max)
 
     def finish_dead(self, records: RecordNumbers) -> None:
-        """Count ``records``, ascending, as done: they are safely in the dead letters."""
+        """Count ``records``, ascending, as done because they are in the dead letters."""
         self.counts.dead_lettered += len(records)
         self.tracker.finish(records)
 
     def let_go(self, records: RecordNumbers) -> None:
-        """Count ``records``, ascending, as done though they were not acked: nobody wants them tried again."""
+        """Count ``records``, ascending, as done though they were not acked, in a source without retries."""
         self.counts.dropped += len(records)
         self.tracker.finish(records)
 
     def take_finished(self) -> Ranges:
-        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        """Return the records that were done since the last call. Must come before ``compact``, which forgets them."""
         return self.tracker.take_finished()
 
     def compact(self) -> int:
-        """Forget what is done; returns the record below which all are."""
+        """Drop finished records from memory. Returns the record below which all are done."""
         self.tracker.compact()
         self.schedule.forget(self.tracker.done_below)
         return self.tracker.done_below
@@ -207,11 +204,11 @@ class InFlight:
         self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
     ) -> Effects:
         is_acked = applied.verdicts == Verdict.ACKED
-        self._count(applied.verdicts)
-        fell = np.flatnonzero(~is_acked)
-        fell = fell[np.argsort(applied.records[fell], kind="stable")]
+        self._count_verdicts(applied.verdicts)
+        failed = np.flatnonzero(~is_acked)
+        failed = failed[np.argsort(applied.records[failed], kind="stable")]
         failures = Failures(
-            applied.records[fell], applied.roots[fell], applied.verdicts[fell], reason_ids[fell], reasons
+            applied.records[failed], applied.roots[failed], applied.verdicts[failed], reason_ids[failed], reasons
         )
         lost = failures.verdicts == Verdict.LOST
         spent = self.schedule.fail(failures.records[~lost], now)
@@ -219,7 +216,7 @@ class InFlight:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
         return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))
 
-    def _count(self, verdicts: Kinds) -> None:
+    def _count_verdicts(self, verdicts: Kinds) -> None:
         self.counts.acked += int(np.count_nonzero(verdicts == Verdict.ACKED))
         self.counts.failed += int(np.count_nonzero(verdicts == Verdict.FAILED))
         self.counts.timed_out += int(np.count_nonzero(verdicts == Verdict.TIMED_OUT))

@@ -1,9 +1,8 @@
 """Parts: which record number is which position of which partition, and which positions are done. Pure.
 
-Decides the numbers: each position of a part gets one when the part is planned, from 0 up in the order of planning, so
-that a run has one line of numbers whatever partitions it reads. A position that a checkpoint holds as done keeps its
-number and is not handed out. Decides what is done of each partition; what lies between two parts does not exist, and
-so is done.
+Decides the record numbers: each position gets the next number when its part is planned, so a run has one sequence of
+numbers for all partitions. Positions that the checkpoint holds as done get numbers too, and are not read. Positions
+between two parts do not exist, and count as done.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NOTHING = Ranges()
 
 
 class Parts(Generic[P]):
-    """The parts of one run that are not done yet, and what is done. By partition, from a checkpoint on: ``done``, and
-    how many records are ``answered``."""
+    """The open parts of one run. By partition, from the checkpoint on: the positions that are ``done``, and how many
+    records are ``answered``."""
 
     __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
 
@@ -41,22 +40,22 @@ class Parts(Generic[P]):
 
     @property
     def planned(self) -> int:
-        """Record numbers given out, which is the next one."""
+        """The number that the next planned position gets."""
         return self._planned
 
     @property
     def most_holes(self) -> int:
-        """Stretches of open positions before done ones, in the partition that has the most of them."""
+        """Number of holes (stretches of open positions before done ones) of the partition that has the most."""
         return max((ranges.holes for ranges in self.done.values()), default=0)
 
     @property
     def reach(self) -> dict[str, int]:
-        """By partition, the position that is planned next."""
+        """The position to be planned next, by partition."""
         return dict(self._reach)
 
     def full(self, opened: Callable[[int, int], int], limit: int, holes_max: int) -> set[str]:
-        """The partitions that have open records, and of these ``limit`` or more, or ``holes_max`` holes.
-        ``opened(start, stop)``: how many of these numbers are open."""
+        """Return the partitions that have open records, and at least ``limit`` of them or at least ``holes_max`` holes.
+        ``opened(start, stop)`` counts the open records among these numbers."""
         counts: dict[str, int] = {}
         for first, part in zip(self._firsts, self._parts, strict=True):
             counts[part.partition] = counts.get(part.partition, 0) + opened(first, first + part.stop - part.start)
@@ -67,7 +66,7 @@ class Parts(Generic[P]):
         }
 
     def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
-        """Partitions are this run's from now on, and done so far; of one that it had before nothing counts."""
+        """Take over partitions, which are ``done`` so far. Forgets what this run knew of them."""
         for partition, ranges in done.items():
             self.revoke(partition)
             self.answered[partition] = (answered or {}).get(partition, Answered())
@@ -75,31 +74,32 @@ class Parts(Generic[P]):
             self._reach[partition] = ranges.prefix
 
     def add(self, parts: Sequence[P]) -> RecordNumbers:
-        """Number the positions of ``parts``, and return those numbers that are not done, ascending."""
+        """Number the positions of ``parts``, and return the numbers of those that are not done, ascending."""
         return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
 
     def chosen(self, records: RecordNumbers) -> list[Chosen[P]]:
-        """The positions of ``records: int64[k]``, ascending. ``LookupError`` for one that is forgotten or unknown."""
+        """Return the positions of ``records: int64[k]``, ascending. Raises ``LookupError`` for forgotten or unknown
+        records."""
         return [self._choose(index, records[where]) for index, where in self._by_part(records)]
 
     def finish(self, records: Ranges) -> None:
-        """The numbers in ``records`` are done."""
+        """Count the numbers in ``records`` as done."""
         found: dict[str, list[Ranges]] = {}
         for index in self._touched(records):
             part, first = self._parts[index], self._firsts[index]
             done = records.within(first, first + part.stop - part.start)
             found.setdefault(part.partition, []).append(done.moved(part.start - first))
-            self._count(part.partition, Answered(records=int((done.stops - done.starts).sum())))
+            self._add_answered(part.partition, Answered(records=int((done.stops - done.starts).sum())))
         for partition, ranges in found.items():
             self._widen(partition, Ranges.joined(ranges))
 
     def count_dead(self, records: RecordNumbers) -> None:
-        """``records: int64[k]``, ascending, are in the dead letters."""
+        """Count ``records: int64[k]``, ascending, as dead letters."""
         for index, where in self._by_part(records):
-            self._count(self._parts[index].partition, Answered(dead=len(records[where])))
+            self._add_answered(self._parts[index].partition, Answered(dead=len(records[where])))
 
     def numbers_of(self, partitions: Iterable[str]) -> RecordNumbers:
-        """The numbers of some partitions that are not forgotten, ascending."""
+        """Return the numbers of all open parts of some partitions, ascending."""
         wanted = set(partitions)
         numbers = [
             np.arange(first, first + part.stop - part.start)
@@ -109,7 +109,7 @@ class Parts(Generic[P]):
         return np.concatenate([NO_RECORDS, *numbers])
 
     def revoke(self, partition: str) -> None:
-        """Somebody else has the partition now: nothing of it is this run's to write down any more."""
+        """Forget what is done of a partition, which belongs to another source now."""
         self.done.pop(partition, None)
         self.answered.pop(partition, None)
         self._reach.pop(partition, None)
@@ -123,7 +123,7 @@ class Parts(Generic[P]):
         del self._firsts[:gone]
 
     def take_changed(self) -> set[str]:
-        """The partitions of which more is done than at the last call."""
+        """Return the partitions in which positions were done since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -143,7 +143,7 @@ class Parts(Generic[P]):
             return numbers
         return numbers[~done.contains(Chosen(part).positions)]
 
-    def _count(self, partition: str, more: Answered) -> None:
+    def _add_answered(self, partition: str, more: Answered) -> None:
         self.answered[partition] = self.answered.get(partition, Answered()) + more
 
     def _widen(self, partition: str, ranges: Ranges) -> None:
@@ -155,7 +155,7 @@ class Parts(Generic[P]):
         return Chosen(part) if len(records) == part.stop - part.start else Chosen(part, records - first)
 
     def _touched(self, records: Ranges) -> list[int]:
-        """The parts that have any of ``records``. ``LookupError`` where there is none for some of it."""
+        """Return the indices of the parts that contain any of ``records``. Raises ``LookupError`` for unknown ones."""
         if not len(records.starts):
             return []
         if not (self._parts and self._firsts[0] <= records.starts[0] and records.reach <= self._planned):
@@ -163,13 +163,13 @@ class Parts(Generic[P]):
         firsts = np.array(self._firsts, np.int64)
         begun = np.searchsorted(firsts, records.starts, side="right") - 1
         ended = np.searchsorted(firsts, records.stops, side="left")
-        # Up where a range begins, down where it has ended: what is not zero has some of it.
+        # Add 1 where a range begins, and subtract 1 where it has ended: a part with a positive sum contains some of it.
         ups, downs = np.bincount(begun, minlength=len(firsts) + 1), np.bincount(ended, minlength=len(firsts) + 1)
         touched: list[int] = np.flatnonzero(np.cumsum(ups - downs)[: len(firsts)]).tolist()
         return touched
 
     def _by_part(self, records: RecordNumbers) -> Iterator[tuple[int, slice]]:
-        """(index of a part, which of ``records`` are of it), in order."""
+        """Yield (index of a part, slice of ``records`` that it contains), in order."""
         if not len(records):
             return
         if not (self._parts and self._firsts[0] <= records[0] <= records[-1] < self._planned):
@@ -182,26 +182,26 @@ class Parts(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Where records come from, by their numbers."""
+    """Looks records up in the input, by their numbers."""
 
     input: Input[Any]
     parts: Parts[Any]
 
     def origins(self, records: RecordNumbers) -> pa.RecordBatch:
-        """A row for each of ``records``, which ascend; see ``Input.origins``."""
+        """Return a row for each of ``records``, ascending. See ``Input.origins``."""
         return self.input.origins(self.parts.chosen(records))
 
     def taken_up(self, records: RecordNumbers) -> list[list[HandedOn]]:
-        """The anchors of other jobs that each of ``records``, which ascend, came with; see ``TakingUpInput``."""
+        """Return the anchors of other jobs that came with each of ``records``, ascending. See ``TakingUpInput``."""
         assert isinstance(self.input, TakingUpInput)
         return self.input.taken_up(self.parts.chosen(records))
 
     def are_there(self, records: RecordNumbers) -> list[bool]:
-        """Whether each of ``records``, which ascend, exists, as far as the input can say; see ``SparseInput``."""
+        """Return whether each of ``records``, ascending, exists, as far as the input knows. See ``SparseInput``."""
         if not isinstance(self.input, SparseInput):
             return [True] * len(records)
         return self.input.are_there(self.parts.chosen(records))
 
     def originals(self, records: RecordNumbers) -> list[Original]:
-        """Each of ``records``, which ascend, read once more."""
+        """Read each of ``records``, ascending, once more."""
         return self.input.originals(self.parts.chosen(records))

@@ -1,14 +1,12 @@
-"""Retry: which records are replayed, when, and when one has been tried often enough.
+"""Retry: which records are replayed, when, and when their retries are spent.
 
-Decides the delays (exponential, full jitter, a cap that cannot overflow), counts *failed* attempts (the record's own
-fault, as far as anybody knows: FAILED, TIMED_OUT, a batch of its own that broke) apart from *interrupted* ones (LOST:
-the server or the job died around it), and hands out due groups before new records are read. Never sleeps, never reads
-a clock, never draws a random number by itself: ``now`` and ``draw`` come in.
+Decides the delays: exponential, with full jitter and a cap. Counts *failed* attempts apart from *interrupted* ones. A
+failed attempt is probably the record's own fault: FAILED, TIMED_OUT, or a failed batch of that record alone. An
+interrupted attempt (LOST) died with its server or job. Pure: ``now`` and ``draw`` come in.
 
-Records that failed together stay together as long as they are few: a group has one due time. Many are spread over a
-few groups, and no more: where nothing new is left to read, each is a batch, which costs the same however small it is.
-A group that must be alone (a piece of a batch that broke as a whole) is never mixed with others, so that a piece that
-works proves its records innocent.
+Few records that failed together stay in one group, which has one due time. Many are spread over a few groups only,
+because at the end of the input each group becomes a batch, and small batches cost as much as large ones. A piece of a
+batch that failed as a whole is never mixed with other groups: if its batch works, none of its records was at fault.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-# Of records that fail for the k-th time at one moment: into how many groups they go at most, and how many at least are
-# in each.
+# Most groups for records that fail for the k-th time at one moment, and least records in such a group.
 GROUPS_MAX, GROUP_MIN = 4, 250
 
 
@@ -38,9 +35,9 @@ GROUPS_MAX, GROUP_MIN = 4, 250
 class Retry:
     """How a record that was not acked is tried again.
 
-    ``max_retries``: a record that failed once more than this goes to the dead letters. ``max_interruptions``: likewise
-    for attempts that were interrupted, which say little about the record. ``initial_s`` and ``cap_s``: the k-th replay
-    waits ``draw() * min(cap_s, initial_s * 2 ** (k - 1))`` seconds, ``draw`` being uniform in [0, 1) (full jitter).
+    ``max_retries``: a record that fails more often than this goes to the dead letters. ``max_interruptions``: the same
+    for interrupted attempts, which say little about the record. ``initial_s`` and ``cap_s``: the k-th replay waits
+    ``draw() * min(cap_s, initial_s * 2 ** (k - 1))`` seconds, ``draw`` being uniform in [0, 1) (full jitter).
     """
 
     max_retries: int = 3
@@ -61,14 +58,14 @@ class Retry:
             )
 
     def delay_s(self, attempts: int, draw: Draw) -> float:
-        """Seconds to wait after the ``attempts``-th attempt went wrong, counted from 1."""
+        """Return the seconds to wait after the ``attempts``-th bad attempt, counted from 1."""
         return Backoff(self.initial_s, self.cap_s).wait_s(max(0, attempts - 1), draw)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplayGroup:
-    """Records to replay from ``due_s`` on, ascending. ``depth``: 0 may be mixed with other groups; else it stays
-    alone, and so often its records have been in a batch that broke as a whole."""
+    """Records to replay from ``due_s`` on, ascending. ``depth``: how many failed batches in a row its records were in.
+    A group of depth 0 may be mixed with others; any other group stays alone."""
 
     due_s: float
     order: int
@@ -77,7 +74,7 @@ class ReplayGroup:
 
 
 class Schedule:
-    """Attempts of every record in flight, and the groups that wait for their replay."""
+    """The attempts of every record in flight, and the groups that wait for their replay."""
 
     __slots__ = ("_draw", "_failed", "_groups", "_interrupted", "_order", "_waiting", "retry")
 
@@ -92,7 +89,7 @@ class Schedule:
 
     @property
     def waiting(self) -> int:
-        """Records that wait for their replay."""
+        """Number of records that wait for their replay."""
         return self._waiting
 
     @property
@@ -100,34 +97,34 @@ class Schedule:
         return self._groups[0].due_s if self._groups else None
 
     def failed(self, records: RecordNumbers) -> Counts:
-        """How often each of ``records`` failed."""
-        return _read(self._failed, records)
+        """Return how often each of ``records`` has failed."""
+        return _counts_of(self._failed, records)
 
     def interrupted(self, records: RecordNumbers) -> Counts:
-        """How often each of ``records`` was interrupted."""
-        return _read(self._interrupted, records)
+        """Return how often each of ``records`` was interrupted."""
+        return _counts_of(self._interrupted, records)
 
     def fail(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
-        """Count a failure of each of ``records`` (ascending); schedule what may be tried again, return the others."""
-        return self._count(self._failed, records, self.retry.max_retries, now, depth)
+        """Count a failure of each of ``records``, ascending, and schedule them again. Returns those without retries
+        left."""
+        return self._count_attempt(self._failed, records, self.retry.max_retries, now, depth)
 
     def interrupt(self, records: RecordNumbers, now: float) -> RecordNumbers:
-        """Count an interruption of each of ``records`` (ascending); schedule what may be tried again, return the
-        others."""
-        return self._count(self._interrupted, records, self.retry.max_interruptions, now, 0)
+        """Count an interruption of each of ``records``, ascending, and schedule them again. Returns those that were
+        interrupted too often."""
+        return self._count_attempt(self._interrupted, records, self.retry.max_interruptions, now, 0)
 
     def isolate(self, records: RecordNumbers, depth: int, now: float) -> None:
-        """Schedule ``records`` of a batch that broke as a whole: first once more as they are, then in ever smaller
-        pieces, each alone. Nothing is counted against them. ``depth``: of the batch that broke, 0 for an ordinary
-        one."""
+        """Schedule ``records`` of a batch that failed as a whole: once more as they are, then in ever smaller pieces,
+        each in a batch of its own. Counts no failure. ``depth``: of the failed batch, 0 for an ordinary one."""
         pieces = 1 if depth == 0 else min(PIECES, len(records))
         self._spread(records, pieces, depth + 1, now, depth + 1)
 
-    def take(self, now: float, records_max: int) -> ReplayGroup | None:
-        """The next records whose replay is due, at most ``records_max`` unless they must stay together; None: nothing
-        is.
+    def take_due(self, now: float, records_max: int) -> ReplayGroup | None:
+        """Return the next due records; None: none is due. Returns at most ``records_max``, except for a group that must
+        stay together.
 
-        Due groups that may be mixed are handed out as one; what does not fit stays scheduled.
+        Mixes due groups that may be mixed. Records that do not fit stay scheduled.
         """
         if not self._groups or self._groups[0].due_s > now:
             return None
@@ -152,11 +149,11 @@ class Schedule:
                 self._push(kept, group.due_s, group.depth)
 
     def forget(self, below: int) -> None:
-        """Forget the attempts of records under ``below``, which are done."""
+        """Forget the attempts of records below ``below``, which are done."""
         self._failed.forget(below)
         self._interrupted.forget(below)
 
-    def _count(
+    def _count_attempt(
         self, window: Window[np.uint16], records: RecordNumbers, limit: int, now: float, depth: int
     ) -> RecordNumbers:
         if not len(records):
@@ -171,8 +168,7 @@ class Schedule:
         return records[attempts > limit]
 
     def _spread(self, records: RecordNumbers, groups: int, attempts: int, now: float, depth: int) -> None:
-        """Schedule ``records``, which went wrong for the ``attempts``-th time, in so many groups, each with a wait of
-        its own."""
+        """Schedule ``records``, after their ``attempts``-th bad attempt, in ``groups`` groups with different delays."""
         for group in np.array_split(records, groups):
             self._push(group, now + self.retry.delay_s(attempts, self._draw), depth)
 
@@ -187,8 +183,8 @@ class Schedule:
         return group
 
 
-def _read(window: Window[np.uint16], records: RecordNumbers) -> Counts:
-    """Counts of ``records``; 0 for those that the window does not reach."""
+def _counts_of(window: Window[np.uint16], records: RecordNumbers) -> Counts:
+    """Return the counts of ``records``; 0 for those outside the window."""
     counts = np.zeros(len(records), np.uint16)
     inside = (records >= window.start) & (records < window.stop)
     counts[inside] = window.values[window.index(records[inside])]

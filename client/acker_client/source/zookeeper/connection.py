@@ -1,8 +1,8 @@
-"""ZooKeeper: a session with it for a group, its checkpoints, or both. The client's only door to kazoo.
+"""Connection: a session with ZooKeeper for a group, its checkpoints, or both. Only this module imports kazoo.
 
-Decides how ZooKeeper is reached, how long one answer is waited for, what kazoo's errors mean here, and that a lost
-connection is logged once. What stands in the nodes is ``core.znodes``'s. kazoo's threads do no more than note what
-happened; they call nothing of the source's but ``wake``.
+Decides how long one answer is waited for, what kazoo's errors mean here, and that a lost connection is logged once.
+``znodes`` says what the nodes contain. kazoo's threads only note what happened, and call nothing of the source but
+``wake``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from acker_client.source.errors import SourceError
 from acker_client.source.zookeeper.znodes import Create, Disconnected, Operation, Put, Require, Znode
 
 try:
-    from kazoo.client import KazooClient
     from kazoo.exceptions import (
         AuthFailedError,
         ConnectionClosedError,
@@ -33,34 +32,31 @@ try:
         RuntimeInconsistency,
         SessionExpiredError,
     )
-    from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+    from kazoo.handlers.threading import KazooTimeoutError
     from kazoo.protocol.states import KazooState
-    from kazoo.retry import KazooRetry
-    from kazoo.security import CREATOR_ALL_ACL
+
+    from acker_zookeeper.session import ATTEMPTS, KazooSession, NoAnswerError
 except ImportError as error:
     raise missing("a group of sources, or a checkpoint in ZooKeeper,", "zookeeper", error) from error
 
-# One answer of ZooKeeper.
+# Longest wait for one answer of ZooKeeper.
 ANSWER_S = 5.0
-# How often a lost connection is tried anew within the time of a session, at least: a ZooKeeper that starts may take one
-# and never answer on it, and kazoo would wait for that until the session is over.
-ATTEMPTS = 5
 
 _GONE = (ConnectionLoss, ConnectionClosedError, SessionExpiredError, OperationTimeoutError, KazooTimeoutError)
-# A server of ZooKeeper: a name, or an IPv6 address in brackets, and a port.
+# Address of a ZooKeeper server: a name, or an IPv6 address in brackets, and a port.
 _ADDRESS = re.compile(r"\s*([\w.-]+|\[[0-9A-Fa-f:.%\w]+\])(:[0-9]{1,5})?\s*")
-# What a transaction answers for the operations before and behind the one that failed.
+# Results that a failed transaction has for the operations before and after the one that failed.
 _UNTOUCHED = (RolledBackError, RuntimeInconsistency)
 
 log = logging.getLogger("acker_client.source")
 
 
 class ZooKeeperSession:
-    """A ``ZnodeSession`` of ``core.znodes``.
+    """A ``ZnodeSession`` (see ``znodes``).
 
-    ``hosts``: host:port,host:port/chroot, where the chroot has to be there; ``session_s``: seconds; ``digest``:
+    ``hosts``: host:port,host:port/chroot, where the chroot has to exist; ``session_s``: seconds; ``digest``:
     user:password, and then nobody else may read or change the nodes that it makes; ``ca``, ``cert``, ``key``: files;
-    with ``ca`` connections are TLS. ValueError for what none of these can be.
+    with ``ca`` connections are TLS. Raises ``ValueError`` for values that none of these can have.
     """
 
     def __init__(
@@ -82,13 +78,12 @@ class ZooKeeperSession:
             raise ValueError("cert, key: give ca too, the certificates that ZooKeeper's may be signed by")
         self._session_s = session_s
         self._digest = digest
-        self._tls = {"use_ssl": ca is not None, "check_hostname": ca is not None, "ca": ca, "certfile": cert}
-        self._tls["keyfile"] = key
+        self._tls = {"ca": ca, "cert": cert, "key": key}
         self._holders: list[Callable[[], None]] = []
         self._connected = threading.Event()
         self._losses = 0
         self._was_lost = self._is_closing = False
-        self._client: Any = None
+        self._session: KazooSession | None = None
 
     @property
     def place(self) -> str:
@@ -100,8 +95,8 @@ class ZooKeeperSession:
 
     @property
     def id(self) -> int | None:
-        client_id = None if self._client is None else self._client.client_id
-        return None if client_id is None else int(client_id[0])
+        session = self._session
+        return None if session is None else session.id
 
     @property
     def losses(self) -> int:
@@ -113,7 +108,7 @@ class ZooKeeperSession:
 
     def open(self, wake: Callable[[], None]) -> None:
         self._holders.append(wake)
-        if self._client is not None:
+        if self._session is not None:
             return
         try:
             self._connect()
@@ -124,26 +119,22 @@ class ZooKeeperSession:
     def close(self, wake: Callable[[], None]) -> None:
         if wake in self._holders:
             self._holders.remove(wake)
-        if self._holders or self._client is None:
+        if self._holders or self._session is None:
             return
         self._is_closing = True
-        # kazoo complains of a connection that is ended while it is being made.
-        with contextlib.suppress(Exception):
-            self._client.stop()
-        with contextlib.suppress(Exception):
-            self._client.close()
-        self._client = None
+        self._session.close()
+        self._session = None
         self._connected.clear()
 
     def wait(self, most_s: float) -> bool:
         return self._connected.wait(most_s)
 
     def ensure(self, path: str) -> None:
-        self._answer(self._asked().ensure_path_async(self._chroot + path))
+        self._answer(self._connected_client().ensure_path_async(self._chroot + path))
 
     def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
         watch = self._watch if is_watched else None
-        client = self._asked()
+        client = self._connected_client()
         asked = {path: client.get_async(self._chroot + path, watch) for path in paths}
         found: dict[str, Znode] = {}
         for path, answer in asked.items():
@@ -155,13 +146,13 @@ class ZooKeeperSession:
     def children(self, path: str, *, is_watched: bool = False) -> list[str] | None:
         watch = self._watch if is_watched else None
         try:
-            names: list[str] = self._answer(self._asked().get_children_async(self._chroot + path, watch))
+            names: list[str] = self._answer(self._connected_client().get_children_async(self._chroot + path, watch))
         except NoNodeError:
             return None
         return sorted(names)
 
     def transact(self, operations: Sequence[Operation]) -> int | None:
-        transaction = self._asked().transaction()
+        transaction = self._connected_client().transaction()
         for each in operations:
             path = self._chroot + each.path
             if isinstance(each, Require):
@@ -182,36 +173,20 @@ class ZooKeeperSession:
     # -- the connection
 
     def _connect(self) -> None:
-        trouble = _Trouble()
-        handler = SequentialThreadingHandler()
-        attempt_s = self._session_s / ATTEMPTS
-        handler.create_connection = _within(handler.create_connection, attempt_s)
         self._is_closing, self._was_lost = False, False
-        self._client = KazooClient(
-            # An answer to the greeting is awaited for the time of a session divided by the hosts.
-            hosts=",".join([self._hosts] * ATTEMPTS),
-            handler=handler,
-            timeout=self._session_s,
-            default_acl=CREATOR_ALL_ACL if self._digest else None,
-            auth_data=[("digest", self._digest)] if self._digest else None,
-            # ZooKeeper that comes back gives every session its whole time anew: be there before that is over.
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=attempt_s),
-            logger=trouble.logger,
-            **self._tls,
-        )
-        self._client.add_listener(self._hear)
-        if not self._client.start_async().wait(self._session_s):
-            raise SourceError(
-                f"no ZooKeeper answered at {self._hosts} within {self._session_s:g} s{trouble.last}: start it, or give"
-                " the addresses at which it is, and the certificates if it speaks TLS"
-            )
-        self._look_for_chroot()
+        self._session = KazooSession(self._hosts, self._session_s, digest=self._digest, **self._tls)
+        self._session.client.add_listener(self._note_state)
+        try:
+            self._session.start()
+        except NoAnswerError as error:
+            raise SourceError(str(error)) from None
+        self._check_chroot(self._session.client)
 
-    def _look_for_chroot(self) -> None:
+    def _check_chroot(self, client: Any) -> None:
         deadline_s = time.monotonic() + self._session_s
         while self._chroot:
             try:
-                self._answer(self._client.get_async(self._chroot))
+                self._answer(client.get_async(self._chroot))
             except NoNodeError:
                 raise SourceError(
                     f"ZooKeeper at {self._hosts} has no node {self._chroot}: correct the chroot behind the hosts, or"
@@ -226,11 +201,11 @@ class ZooKeeperSession:
             else:
                 return
 
-    def _asked(self) -> Any:
-        """The client, to be asked something; what is asked of kazoo without a connection would wait for the next."""
-        if self._client is None or not self._connected.is_set():
+    def _connected_client(self) -> Any:
+        """Return kazoo's client. Raises ``Disconnected`` without a connection, as kazoo would wait for the next one."""
+        if self._session is None or not self._connected.is_set():
             raise Disconnected
-        return self._client
+        return self._session.client
 
     def _answer(self, asked: Any) -> Any:
         try:
@@ -253,8 +228,8 @@ class ZooKeeperSession:
             " nodes: give the digest='user:password' of whoever made them"
         )
 
-    def _hear(self, state: str) -> None:
-        """kazoo's threads: the connection came or went."""
+    def _note_state(self, state: str) -> None:
+        """Note that the connection came or went. Called in kazoo's threads."""
         if state == KazooState.CONNECTED:
             self._connected.set()
             if self._was_lost:
@@ -272,7 +247,7 @@ class ZooKeeperSession:
         self._wake()
 
     def _watch(self, event: object) -> None:
-        """kazoo's threads: a watch has fired, or is gone with its connection."""
+        """Wake the holders: a watch has fired, or is gone with its connection. Called in kazoo's threads."""
         self._wake()
 
     def _wake(self) -> None:
@@ -288,25 +263,3 @@ def _hosts_and_chroot(hosts: str) -> tuple[str, str]:
     if not all(map(_ADDRESS.fullmatch, listed.split(","))) or (path and not all(path.split("/"))):
         raise ValueError(f"hosts={hosts!r}: give host:port,host:port/chroot")
     return listed, f"/{path}" if path else ""
-
-
-def _within(connect: Callable[..., Any], most_s: float) -> Callable[..., Any]:
-    """``connect`` with a timeout of ``most_s`` at most."""
-    return lambda *given, timeout, **options: connect(*given, timeout=min(timeout, most_s), **options)
-
-
-class _Trouble(logging.Handler):
-    """Keeps what kazoo complained of last. It does so at every try, and what it means is logged here once."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = ""
-        # Known to nobody else: what it is given does not reach the log.
-        self.logger = logging.Logger("kazoo", logging.WARNING)  # noqa: LOG001
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        error = record.exc_info[1] if record.exc_info else None
-        said = record.getMessage() if error is None else f"{type(error).__name__}: {error}"
-        if "Transition" not in said:
-            self.last = f" ({said})"

@@ -1,9 +1,9 @@
-"""Group: one source's membership of a group in ZooKeeper, as consumers of old Kafka have it.
+"""Group: one source's membership of a consumer group in ZooKeeper, with the node layout of old Kafka.
 
-Decides when ZooKeeper is looked at, and in which order nodes are made and deleted; who gets what is
-``core.rebalance``'s. Everything happens on the driver's thread, in ``poll`` and ``release``: a watch raises a flag, no
-more. A look that fails is taken again, a few times in a session and for as long as the source lives: so it outlasts the
-session of whoever died with the partitions that this source is to have.
+Decides when ZooKeeper is read, and in which order nodes are created and deleted. ``rebalance`` decides which partitions
+to claim and release. Everything runs on the driver's thread, in ``poll`` and ``release``; a watch only sets a flag. A
+failed rebalance is tried again a few times per session, for as long as the source lives. So it outlasts the session of
+a dead member whose partitions this source is to get.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from acker_client.source.zookeeper.znodes import (
     unescaped,
 )
 
-# So many nodes are made at once at the most; a request is bounded.
+# Most nodes in one request.
 TOGETHER = 500
-# A look that came to nothing is taken again after this part of a session.
+# A failed rebalance is tried again this many times per session.
 PAUSES = 4
-# How much longer than a session the node of a dead process is waited for at the start.
+# Wait this much longer than a session for the node of a dead process, at the start.
 MARGIN_S = 5.0
 
 log = logging.getLogger("acker_client.source")
@@ -50,10 +50,10 @@ T = TypeVar("T")
 class ZooKeeperGroup:
     """An ``Assignment``: sources that name the same ``group`` share one input's partitions out among them.
 
-    ``hosts``: host:port,host:port/chroot. ``member``: of this source, the same at each start and no other's; without
-    one it has a new one at each start. ``assignor``: "range", or "sticky", which moves as few partitions as it can.
-    ``session_s``: for how long ZooKeeper believes a silent source to be there: so long the partitions of one that died
-    are nobody's. ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
+    ``hosts``: host:port,host:port/chroot. ``member``: name of this source in the group, unique and the same at each
+    start; by default a new one at each start. ``assignor``: "range", or "sticky", which moves as few partitions as it
+    can. ``session_s``: session timeout in ZooKeeper, after which the partitions of a dead source are reassigned.
+    ``digest``: user:password. ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ZooKeeperGroup:
         self._known: tuple[str, ...] = ()
         self._losses = 0
         self._ensured: set[str] = set()
-        # Since when a node of another session has this consumer's name.
+        # Time since which another session has held a node with this consumer's name.
         self._unnamed_s: float | None = None
 
     def __str__(self) -> str:
@@ -114,12 +114,12 @@ class ZooKeeperGroup:
         log.info("source %r is %s of %s", source, self.consumer, self)
 
     def close(self) -> None:
-        """Leave: whatever is this source's is released. Where ZooKeeper cannot be asked it finds out by itself when the
-        session is over."""
-        self._rebalance.release(self._rebalance.held)
+        """Leave the group, and release all partitions. If ZooKeeper does not answer, they are released when the session
+        times out."""
+        self._rebalance.release_partitions(self._rebalance.held)
         try:
             if self._losses == self.session.losses:
-                self._give_up(self._rebalance.released)
+                self._delete_owned(self._rebalance.released)
                 self.session.transact([Delete(self._id)])
         except (Disconnected, SourceError):
             log.warning("%s: %s could not leave; its session ends by itself", self, self.consumer)
@@ -130,55 +130,55 @@ class ZooKeeperGroup:
 
     def poll(self) -> Handover:
         if self._losses != self.session.losses:
-            return self._lose()
+            return self._lose_session()
         partitions = tuple(self._partitions())
         if partitions != self._known:
             self._known = partitions
             self._changed.set()
         if not (self._changed.is_set() or self._clock() >= self._again_s) or not self.session.is_connected:
             return Handover()
-        # Before anything is read: what changes from here on is looked at again.
+        # Must come before the first read, so that a later change causes another rebalance.
         self._changed.clear()
         self._again_s = float("inf")
         try:
-            return self._look()
+            return self._follow_rebalance()
         except Disconnected:
-            self._look_again()
+            self._retry_later()
             return Handover()
 
     def release(self, partitions: Sequence[str]) -> None:
-        self._rebalance.release(partitions)
+        self._rebalance.release_partitions(partitions)
         try:
             if self._losses == self.session.losses:
-                self._give_up(self._rebalance.released)
+                self._delete_owned(self._rebalance.released)
         except Disconnected:
             self._changed.set()
 
     # -- for commits
 
     def fence(self, partition: str) -> tuple[Require, ...] | None:
-        """What has to hold in the transaction that commits some of ``partition``; None: it is not this source's.
+        """Return the conditions for a transaction that commits ``partition``; None: this source does not own it.
 
-        The owner's node alone would not do: another's is as new, and looks the same to a transaction. This consumer's
-        own node is nobody else's, and ends with the session in which it is the owner.
+        The owner's node alone proves nothing: another owner's node has the same version, and a transaction compares
+        versions only. This consumer's own node has a unique name, and ends with the session that owns the partition.
         """
         if self._losses != self.session.losses or partition not in self._rebalance.held:
             return None
         return Require(self._id), Require(self.paths.owner(partition), 0)
 
     def disown(self, partitions: Iterable[str]) -> None:
-        """A commit of these was fenced: whatever this source thought, they are lost at the next poll."""
+        """Give up partitions whose commit was fenced. The next poll reports them as lost."""
         self._rebalance.disown(partitions)
         self._changed.set()
 
-    # -- the steps of a look
+    # -- the steps of a rebalance
 
     @property
     def _id(self) -> str:
         return self.paths.id(self.consumer)
 
-    def _lose(self) -> Handover:
-        """A session was lost, and all nodes with it. Nothing that is known here holds any more."""
+    def _lose_session(self) -> Handover:
+        """Report all partitions as lost: the session has ended, and with it all its nodes."""
         self._losses = self.session.losses
         self._changed.set()
         lost = self._rebalance.lose_all()
@@ -186,21 +186,21 @@ class ZooKeeperGroup:
             log.warning("%s: the session of %s was lost, and with it %s", self, self.consumer, _counted(lost))
         return Handover(lost=lost)
 
-    def _look(self) -> Handover:
+    def _follow_rebalance(self) -> Handover:
         if not self._register():
-            # Under its name is a node of a session of its own that is dead, and goes by itself; or of another source.
+            # The node of this name belongs to a dead session of this source, and will time out, or to another source.
             self._check_name(self._clock())
-            self._look_again()
+            self._retry_later()
             return Handover()
         self._unnamed_s = None
-        self._give_up(self._rebalance.released)
-        step = self._rebalance.look(self._seen(), self._known)
+        self._delete_owned(self._rebalance.released)
+        step = self._rebalance.decide(self._seen(), self._known)
         assigned = list(step.found)
         try:
-            self._give_up(step.surplus)
+            self._delete_owned(step.surplus)
             assigned += self._claim(step.claim)
         except Disconnected:
-            self._look_again()
+            self._retry_later()
         if step.lost:
             self._changed.set()
         handover = Handover(tuple(in_order(assigned)), step.revoked, step.lost)
@@ -234,34 +234,35 @@ class ZooKeeperGroup:
         return names or []
 
     def _claim(self, partitions: Sequence[str]) -> Sequence[str]:
-        """Make the owner's node of all of these, or of none."""
+        """Create the owner's nodes of all these partitions, or of none. Returns the claimed partitions."""
         claimed: list[str] = []
         for some in _batches(partitions):
             mine = self.consumer.encode()
             nodes = [Create(self.paths.owner(each), mine, is_ephemeral=True) for each in some]
             if self.session.transact([Require(self._id), *nodes]) is not None:
-                # Another was quicker, or has not gone yet.
-                self._look_again()
-                self._give_up(claimed)
+                # Another member was quicker, or has not released its partition yet.
+                self._retry_later()
+                self._delete_owned(claimed)
                 return ()
             claimed += some
         self._rebalance.claimed(claimed)
         return claimed
 
-    def _give_up(self, partitions: Iterable[str]) -> None:
-        """Delete the owner's nodes of these where they are this session's."""
+    def _delete_owned(self, partitions: Iterable[str]) -> None:
+        """Delete the owner's nodes of these partitions, as far as they are this session's."""
         for some in _batches(in_order(partitions)):
             nodes = self.session.find([self.paths.owner(each) for each in some])
             own = [path for path, node in nodes.items() if node.session == self.session.id]
             if own and self.session.transact([Require(self._id), *(Delete(path) for path in own)]) is not None:
-                self._look_again()
+                self._retry_later()
                 return
             self._rebalance.deleted(some)
 
     # -- the registration
 
     def _join(self) -> None:
-        """Register, waiting for the node of a dead process of this member. Raises ``SourceError``."""
+        """Register. Waits until ZooKeeper has removed the node of a dead process of this member. Raises
+        ``SourceError``."""
         deadline_s = self._clock() + self.session.session_s + MARGIN_S
         self._losses = self.session.losses
         self._known = tuple(self._partitions())
@@ -290,7 +291,7 @@ class ZooKeeperGroup:
         )
 
     def _register(self) -> bool:
-        """See to it that this consumer's node is there, of this session, and names its topics. False: not yet."""
+        """Create or update this consumer's node, with its topics. Returns False when another session has the node."""
         session, topics = self.session, {split(each)[0] for each in self._known}
         node = session.find([self._id]).get(self._id)
         now_ms = int(time.time() * 1000)
@@ -308,8 +309,8 @@ class ZooKeeperGroup:
             return True
         return session.transact([Put(self._id, registration(topics, now_ms), node.version)]) is None
 
-    def _look_again(self) -> None:
-        """After a pause, unless something changes before."""
+    def _retry_later(self) -> None:
+        """Rebalance again after a pause, or at once when a watch fires."""
         self._again_s = self._clock() + self.session.session_s / PAUSES
 
     def _say(self, handover: Handover) -> None:

@@ -1,11 +1,11 @@
-"""ZooKeeper offsets: a checkpoint in ZooKeeper, a node a partition.
+"""ZooKeeper offsets: a checkpoint in ZooKeeper, one node per partition.
 
-Decides who may write a node. A commit is one transaction that sets the nodes and holds only if this source is still the
-owner (``Owner.fence``), and if nobody has written them since it read them. Whoever is assigned a partition writes its
-node once before it reads on, with what stands there; so no commit of an owner before it, which was under way or asleep,
-can come after. Versions of nodes are what is compared. What stands in a node is ``core.offsets``'s.
+Decides who may write a node. A commit is one transaction. It succeeds only if this source is still the owner
+(``Owner.fence``), and if nobody has written the nodes since it read them, which their versions show. A source that is
+assigned a partition rewrites its node unchanged before it reads on. The new version fences off late commits of earlier
+owners. ``offsets`` says what a node contains.
 
-ZooKeeper that is away is waited for: so a source that cannot commit reads no further.
+A source waits while ZooKeeper is away, so it reads nothing more than it could commit.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from acker_client.source.zookeeper.znodes import (
     name_of,
 )
 
-# A request that ZooKeeper takes by itself is less than 1 MiB; a node's content is a part of one.
+# ZooKeeper accepts requests below 1 MiB by default, and the content of a node is part of a request.
 NODE_BYTES = 1_000_000
-# What an operation takes in a request beside the content, and its path.
+# Bytes of one operation in a request, without its content and path.
 OVERHEAD = 64
-# From this part of a node on the log says that it fills up.
+# Log a warning when a node is fuller than this.
 WARN_SHARE = 0.5
-# How much longer than a session the lock of a dead process is waited for.
+# Wait this much longer than a session for the lock of a dead process.
 MARGIN_S = 5.0
 
 log = logging.getLogger("acker_client.source")
@@ -63,7 +63,7 @@ class Owner(Protocol):
 
 
 class Writer(Protocol):
-    """The run that commits: its session at the servers, and the process that it is."""
+    """The run that commits: its session at the servers, and its process."""
 
     @property
     def session(self) -> int: ...
@@ -75,11 +75,11 @@ class ZooKeeperOffsets:
     """A ``SharedCheckpointStore`` of a group, or the checkpoint of one source.
 
     ``ZooKeeperOffsets(group=group)``: each source of a ``ZooKeeperGroup`` writes the partitions that it owns.
-    ``ZooKeeperOffsets("zk1:2181/chroot")``: one source's own, which one run of it holds at a time; ``name``: what its
-    nodes are under, the source's name unless given; the other options are those of ``ZooKeeperGroup``.
+    ``ZooKeeperOffsets("zk1:2181/chroot")``: the checkpoint of one source, which one run holds at a time. ``name``: name
+    of its nodes' folder, by default the source's name. The other options are those of ``ZooKeeperGroup``.
 
-    ``deadline_s``: how long ZooKeeper is waited for; ``node_bytes``: what a node may hold, below ``jute.maxbuffer`` of
-    ZooKeeper.
+    ``deadline_s``: longest wait for ZooKeeper. ``node_bytes``: most bytes in a node, below ZooKeeper's
+    ``jute.maxbuffer``.
     """
 
     def __init__(
@@ -113,8 +113,7 @@ class ZooKeeperOffsets:
         self._owner: Owner | _Lock
         self._deadline_s, self._node_bytes = deadline_s, node_bytes
         self._source = self._kind = self._signature = ""
-        # Of each partition that this source may write: the version of its node, None where there is none, and what it
-        # wrote last.
+        # Per partition that this source may write: the version of its node (None: no node yet), and its last write.
         self._versions: dict[str, int | None] = {}
         self._written: dict[str, Committed] = {}
         self._is_open = False
@@ -136,7 +135,7 @@ class ZooKeeperOffsets:
             self._until_done(lambda: self.session.ensure(self._paths.offsets))
             if self._group is None:
                 lock = _Lock(self.session, self._paths, source)
-                self._take(lock)
+                self._acquire_lock(lock)
                 self._owner = lock
             else:
                 self._owner = self._group
@@ -146,7 +145,7 @@ class ZooKeeperOffsets:
         self._is_open = True
 
     def sign(self, by: Writer) -> None:
-        """Whoever commits from now on: its nodes say so, beside the consumer's id."""
+        """Write who commits into the nodes from now on, beside the consumer's id."""
         self._signature = f", session {by.session}, pid {by.pid}"
 
     def close(self) -> None:
@@ -161,22 +160,22 @@ class ZooKeeperOffsets:
     # -- read
 
     def load(self) -> dict[str, Committed]:
-        """What was saved last, by partition. In a group it is for information: it may change at once."""
+        """Load what was saved last, by partition. In a group other sources may change it at once."""
         names = self._until_done(self._names)
         if self._group is None:
             return self.load_partitions(names)
         return self._loaded(names, self._until_done(lambda: self._nodes(names)))
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """What was saved last of these. From when it returns on no other source can save any of them but by being
-        assigned it; where this source is not the owner any more, it cannot either."""
+        """Load what was saved last of these partitions, and fence off earlier owners. From then on another source can
+        save one of them only after it is assigned that partition. This source cannot save those that it has lost."""
         for partition in partitions:
             self._versions.pop(partition, None)
             self._written.pop(partition, None)
         names = list(partitions)
         if not names:
             return {}
-        # Refused before anything is touched where it is another source's.
+        # Raises for another source's checkpoint, before any node is written.
         self._loaded(names, self._until_done(lambda: self._nodes(names)))
         contents: dict[str, bytes] = {}
         left = set(names)
@@ -201,7 +200,7 @@ class ZooKeeperOffsets:
             self._refuse(sorted(fenced))
 
     def _save(self, contents: dict[str, bytes]) -> set[str]:
-        """Set these nodes, all at once; those of which another is the owner by now are left out, and returned."""
+        """Set these nodes in one transaction. Returns those that another source owns by now, which are left out."""
         left, fenced, since_s = dict(contents), set[str](), time.monotonic()
         while left:
             fences = self._fences(left)
@@ -225,16 +224,17 @@ class ZooKeeperOffsets:
         return fenced
 
     def _fences(self, partitions: Iterable[str]) -> dict[str, tuple[Require, ...]]:
-        """What has to hold where this source writes each of these; those that it may not are left out."""
+        """Return the conditions under which this source may write each partition, without those it may not write."""
         while isinstance(self._owner, _Lock) and self._owner.is_lost:
-            self._take(self._owner)
+            self._acquire_lock(self._owner)
         fences = {name: self._fence(name) for name in partitions}
         if isinstance(self._owner, _Lock) and self._owner.is_lost:
             return self._fences(partitions)
         return {name: fence for name, fence in fences.items() if fence is not None}
 
     def _was_lock(self, refused: Operation) -> bool:
-        """Whether a commit was refused as the lock of a checkpoint without a group was gone; it is taken again."""
+        """Return whether a commit was refused because the lock of a checkpoint without a group is gone, and then
+        note that it has to be acquired again."""
         if not isinstance(self._owner, _Lock) or not isinstance(refused, Require):
             return False
         self._owner.lose()
@@ -243,15 +243,15 @@ class ZooKeeperOffsets:
     def _operations(
         self, fences: Mapping[str, tuple[Require, ...]], contents: Mapping[str, bytes]
     ) -> tuple[list[Operation], list[list[str]]]:
-        """What a transaction is made of, and whose each operation is."""
+        """Return the operations of a transaction, and the partitions that each operation belongs to."""
         checks: dict[Require, list[str]] = {}
         for name, fence in fences.items():
             for check in fence:
                 checks.setdefault(check, []).append(name)
-        writes = [self._write(name, content) for name, content in contents.items()]
+        writes = [self._put_offset(name, content) for name, content in contents.items()]
         return [*checks, *writes], [*checks.values(), *([name] for name in contents)]
 
-    def _write(self, partition: str, content: bytes) -> Operation:
+    def _put_offset(self, partition: str, content: bytes) -> Operation:
         path, version = self._paths.offset(partition), self._versions[partition]
         return Create(path, content) if version is None else Put(path, content, version)
 
@@ -260,7 +260,7 @@ class ZooKeeperOffsets:
         return 0 if version is None else version + 1
 
     def _was_saved(self, partition: str, contents: Mapping[str, bytes]) -> bool:
-        """Whether a transaction whose answer was lost has set this node; it names this consumer."""
+        """Return whether a transaction whose answer was lost has set this node, which then names this consumer."""
         path = self._paths.offset(partition)
         node = self.session.find([path]).get(path)
         if node is None or node.content != contents[partition] or node.version != self._next_version(partition):
@@ -269,11 +269,11 @@ class ZooKeeperOffsets:
         return True
 
     def _fence(self, partition: str) -> tuple[Require, ...] | None:
-        """What has to hold where this source writes ``partition``; None: it may not."""
+        """Return the conditions under which this source may write ``partition``; None: it may not."""
         if partition not in self._versions:
             if self._group is not None:
                 return None
-            # Nothing was there when the checkpoint was read, and nobody else has written since.
+            # The lock excludes other writers, so the node is still missing, as it was when the checkpoint was read.
             self._until_done(lambda: self._ensure_topic(partition))
             self._versions[partition] = None
         return self._owner.fence(partition)
@@ -298,9 +298,9 @@ class ZooKeeperOffsets:
     # -- taken over
 
     def _take_over(self, partitions: Sequence[str], contents: dict[str, bytes]) -> set[str]:
-        """Write nodes with what stands there, or make them, so that no earlier owner can write them any more, and put
-        that into ``contents``. Those returned are done with: this source has them, or is not their owner; the others
-        were written meanwhile."""
+        """Rewrite nodes unchanged, or create them, so that no earlier owner can write them any more. Puts what they
+        contain into ``contents``. Returns the finished partitions: this source has taken them over, or does not own
+        them. The others were written meanwhile, and have to be tried again."""
         ended = set[str]()
         nodes = self._found(partitions)
         contents |= {name: nodes[name].content if name in nodes else b"" for name in partitions}
@@ -326,10 +326,10 @@ class ZooKeeperOffsets:
                 ended |= set(whose[failed])
         return ended
 
-    def _take(self, lock: _Lock) -> None:
-        """Hold the lock of a checkpoint without a group, waiting for that of a dead process to go."""
+    def _acquire_lock(self, lock: _Lock) -> None:
+        """Acquire the lock of a checkpoint without a group. Waits until ZooKeeper has removed a dead process's lock."""
         deadline_s = time.monotonic() + self.session.session_s + MARGIN_S
-        while not self._until_done(lock.take):
+        while not self._until_done(lock.acquire):
             if time.monotonic() > deadline_s:
                 raise CheckpointError(
                     f"checkpoint {self} is in use by another running source ({lock.holder}): stop that one, or give"
@@ -371,7 +371,7 @@ class ZooKeeperOffsets:
         return {paths[path]: node for path, node in self.session.find(paths).items()}
 
     def _names(self) -> list[str]:
-        """All partitions that have a node."""
+        """Return all partitions that have a node."""
         folders = self.session.children(self._paths.offsets) or []
         return [
             name_of(folder, number)
@@ -383,11 +383,11 @@ class ZooKeeperOffsets:
         self.session.ensure(self._paths.offset(partition).rpartition("/")[0])
 
     def _requests(self, contents: Mapping[str, bytes]) -> list[dict[str, bytes]]:
-        """``contents`` in requests that ZooKeeper takes."""
+        """Split ``contents`` into requests that ZooKeeper accepts."""
         requests: list[dict[str, bytes]] = []
         room = 0
         for name, content in contents.items():
-            # Three operations, each with a path, and the consumer's own node.
+            # Up to three operations per partition, each with a path.
             size = len(content) + 3 * (OVERHEAD + len(self._paths.offset(name)))
             if not requests or size > room:
                 requests.append({})
@@ -397,7 +397,7 @@ class ZooKeeperOffsets:
         return requests
 
     def _until_done(self, ask: Callable[[], T]) -> T:
-        """Ask until ZooKeeper has answered, or the deadline. Raises ``CheckpointError``."""
+        """Call ``ask`` until ZooKeeper answers. Raises ``CheckpointError`` after the deadline."""
         since_s = time.monotonic()
         while True:
             try:
@@ -420,7 +420,7 @@ class ZooKeeperOffsets:
 
 
 class _Lock:
-    """One run's hold of a checkpoint without a group."""
+    """One run's lock of a checkpoint without a group."""
 
     def __init__(self, session: ZnodeSession, paths: GroupPaths, source: str) -> None:
         self._session, self._path = session, paths.lock
@@ -440,11 +440,11 @@ class _Lock:
         return self._losses != self._session.losses
 
     def lose(self) -> None:
-        """The lock's node was found to be gone."""
+        """Note that the lock's node is gone."""
         self._losses = -1
 
-    def take(self) -> bool:
-        """Make the lock's node, unless it is there. False: another's is there."""
+    def acquire(self) -> bool:
+        """Create the lock's node unless this session has it. Returns False when another session holds the lock."""
         losses = self._session.losses
         node = self._session.find([self._path]).get(self._path)
         if node is None:
@@ -461,7 +461,7 @@ class _Lock:
         return None if self.is_lost else (Require(self._path),)
 
     def release(self) -> None:
-        """Delete the lock's node where it is this session's."""
+        """Delete the lock's node if it is this session's."""
         try:
             node = self._session.find([self._path]).get(self._path)
             if node is not None and node.session == self._session.id:
@@ -471,4 +471,4 @@ class _Lock:
 
 
 def _nothing() -> None:
-    """Nobody waits for what ZooKeeper's watches tell."""
+    """Do nothing: a checkpoint waits for no watch."""

@@ -1,12 +1,12 @@
-"""Rebalance: what one consumer of a group owns, lets go of and claims, from what it sees. Pure.
+"""Rebalance: which partitions one consumer of a group owns, releases and claims, from what it sees. Pure.
 
-Decides from what ZooKeeper shows, never from what was there before: a look may come late, or twice, and the next one
-puts right what it did. Whom a partition belongs to is decided by its owner's node alone, which one consumer creates; so
-those that see different things may want the same partition, and never both have it.
+Decides from what ZooKeeper shows now, never from earlier states: a decision may be late, or repeated, and the next one
+corrects it. Only the owner's node says who owns a partition, and only one consumer can create it. So two consumers that
+see different states may claim the same partition, and never both own it.
 
-owned     assigned to this source; it may read and commit them
-revoked   it was asked to let go of them; it owns them until it has released them
-released  it has; their nodes are to be deleted
+owned     partitions that are assigned to this source, which may read and commit them
+revoked   partitions that this source has to release, and owns until then
+released  partitions that it has released, whose nodes have to be deleted
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from acker_client.source.zookeeper.assignor import Assignor, Subscriptions, in_o
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """What ZooKeeper shows at one moment. ``owners``: whose name is in a partition's owner node, whatever session made
-    it; ``own``: the partitions whose node this session of this consumer made."""
+    """What ZooKeeper shows at one moment. ``owners``: the consumer named in each partition's owner node, whatever
+    session created it. ``own``: partitions whose node this session of this consumer has created."""
 
     subscriptions: Subscriptions
     owners: Mapping[str, str]
@@ -29,8 +29,8 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a look comes to. ``lost``, ``revoked``: for the source; ``found``: its own already, as the answer to a claim
-    was lost; ``claim``: nobody's, all of which to claim at once; ``surplus``: nodes of its own to delete."""
+    """What to do. ``lost``, ``revoked``: tell the source. ``found``: owned already, because the answer to a claim was
+    lost. ``claim``: free partitions to claim in one transaction. ``surplus``: own nodes to delete."""
 
     lost: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Decision:
 
 
 class Rebalance:
-    """One consumer's side of it."""
+    """The partitions of one consumer."""
 
     __slots__ = ("_assign", "_consumer", "_disowned", "_owned", "_released", "_revoked")
 
@@ -53,19 +53,20 @@ class Rebalance:
 
     @property
     def held(self) -> frozenset[str]:
-        """What this source may commit: owned, or revoked and not released yet."""
+        """Partitions that this source may commit: owned, or revoked and not released yet."""
         return frozenset(self._owned | self._revoked)
 
     @property
     def released(self) -> frozenset[str]:
-        """What has been released, and whose nodes are not known to be gone."""
+        """Released partitions whose nodes may still exist."""
         return frozenset(self._released)
 
-    def look(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
-        """What to do about what is seen. From then on lost is lost, revoked is revoked, and found is owned.
+    def decide(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
+        """Decide what to do, and count the lost, revoked and found partitions as such from now on.
 
-        ``partitions``: all that this source's input has. What another owns there is as well, though this input has not
-        heard of it yet: else the two would deal out different partitions, and some be nobody's."""
+        ``partitions``: all partitions of this source's input. Partitions that others own count too, even if this input
+        has not found them yet. Otherwise consumers would share out different sets, and some partitions would stay
+        without an owner."""
         known = set(partitions)
         lost = (self.held - seen.own) | self._disowned
         self._forget(lost)
@@ -80,7 +81,7 @@ class Rebalance:
         unknown = seen.own - self.held - self._released - lost
         found = unknown & share
         self._owned |= found
-        # What was lost just now is claimed at the next look: the source hears of one change at a time.
+        # Lost partitions are claimed next time, because the source hears of one change at a time.
         claim = share - self.held - seen.owners.keys() - lost
         return Decision(
             _sorted(lost),
@@ -91,25 +92,25 @@ class Rebalance:
         )
 
     def claimed(self, partitions: Iterable[str]) -> None:
-        """The nodes of these were created."""
+        """Note that the nodes of these partitions were created."""
         self._owned.update(partitions)
 
-    def release(self, partitions: Iterable[str]) -> None:
-        """The source has let go of these; those that it had lost already are passed over."""
+    def release_partitions(self, partitions: Iterable[str]) -> None:
+        """Count partitions as released that the source has let go of, except those that it has lost already."""
         released = set(partitions) & self.held
         self._forget(released)
         self._released |= released
 
     def deleted(self, partitions: Iterable[str]) -> None:
-        """The nodes of these, which were released, are gone."""
+        """Note that the nodes of these released partitions are deleted."""
         self._released.difference_update(partitions)
 
     def disown(self, partitions: Iterable[str]) -> None:
-        """A commit of these was fenced: they are lost at the next look."""
+        """Report these partitions as lost in the next decision: a commit of them was fenced."""
         self._disowned |= set(partitions) & self.held
 
     def lose_all(self) -> tuple[str, ...]:
-        """The session is gone, and every node of it: nothing that is known here holds any more."""
+        """Drop all partitions, because the session has ended and its nodes with it. Returns those that were held."""
         lost = _sorted(self.held)
         self._owned, self._revoked, self._released, self._disowned = set(), set(), set(), set()
         return lost

@@ -1,1 +1,1 @@
-"""The steps of a pipeline: how each of them keeps the account of its rows."""
+"""The steps of a tracked pipeline: how each step anchors its output rows and acks its input rows."""

@@ -1,6 +1,7 @@
-"""Batch: a user's function over whole batches, as a step.
+"""The step that calls a user's function with whole batches.
 
-Decides that a batch which raises is run again in halves, down to the rows that are to blame.
+If the function raises, the step calls it again with each half of the batch, down to the single rows that cause the
+error.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class BatchTask:
         except OperatorError:
             raise
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
-            yield from self._halves(rows, error)
+            yield from self._retry_in_halves(rows, error)
             return
         columns, parents = checked_batch(given, self._schema, len(rows), f"operator {self._step.name!r}")
         names, keep = self._step.schema.names, self._step.keep
         yield derive(self._tally, rows, columns, names, keep, parents=parents, digests_values=self._step.digests_values)
 
-    def _halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
+    def _retry_in_halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)
         if n == 1 or self._step.on_error == "raise":
             self._culprits.fail(rows.anchors, 0, error)

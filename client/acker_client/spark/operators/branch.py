@@ -1,4 +1,4 @@
-"""Branch: copies of a frame for as many consumers; a row is done when all its copies are."""
+"""Branch: copies of a frame for several consumers. A row is done when all its copies are done."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from acker_client.spark.worker.chain import TakeRows
 
 
 def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | None = None) -> tuple[DataFrame, ...]:
-    """``copies`` frames with the same rows, for as many consumers; a row is done when all its copies are.
+    """Return ``copies`` frames with the same rows, one for each consumer. A row is done when all its copies are done.
 
-    What is below is evaluated once for each copy that is used, unless it is cached for the batch: ``cache=True`` does
-    that, ``False`` never does; unless given, it is done from the batch on after one in which several copies were used,
-    and where the boundaries of its tasks may move between evaluations (orderBy, repartition without a number).
+    Spark evaluates the input once for each copy that is used, unless it is cached for the batch. ``cache=True`` caches
+    it, ``False`` never does. By default it is cached if an earlier batch used several copies, or if the boundaries of
+    its tasks may move between evaluations (orderBy, repartition without a number).
     """
     refuse_untracked(df, "branch")
     if not isinstance(copies, int) or isinstance(copies, bool) or copies < 1:
@@ -42,8 +42,7 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
 
 @dataclass(frozen=True, slots=True)
 class BranchStep:
-    """Makes ``copies`` of each row and hands on the one of ``index``; every copy's step says the same of all of
-    them."""
+    """Makes ``copies`` of each row and passes on copy ``index``. The steps of all copies send the same report."""
 
     name: str
     index: int
@@ -54,7 +53,7 @@ class BranchStep:
 
     def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         n, copies = len(rows), self.copies
-        # All first copies, then all second ones: the k-th naming of a row is its k-th child, and a slice is one branch.
+        # All first copies, then all second copies: a slice is one branch, and copy k of a row is its k-th child.
         parents = np.tile(np.arange(n), copies)
         digests = digest_parents(np.full(n, copies, np.int64), parents)
         children = tally.derive(rows.anchors, parents, digests)

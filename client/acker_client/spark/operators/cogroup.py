@@ -1,7 +1,7 @@
-"""Cogroup: a user's function over the rows that two frames have of each key, which makes rows that descend from both.
+"""Cogroup: a user's function over the rows of two frames with the same key. Its output descends from both.
 
-Decides which of the two frames are tracked: rows of a plain table may be looked at and are nobody's parents. And it
-decides in what order a function sees rows, as what it makes of them often hangs on that.
+Decides which of the two frames are tracked: the function may read the rows of a plain table, but these are never
+parents. Decides also the order in which the function sees rows, because its result often depends on the order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from acker_client.spark.anchoring.order import in_order
 from acker_client.spark.driver.columns import into_python
 from acker_client.spark.operators.declared import (
     OnError,
+    accepts_arguments,
     check_declared,
     checked_name,
     column_names,
     declared_fields,
     refuse_no_frame,
-    takes_so_many,
 )
 from acker_client.spark.operators.merging import (
     PARENTS_MAX,
@@ -55,17 +55,19 @@ def cogroup(
     deterministic: bool = True,
     parents_max: int = PARENTS_MAX,
 ) -> Callable[[CogroupFunction], Cogroup]:
-    """A batch operator over the groups of two frames: ``function(left, right)``, or ``function(key, left, right)``, is
-    called with the rows (two ``pyarrow.Table``, of which one may be empty) that they have of each value of ``keys``,
-    and the key as a tuple of Arrow scalars. ``it(left, right)`` or ``left.transform(it, right)`` applies it.
+    """Make a batch operator over the groups of two frames, applied with ``op(left, right)``.
 
-    It returns ``(rows, of_left, of_right)``: a Table or RecordBatch, and for each of its rows the positions of the rows
-    of either side that it descends from, as ``[[0, 1], []]`` (None: no row has parents on that side); or ``(rows,
-    "all")`` when there is one row, or none, that descends from all of both. Each row has at least one parent in a
-    tracked frame, and carries the anchors of all of them, at most ``parents_max``. Rows that nobody names are done, and
-    acked. One of the frames may be a plain table: its rows may be named and are nobody's parents, and a key that it
-    alone has is left out. Rows come in the order of their records; those of a plain table in some order, always the
-    same.
+    ``left.transform(op, right)`` applies it too. The function is called as ``function(left, right)`` or
+    ``function(key, left, right)``, once for each value of ``keys``. ``left`` and ``right`` are ``pyarrow.Table`` (one
+    of them may be empty), ``key`` is a tuple of Arrow scalars. Rows come in the order of their records; those of a
+    plain table in an order that is always the same.
+
+    The function returns ``(rows, of_left, of_right)``: a Table or RecordBatch, and for each of its rows the positions
+    of its parents on either side, as ``[[0, 1], []]`` (None: no row has parents on that side). It may return ``(rows,
+    "all")`` if there is at most one row, which descends from all rows of both sides. Each row needs at least one parent
+    in a tracked frame, and carries the anchors of all its parents, at most ``parents_max``. Rows that are not named as
+    parents are acked. One of the frames may be a plain table: its rows may be named but are not parents, and keys that
+    only the plain table has are left out.
     """
     columns = tuple(column_names(keys, "cogroup", "keys"))
     check_declared(schema, "@cogroup", "@cogroup('sku', 'sku string, total int')")
@@ -73,7 +75,7 @@ def cogroup(
 
     def decorate(function: CogroupFunction) -> Cogroup:
         chosen = checked_name(function, name, "@cogroup")
-        takes = [arguments for arguments in (2, 3) if takes_so_many(function, arguments)]
+        takes = [arguments for arguments in (2, 3) if accepts_arguments(function, arguments)]
         if not takes:
             raise TypeError(
                 f"@cogroup: {chosen!r} is called with (left, right), two pyarrow Tables, or with (key, left, right);"
@@ -86,8 +88,10 @@ def cogroup(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Cogroup:
-    """A function over the groups of two frames as an operator. ``function`` is the user's, untouched; ``takes_key``:
-    whether it is called with the key before the two tables."""
+    """An operator that calls a function over the groups of two frames.
+
+    ``function`` is the user's, unchanged. ``takes_key``: whether it takes the key before the two tables.
+    """
 
     function: CogroupFunction
     name: str
@@ -99,16 +103,16 @@ class Cogroup:
     takes_key: bool
 
     def __call__(self, left: DataFrame, right: DataFrame) -> DataFrame:
-        """The frame of what the function makes of each key of the two frames, with packed anchors.
+        """Return the frame of the function's output for each key of the two frames, with packed anchors.
 
-        Each of them takes its rows once: the two sides of a frame with itself are ``branch(df, 2)``. They may be of one
-        batch or of batches of two sources, each of which is settled by its own; a plain table may stand in the place of
-        one. Raises ``Refused``, and ValueError for keys that are not there or are not of one type.
+        Each side consumes its rows, so to cogroup a frame with itself, use ``branch(df, 2)``. The frames may come from
+        one batch or from the batches of two sources, and each source settles its own batch. One of them may be a plain
+        table. Raises ``Refused``, and ValueError for keys that are missing or have different types.
         """
         for df in (left, right):
             refuse_no_frame(df, self, f"{self.name}.test(left, right)")
         schema, upstream = self._fields(), self._upstream(left, right)
-        sides = [_Grouping.of(df, self.keys, self._who) for df in (left, right)]
+        sides = [_Grouping.of(df, self.keys, self._label) for df in (left, right)]
         self._refuse_other_types(*sides)
         upstream = plan.take(left, upstream, self.name)
         task = self._task(schema, left.sparkSession, *(Side(side.names, side.is_tracked) for side in sides))
@@ -117,11 +121,10 @@ class Cogroup:
         return with_accounts_taken(cogrouped, upstream, self.name, schema)
 
     def test(self, left: pa.Table, right: pa.Table, key: tuple[Any, ...] | None = None) -> pa.Table:
-        """What the function makes of the rows of one key, as if both frames were tracked, without Spark or a server:
-        the declared columns. ``key``: taken from the tables unless given.
+        """Return the function's output for the rows of one key: the declared columns. Needs no Spark and no server.
 
-        Raises what the function raises, and :class:`OperatorError` where what it gives does not fit the schema or the
-        rows.
+        Treats both tables as tracked. ``key`` is taken from the tables unless given. Raises what the function raises,
+        and :class:`OperatorError` if its result does not fit the schema or the rows.
         """
         schema = self._fields()
         task = self._task(schema, None, Side(), Side())
@@ -135,32 +138,32 @@ class Cogroup:
         return f"<cogroup {self.name!r}>"
 
     @property
-    def _who(self) -> str:
+    def _label(self) -> str:
         return f"cogroup {self.name!r}"
 
     def _fields(self) -> StructType:
-        return declared_fields(self.schema, self._who)
+        return declared_fields(self.schema, self._label)
 
     def _upstream(self, left: DataFrame, right: DataFrame) -> plan.Upstream:
-        """What the tracked ones of the two stand on. With nothing tracked the guard says of the left where to start."""
-        who = f"operator {self.name!r}"
+        """Return the plan check's result for the tracked frames. If none is tracked, the check of ``left`` raises."""
+        label = f"operator {self.name!r}"
         tracked = [df for df in (left, right) if not plan.is_plain(df)] or [left]
-        upstream = plan.meeting([plan.inspect(df, who) for df in tracked], who)
+        upstream = plan.meeting([plan.inspect(df, label) for df in tracked], label)
         for df in (left, right):
             taken = reserved(df.columns)
             if taken and not any(df is each for each in tracked):
                 raise ValueError(
-                    f"{self._who}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the acker's"
-                    " own (Spark takes names in any case). Rename it; what is to be tracked comes from batch.df"
+                    f"{self._label}: the plain table has a column {taken[0]!r}, and {', '.join(TRACKING)} are the"
+                    " acker's own (Spark takes names in any case). Rename it; what is to be tracked comes from batch.df"
                 )
         return upstream
 
     def _refuse_other_types(self, left: _Grouping, right: _Grouping) -> None:
-        """Spark would hash the same number in two types to two places, and find nothing that belongs together."""
+        """Raise ValueError if a key has two types: Spark hashes the types differently, so no rows would meet."""
         for key, ours, theirs in zip(self.keys, left.kinds, right.kinds, strict=True):
             if ours != theirs:
                 raise ValueError(
-                    f"{self._who}: the key {key!r} is {ours} on the left and {theirs} on the right, so no two rows"
+                    f"{self._label}: the key {key!r} is {ours} on the left and {theirs} on the right, so no two rows"
                     f" would meet. Make it one type first, as df.withColumn({key!r}, F.col({key!r}).cast({ours!r}))"
                 )
 
@@ -179,8 +182,10 @@ class Cogroup:
 
 @dataclass(frozen=True, slots=True)
 class _Grouping:
-    """A frame as it is handed to Python, what it is grouped by there, and the types of that. ``is_tracked``: it is no
-    plain table."""
+    """A frame as Spark passes it to Python, with the expressions to group by and their types.
+
+    ``is_tracked``: False for a plain table.
+    """
 
     df: DataFrame
     names: tuple[str, ...]
@@ -189,22 +194,22 @@ class _Grouping:
     kinds: tuple[str, ...]
 
     @classmethod
-    def of(cls, df: DataFrame, keys: Sequence[str], who: str) -> _Grouping:
+    def of(cls, df: DataFrame, keys: Sequence[str], label: str) -> _Grouping:
         base, names = into_python(df)
-        found = tuple(key_of(key, df.columns, base.columns, who) for key in keys)
+        found = tuple(key_of(key, df.columns, base.columns, label) for key in keys)
         kinds = tuple(field.dataType.simpleString() for field in base.select(*found).schema.fields)
         return cls(base, names, bool(reserved(df.columns)), found, kinds)
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two frames as a task knows it. ``names``: of its columns, where Spark hands them over under others."""
+    """One of the two frames as a task sees it. ``names``: its column names, if Spark passes them under other names."""
 
     names: tuple[str, ...] = ()
     is_tracked: bool = True
 
     def rows(self, table: pa.Table) -> Rows:
-        """Its rows of one key, in their order; those of a plain table without anchors."""
+        """Return the rows of one key, in their order; rows of a plain table have no anchors."""
         batch = one_batch(chain.renamed(table, self.names))
         if self.is_tracked:
             return in_order(unpack(batch))
@@ -214,7 +219,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class CogroupTask:
-    """A cogroup as Spark calls it, once a key."""
+    """The function that Spark calls once for each key."""
 
     merging: Merging
     function: CogroupFunction
@@ -223,8 +228,11 @@ class CogroupTask:
     right: Side
 
     def of_key(self, key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> pa.Table:
-        """What becomes of the rows of one key; see :meth:`Merging.merge`. Of a key that only a plain table has nothing
-        does: that would come out anew with every batch, and no record would stand behind it."""
+        """Return the output for the rows of one key; see :meth:`Merging.merge`.
+
+        Returns no rows for a key that only a plain table has. These rows would appear again with every batch, and would
+        descend from no record.
+        """
         ours, theirs = self.left.rows(left), self.right.rows(right)
         given = pa.schema([*left.schema, *right.schema])
         anchors = [rows.anchors for rows, side in ((ours, self.left), (theirs, self.right)) if side.is_tracked]
@@ -235,27 +243,29 @@ class CogroupTask:
         return self.merging.merge(whole, make, partial(self.checked, left=len(ours), right=len(theirs)), given)
 
     def call(self, key: tuple[Any, ...], left: pa.Table, right: pa.Table) -> Any:
-        """What the user's function gives."""
+        """Return the result of the user's function."""
         return self.function(key, left, right) if self.takes_key else self.function(left, right)
 
     def checked(self, given: Any, left: int, right: int) -> Made:
-        """The declared columns and the parents of each row, positions in the tracked rows of the left and then of the
-        right, out of what the function gave for so many rows of either. Raises :class:`OperatorError`."""
-        who = self.merging.who
+        """Return the declared columns and the parents of each row. Raises :class:`OperatorError`.
+
+        ``given``: the result of the function for ``left`` and ``right`` rows. Parents are positions in the tracked rows
+        of the left side, followed by those of the right side.
+        """
         columns, children = self._columns(given)
         sides = (("left", left), ("right", right))
         if isinstance(given[1], str):
-            self.merging.refuse_all_of_many(given[1], children, "(rows, [[0, 1], [2]], [[0], []])")
+            self.merging.check_all_parents(given[1], children, "(rows, [[0, 1], [2]], [[0], []])")
             named = [[np.arange(rows)] * children for _, rows in sides]
         else:
             named = [
                 [np.empty(0, np.int64)] * children
                 if lists is None
-                else self.merging.parents_of(lists, children, rows, f"{who}, {side}")
+                else self.merging.parents_of(lists, children, rows, f"{self.merging.label}, {side}")
                 for lists, (side, rows) in zip(given[1:], sides, strict=True)
             ]
-        parents = self._of_tracked(named, left)
-        self.merging.refuse_unbounded(parents, "name the rows of a tracked frame that it descends from")
+        parents = self._tracked_parents(named, left)
+        self.merging.check_parent_counts(parents, "name the rows of a tracked frame that it descends from")
         return columns, parents
 
     def _columns(self, given: Any) -> tuple[list[Any], int]:
@@ -263,14 +273,14 @@ class CogroupTask:
         if words not in ([True], [False, False]):
             what = f"a tuple of {len(given)}" if isinstance(given, tuple) else kind_of(given)
             raise OperatorError(
-                f"{self.merging.who} returned {what}: return (rows, of_left, of_right), where of_left and of_right are"
-                " a list of positions for each row, as [[0, 1], []], or (rows, 'all') for one row that descends from"
-                " all"
+                f"{self.merging.label} returned {what}: return (rows, of_left, of_right), where of_left and of_right"
+                " are a list of positions for each row, as [[0, 1], []], or (rows, 'all') for one row that descends"
+                " from all"
             )
-        return checked_columns(given[0], arrow_schema(self.merging.schema), self.merging.who)
+        return checked_columns(given[0], arrow_schema(self.merging.schema), self.merging.label)
 
-    def _of_tracked(self, named: Sequence[Sequence[Positions]], left: int) -> list[Positions]:
-        """Parents on both sides as positions in the tracked rows of the left and then of the right."""
+    def _tracked_parents(self, named: Sequence[Sequence[Positions]], left: int) -> list[Positions]:
+        """Return the parents of both sides as positions in the tracked rows, left side first."""
         if not self.right.is_tracked:
             return list(named[0])
         if not self.left.is_tracked:

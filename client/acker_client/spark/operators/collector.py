@@ -1,8 +1,8 @@
-"""Collector: Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
+"""Storm's collector for ``mapPartitions`` and ``foreachPartition``, over RDDs and the rows of DataFrames.
 
-Decides what explicit emits and acks of one partition add up to, and that they are reported when the block ends, and not
-at all when it raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported:
-a child's edge enters the tree only together with its parent's consumption.
+Adds up the explicit emits and acks of one partition. Reports them when the ``with`` block ends, and not at all if the
+block raises. An input that was neither acked nor failed stays open, and nothing emitted under it is reported: a child's
+edge enters the tree only together with its parent's consumption.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Anchor = tuple[int, int]
 
 
 class CollectorError(ValueError):
-    """A collector was used in a way that would break the account. The message says how to put it right."""
+    """A collector was used in a way that would corrupt its report. The message says how to fix it."""
 
 
 class Collector:
-    """Anchors, acks and fails of one partition::
+    """Collects the emits, acks and fails of one partition::
 
         def work(rows):
             with Collector("words") as out:
@@ -44,9 +44,9 @@ class Collector:
 
         words = batch.df.rdd.mapPartitions(work)
 
-    ``operator``: its name, which goes into edges and reports. ``servers``: None for those of the session
-    (``spark.acker.servers``), as the thread had them that took the batch; else a ``Settings`` (see
-    :func:`collector_settings`) or addresses. Not thread-safe. Every emit under a row comes before its ack or fail.
+    ``operator``: its name, which goes into edges and reports. ``servers``: a ``Settings`` (see
+    :func:`collector_settings`) or addresses; None for those of the session (``spark.acker.servers``), as the thread
+    that took the batch saw them. Every emit under a row must come before the row's ack or fail. Not thread-safe.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Collector:
         self._reasons: dict[int, str] = {}
 
     def emit(self, value: Any, anchors: Iterable[Any]) -> Row:
-        """``value`` as a record anchored to the ``anchors`` (records with tracking columns), to be yielded on.
+        """Return ``value`` as a Row anchored to the records ``anchors`` (which have tracking columns). Yield it on.
 
-        Returns a Row: the fields of ``value`` (of a Row or dict; else one field ``value``), and its anchors, thin where
-        there is one and the inputs were thin. Its edges digest its content, and how many came before it under the same
-        anchor.
+        The Row has the fields of ``value`` (of a Row or dict; otherwise one field ``value``) and its anchors. These are
+        thin if there is at most one and the inputs were thin. Its edges hash its content, and how many rows were
+        emitted before it under the same anchor.
         """
         fields = _fields(value)
         content = hash_content(list(fields.values()))
@@ -89,29 +89,29 @@ class Collector:
         return Row(**fields, **{ANCHORS: packed})
 
     def ack(self, record: Any) -> None:
-        """``record`` is done, and what was emitted under it are its children."""
+        """Mark ``record`` as done. The rows emitted under it are its children."""
         for anchor in _anchors_of(record):
             self._handle(anchor)
 
     def fail(self, record: Any, reason: str = "") -> None:
-        """The trees of ``record`` fail with ``reason``; its source replays them, or gives them up."""
+        """Fail the trees of ``record`` with ``reason``. The source replays them, or gives them up."""
         for anchor in _anchors_of(record):
             self._handle(anchor)
-            said = f"{self._operator}: {reason}" if reason else self._operator
-            self._reasons.setdefault(anchor[0], said[:REASON_LENGTH_MAX])
+            text = f"{self._operator}: {reason}" if reason else self._operator
+            self._reasons.setdefault(anchor[0], text[:REASON_LENGTH_MAX])
 
     def reset_timeout(self, record: Any) -> None:
-        """The message timeouts of the trees of ``record`` start anew. Sent at once: later would be too late."""
+        """Restart the message timeouts of the trees of ``record``. Sent at once: the end of the block is too late."""
         roots = np.array(sorted({root for root, _ in _anchors_of(record)}, key=mix64), np.uint64)
         if not len(roots):
             return
-        # Nothing is added up, so another attempt may say the same under an identity of its own.
+        # A reset may be repeated without harm, so each attempt uses an identity of its own.
         identity = Identity(secrets.randbits(64), secrets.randbits(64))
         kinds = np.full(len(roots), RESET, np.uint8)
         self._send(Report(identity, Entries(roots, np.zeros(len(roots), np.uint64), kinds)))
 
     def report(self) -> Report:
-        """The report of the partition so far; sent when the block ends."""
+        """Return the report of the partition so far. It is sent when the block ends."""
         tally = Tally(self._operator)
         pairs = np.array(list(self._handled), np.uint64).reshape(-1, 2)
         produced = np.fromiter(self._handled.values(), np.uint64, len(self._handled))
@@ -153,9 +153,10 @@ class Collector:
 
 
 def collector_settings(spark: SparkSession | DataFrame) -> Settings:
-    """Settings for collectors in tasks of ``spark``: taken in the driver, and pickled with the function that uses them.
+    """Return the settings for collectors in tasks of ``spark``.
 
-    Needed only where jobs run in other threads than the one that took the batch.
+    Call it in the driver; the settings are pickled with the function that uses them. Needed only if jobs run in other
+    threads than the one that took the batch.
     """
     return settings_of(spark.sparkSession if isinstance(spark, DataFrame) else spark)
 
@@ -169,9 +170,9 @@ def _settings(servers: Settings | str | Sequence[str] | None) -> Settings:
 
 
 def _anchors_of(record: Any) -> list[Anchor]:
-    """(root id, edge) of a record; none when it is unanchored."""
+    """Return (root id, edge) of each anchor of a record; empty if it is unanchored."""
     fields = _fields(record, tracking=True)
-    # Where thin and packed frames met, a row has all three columns, and its anchors in one form.
+    # After a union of thin and packed frames a row has all three columns, and its anchors in one of the two forms.
     packed = fields.get(ANCHORS)
     if packed is not None:
         words = np.frombuffer(bytes(packed), "<u8").tolist()
@@ -208,7 +209,7 @@ def _fields(value: Any, *, tracking: bool = False) -> dict[str, Any]:
 
 
 def _signed(value: int) -> int:
-    """A 64-bit id as the bigint that Spark has for it."""
+    """Return a 64-bit id as Spark's bigint, which is signed."""
     return value if value < 1 << 63 else value - (1 << 64)
 
 

@@ -1,7 +1,7 @@
-"""Culprits: what becomes of a row whose function raises: its tree fails, with the exception as reason.
+"""Rows whose function raises: their trees fail, with the exception as reason.
 
-Decides that the first traceback of a task travels with its reason. A task prints none: each attempt at a record would
-print it again, so the driver logs it, once.
+The reason of a task's first failure includes the traceback. The task itself prints no traceback, because each attempt
+at a record would print it again. The driver logs it once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from acker_client.spark.operators.declared import OnError
 
 
 class Culprits:
-    """The rows of one operator in one task that raised: fails their trees."""
+    """Fails the trees of the rows that raised, for one operator in one task."""
 
     def __init__(self, name: str, on_error: OnError, tally: Tally) -> None:
         self._name = name
@@ -24,7 +24,7 @@ class Culprits:
         self._is_first = True
 
     def fail(self, anchors: Anchors, row: int, error: Exception) -> None:
-        """Fail the trees of one row; raises ``error`` again where the operator is to raise, or the row has no tree."""
+        """Fail the trees of one row. Raises ``error`` again with ``on_error="raise"``, or if the row is unanchored."""
         roots = [root for root, _ in anchors.of(row)]
         if self._on_error == "raise" or not roots:
             raise error

@@ -1,7 +1,7 @@
-"""Declared: what the user says of an operator where it is written.
+"""The declaration of an operator, and its checks.
 
-Decides what is a mistake, and refuses it there, with what to write instead, as far as that is known without a
-session.
+Refuses mistakes where the operator is declared, as far as they can be found without a session. Each error says what to
+write instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from acker_client.spark.worker.returns import kind_of
 from acker_client.spark.worker.rows import checked_schema, struct_type
 
 OnError = Literal["fail", "raise"]
-# What ``df.transform`` takes.
+# The argument of ``df.transform``.
 Transform = Callable[[DataFrame], DataFrame]
 Kind = Literal["row", "pandas", "arrow"]
 
@@ -32,7 +32,7 @@ TAKES: dict[Kind, str] = {"row": "a Row", "pandas": "a pandas DataFrame", "arrow
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What the user says of an operator."""
+    """The options that the user gives an operator."""
 
     schema: str | StructType
     keep: tuple[str, ...] | Literal["*"]
@@ -49,7 +49,7 @@ class Declared:
         return declared_fields(self.schema, f"operator {name!r}")
 
     def kept_of(self, given: Sequence[str], schema: StructType, name: str) -> tuple[str, ...]:
-        """The columns to keep of an input with these columns. ValueError that says which cannot be."""
+        """Return the columns to keep of an input with the columns ``given``. ValueError names those it cannot keep."""
         keep = tuple(given) if self.keep == "*" else self.keep
         missing = [column for column in keep if column not in given]
         if missing:
@@ -71,50 +71,48 @@ def declared(
     on_error: OnError,
     deterministic: bool,
 ) -> Declared:
-    """What an operator is declared with. TypeError or ValueError, with what to write, for what is a mistake."""
-    who = DECORATORS[kind]
-    check_declared(schema, f"@{who}", f"@{who}('word string, count int')")
+    """Check the options of an operator and return them. Raises TypeError or ValueError."""
+    decorator = DECORATORS[kind]
+    check_declared(schema, f"@{decorator}", f"@{decorator}('word string, count int')")
     if isinstance(keep, str) and keep != "*":
         raise ValueError(f"keep={keep!r}: give a list of column names, or '*' for all")
     if not isinstance(keep, str) and not all(isinstance(column, str) for column in _iterable(keep)):
-        raise TypeError(f"@{who}: keep={keep!r}; give a list of column names, or '*' for all")
+        raise TypeError(f"@{decorator}: keep={keep!r}; give a list of column names, or '*' for all")
     kept: tuple[str, ...] | Literal["*"] = "*" if keep == "*" else tuple(keep)
     return Declared(schema, kept, name, on_error, deterministic)
 
 
-def declared_fields(schema: str | StructType, who: str) -> StructType:
-    """The columns of a declared schema. ValueError for what is none, and for names that are the acker's or come
-    twice."""
+def declared_fields(schema: str | StructType, label: str) -> StructType:
+    """Return the columns of a declared schema. ValueError for an invalid schema and for reserved or repeated names."""
     fields = struct_type(schema)
-    _refuse_names(fields, who)
+    _check_column_names(fields, label)
     return fields
 
 
-def check_declared(schema: Any, who: str, example: str) -> None:
-    """As :func:`declared_fields`, where it is declared, and as far as that is known without a session. TypeError
-    too."""
-    fields = checked_schema(schema, who, example)
+def check_declared(schema: Any, label: str, example: str) -> None:
+    """Check a schema as :func:`declared_fields` does, as far as possible without a session. Raises TypeError too."""
+    fields = checked_schema(schema, label, example)
     if fields is not None:
-        _refuse_names(fields, who)
+        _check_column_names(fields, label)
 
 
-def checked_function(function: Any, name: str | None, who: str, takes: str) -> str:
-    """The name of a user's function of one argument as a step: ``name``, or its own. TypeError or ValueError for what
-    cannot be one.
+def checked_function(function: Any, name: str | None, label: str, takes: str) -> str:
+    """Return the name of a step made of a user's function with one argument: ``name``, or the function's own.
 
-    ``who``: how it is declared, as ``@operator``; ``takes``: what it is called with.
+    ``label``: how it is declared, as ``@operator``. ``takes``: a description of the argument. Raises TypeError or
+    ValueError if the function cannot be a step.
     """
-    chosen = checked_name(function, name, who)
-    if not takes_so_many(function, 1):
+    chosen = checked_name(function, name, label)
+    if not accepts_arguments(function, 1):
         raise TypeError(
-            f"{who}: {chosen!r} is called with one argument, {takes}, and takes {inspect.signature(function)}; write a"
-            " plain function (of a method, wrap it in one)"
+            f"{label}: {chosen!r} is called with one argument, {takes}, and takes {inspect.signature(function)}; write"
+            " a plain function (of a method, wrap it in one)"
         )
     return chosen
 
 
-def takes_so_many(function: Callable[..., Any], arguments: int) -> bool:
-    """Whether a function can be called with so many arguments by position; of one that does not say, it is believed."""
+def accepts_arguments(function: Callable[..., Any], arguments: int) -> bool:
+    """Whether a function accepts this number of positional arguments. True if it has no readable signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -126,41 +124,43 @@ def takes_so_many(function: Callable[..., Any], arguments: int) -> bool:
     return True
 
 
-def checked_name(function: Any, name: str | None, who: str) -> str:
-    """As :func:`checked_function`, whatever arguments it takes."""
+def checked_name(function: Any, name: str | None, label: str) -> str:
+    """Return the name of a step as :func:`checked_function` does, without a check of the function's arguments."""
     if not callable(function):
-        raise TypeError(f"{who} is for a function, got {kind_of(function)}")
+        raise TypeError(f"{label} is for a function, got {kind_of(function)}")
     if name is not None and (not isinstance(name, str) or not name):
-        raise ValueError(f"{who}: name={name!r}; give a name, which goes into edges and reports")
+        raise ValueError(f"{label}: name={name!r}; give a name, which goes into edges and reports")
     chosen = name or getattr(function, "__name__", None)
     if chosen is None:
-        raise ValueError(f"{who}: {function!r} has no name of its own; give it one with name=...")
+        raise ValueError(f"{label}: {function!r} has no name of its own; give it one with name=...")
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise TypeError(f"{who}: {chosen!r} is async, and is called as a plain function in a worker; write it with def")
+        raise TypeError(
+            f"{label}: {chosen!r} is async, and is called as a plain function in a worker; write it with def"
+        )
     return str(chosen)
 
 
 def refuse_no_frame(df: Any, what: object, test: str) -> None:
-    """TypeError when ``what`` is applied to something else than a DataFrame. ``test``: how to try it without one."""
+    """Raise TypeError if ``df`` is not a DataFrame. ``what`` is applied to it; ``test`` shows how to try it without."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{what!r} is applied to a DataFrame, got {kind_of(df)}; to try it without Spark, use {test}")
     refuse_connect(df, repr(what))
 
 
-def _refuse_names(fields: StructType, who: str) -> None:
+def _check_column_names(fields: StructType, label: str) -> None:
     taken = reserved(fields.names)
     if taken:
         raise ValueError(
-            f"{who}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r} (Spark takes names in"
+            f"{label}: the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r} (Spark takes names in"
             " any case)"
         )
     twice = {column for column in fields.names if fields.names.count(column) > 1}
     if twice:
-        raise ValueError(f"{who}: the schema names {sorted(twice)} more than once; rename one of them")
+        raise ValueError(f"{label}: the schema names {sorted(twice)} more than once; rename one of them")
 
 
 def column_names(given: Any, what: str, argument: str) -> list[str]:
-    """One column's name or several, as a list. TypeError for anything else."""
+    """Return one column name or several as a list. TypeError for anything else."""
     is_one = isinstance(given, (str, SparkColumn)) or not isinstance(given, Iterable)
     names = [given] if is_one else list(given)
     if not names or not all(isinstance(name, str) for name in names):
@@ -172,7 +172,7 @@ def column_names(given: Any, what: str, argument: str) -> list[str]:
 
 
 def check_into(into: Any) -> None:
-    """TypeError or ValueError for what cannot be the names of an explode's columns."""
+    """Raise TypeError or ValueError if ``into`` cannot name the columns of an explode."""
     names = into if isinstance(into, tuple) else (into,)
     if into is not None and not all(isinstance(name, str) for name in names):
         raise TypeError(f"explode: into={into!r}; give the name of the elements' column, of a map ('key', 'value')")
@@ -182,21 +182,20 @@ def check_into(into: Any) -> None:
 
 
 def check_name(what: str, name: Any) -> None:
-    """ValueError for what cannot be the name of a step."""
+    """Raise ValueError if ``name`` cannot be the name of step ``what``."""
     if not isinstance(name, str) or not name:
         raise ValueError(f"{what}: name={name!r}; give a name, which goes into edges and reports")
 
 
 def refuse_untracked(df: Any, what: str) -> None:
-    """TypeError when a stock operator is applied to something else than a DataFrame."""
+    """Raise TypeError if the built-in operator ``what`` is applied to something other than a DataFrame."""
     if not isinstance(df, DataFrame):
         raise TypeError(f"{what} is applied to a tracked DataFrame, got {kind_of(df)}; start from batch.df")
     refuse_connect(df, what)
 
 
 def refuse_connect(df: DataFrame, what: str) -> None:
-    """Raise ``Refused`` for a frame of Spark Connect, before anything is asked of its columns: that would be a call to
-    its server."""
+    """Raise ``Refused`` for a Spark Connect frame. Must come before any use of its columns, which calls the server."""
     if compat.is_connect(df):
         raise refusals.connect_frame(what)
 

@@ -1,4 +1,4 @@
-"""Explode: a row for each element of an array or a map, each with an edge of its own."""
+"""Explode: one row for each element of an array or a map, each with an edge of its own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from acker_client.spark.worker.returns import kind_of
 def explode(
     column: str, into: str | tuple[str, str] | None = None, *, outer: bool = False, name: str = "explode"
 ) -> Transform:
-    """One row for each element of ``column`` (an array or a map), each with an edge of its own.
+    """Make one row for each element of ``column`` (an array or a map), each with an edge of its own.
 
-    ``into``: name of the element's column, the array's unless given; of a map ``(key, value)``, ``("key", "value")``
-    unless given. Rows without elements are done, and acked; with ``outer`` they are kept, with null.
+    ``into``: the name of the element's column, by default the name of the array. For a map, the names of the key and
+    value columns, by default ``("key", "value")``. Rows without elements are acked; with ``outer`` they are kept, with
+    null.
     """
     if not isinstance(column, str):
         raise TypeError(
@@ -56,9 +57,10 @@ def explode(
 
 @dataclass(frozen=True, slots=True)
 class ExplodePlan:
-    """What an explode is to do: the ``column``, what its elements become, the columns kept beside them, in order.
+    """The options of an explode: the ``column``, the columns that its elements become, and the ``kept`` columns.
 
-    ``fans_out``: an element is a struct whose fields become the columns; else it is the one column itself.
+    ``fans_out``: each element is a struct, and its fields become the columns. Otherwise the element itself is the one
+    column.
     """
 
     name: str
@@ -72,7 +74,7 @@ class ExplodePlan:
 
 @dataclass(frozen=True, slots=True)
 class ExplodeStep:
-    """Makes a row of each element of a column of arrays or maps; see :class:`ExplodePlan`."""
+    """Makes one row of each element of a column of arrays or maps; see :class:`ExplodePlan`."""
 
     name: str
     column: str
@@ -86,7 +88,7 @@ class ExplodeStep:
         return partial(self._take, tally)
 
     def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
-        # A few rows at a time where the arrays are long, so that what is handed on stays bounded.
+        # Takes fewer rows at a time where the arrays are long, to bound the size of the output batches.
         counts = self._counts(rows.data.column(self.column))
         after = np.cumsum(counts)
         start = 0
@@ -97,7 +99,7 @@ class ExplodeStep:
             start = stop
 
     def _explode(self, tally: Tally, rows: Rows) -> Rows:
-        counts, elements = self._taken(rows.data.column(self.column))
+        counts, elements = self._elements_of(rows.data.column(self.column))
         made = derive(
             tally, rows, elements, self.elements, self.keep, counts=counts, digests_values=self.digests_values
         )
@@ -107,8 +109,8 @@ class ExplodeStep:
         lengths: Positions = pc.fill_null(pc.list_value_length(_as_list(column)), 0).to_numpy().astype(np.int64)
         return np.maximum(lengths, 1) if self.outer else lengths
 
-    def _taken(self, column: Any) -> tuple[Positions, list[Any]]:
-        """How many rows each row becomes, and the columns of their elements."""
+    def _elements_of(self, column: Any) -> tuple[Positions, list[Any]]:
+        """Return the number of output rows of each row, and the columns of the elements."""
         lists = _as_list(column)
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
         found = lists.flatten()
@@ -130,7 +132,7 @@ def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataF
 
 
 def _elements(given: StructType, column: str, into: str | tuple[str, str] | None, name: str) -> list[StructField]:
-    """The columns that the elements of ``column`` become."""
+    """Return the columns that the elements of ``column`` become. Raises ValueError."""
     kind: DataType | None = given[column].dataType if column in given.names else None
     if isinstance(kind, ArrayType):
         if isinstance(into, tuple):
@@ -155,7 +157,7 @@ def _elements(given: StructType, column: str, into: str | tuple[str, str] | None
 
 
 def _as_list(column: Any) -> Any:
-    """A column of maps as one of lists of structs (key, value)."""
+    """Return a column of maps as a column of lists of structs (key, value); lists are returned as they are."""
     return column.cast(pa.list_(pa.struct(_entry_fields(column.type)))) if pa.types.is_map(column.type) else column
 
 

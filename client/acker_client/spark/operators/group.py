@@ -1,4 +1,4 @@
-"""Group: a user's function over the rows of each key; what is merged carries the anchors of all it came from."""
+"""Group: a user's function over the rows of each key. Each output row carries the anchors of all its parents."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def group(
     deterministic: bool = True,
     parents_max: int = PARENTS_MAX,
 ) -> Callable[[GroupFunction], Group]:
-    """A batch operator over groups: ``function(table)`` is called with the rows (a ``pyarrow.Table``) of each value of
-    ``keys``.
+    """Make a batch operator over groups: calls ``function(table)`` with a ``pyarrow.Table`` for each value of ``keys``.
 
-    It returns ``(rows, parents)``: a Table or RecordBatch, and for each of its rows the positions of the rows that it
-    descends from; or ``(rows, "all")`` when there is one row, or none, that descends from all of them. Rows that nobody
-    names are done, and acked. A row carries the anchors of all its parents, at most ``parents_max``.
+    The function returns ``(rows, parents)``: a Table or RecordBatch, and for each of its rows the positions of the
+    input rows that it descends from. It may return ``(rows, "all")`` if there is at most one row, which descends from
+    all input rows. Input rows that are not named as parents are acked. A row carries the anchors of all its parents, at
+    most ``parents_max``.
     """
     columns = tuple(column_names(keys, "group", "keys"))
     check_declared(schema, "@group", "@group('sku', 'sku string, total int')")
@@ -68,7 +68,10 @@ def group(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Group:
-    """A function over groups as an operator: ``df.transform(it)`` applies it. ``function`` is the user's, untouched."""
+    """An operator that calls a function over groups: ``df.transform(op)`` applies it.
+
+    ``function`` is the user's, unchanged.
+    """
 
     function: GroupFunction
     name: str
@@ -79,10 +82,9 @@ class Group:
     parents_max: int
 
     def __call__(self, df: DataFrame) -> DataFrame:
-        """The frame of what the function makes of each group, with packed anchors.
+        """Return the frame of the function's output for each group, with packed anchors.
 
-        Spark calls it once a group and says nothing at the end of a task, so the account of each group travels on in a
-        column of its rows to a step right behind, in the same task, which reports for all of them.
+        Adds a second step that reports for all groups of a task; see the docstring of ``merging``.
         """
         refuse_no_frame(df, self, f"{self.name}.test(table)")
         schema = self._fields()
@@ -95,10 +97,9 @@ class Group:
         return with_accounts_taken(grouped, upstream, self.name, schema)
 
     def test(self, rows: pa.Table) -> pa.Table:
-        """What the function makes of the ``rows`` of one group, without Spark or a server: the declared columns.
+        """Return the function's output for the ``rows`` of one group: the declared columns. Needs no Spark, no server.
 
-        Raises what the function raises, and :class:`OperatorError` where what it gives does not fit the schema or the
-        rows.
+        Raises what the function raises, and :class:`OperatorError` if its result does not fit the schema or the rows.
         """
         schema = self._fields()
         columns, _ = self._task(schema, None, ()).checked(self.function(rows), rows.num_rows)
@@ -125,38 +126,40 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """A group operator as Spark calls it, once a group."""
+    """The function that Spark calls once for each group."""
 
     merging: Merging
     function: GroupFunction
     names: tuple[str, ...]
 
     def of_group(self, table: pa.Table) -> pa.Table:
-        """What becomes of one group; see :meth:`Merging.merge`."""
+        """Return the output for one group; see :meth:`Merging.merge`."""
         rows = unpack(chain.renamed(table, self.names).combine_chunks().to_batches()[0])
         make = partial(self.function, pa.Table.from_batches([rows.data]))
         return self.merging.merge(rows.anchors, make, partial(self.checked, rows=len(rows)), table.schema)
 
     def checked(self, given: Any, rows: int) -> Made:
-        """The declared columns and the parents of each row out of what the function gave for ``rows`` rows. Raises
-        :class:`OperatorError`."""
-        who = self.merging.who
+        """Return the declared columns and the parents of each row. Raises :class:`OperatorError`.
+
+        ``given``: the result of the function for ``rows`` rows.
+        """
+        label = self.merging.label
         if not isinstance(given, tuple) or len(given) != 2:
             what = f"a tuple of {len(given)}" if isinstance(given, tuple) else kind_of(given)
             raise OperatorError(
-                f"{who} returned {what}: return (rows, parents), where parents is a list of positions for each row, or"
-                " (rows, 'all') for one row that descends from all"
+                f"{label} returned {what}: return (rows, parents), where parents is a list of positions for each row,"
+                " or (rows, 'all') for one row that descends from all"
             )
-        columns, children = checked_columns(given[0], arrow_schema(self.merging.schema), who)
+        columns, children = checked_columns(given[0], arrow_schema(self.merging.schema), label)
         parents = self._parents(given[1], children, rows)
-        self.merging.refuse_unbounded(parents, "name the rows that it descends from")
+        self.merging.check_parent_counts(parents, "name the rows that it descends from")
         return columns, parents
 
     def _parents(self, given: Any, children: int, rows: int) -> list[Positions]:
         if isinstance(given, str):
-            self.merging.refuse_all_of_many(given, children, "[[0, 1], [2]]")
+            self.merging.check_all_parents(given, children, "[[0, 1], [2]]")
             return [np.arange(rows)] * children
-        return self.merging.parents_of(given, children, rows, self.merging.who)
+        return self.merging.parents_of(given, children, rows, self.merging.label)
 
 
 def _table_function(task: GroupTask) -> Callable[[pa.Table], pa.Table]:

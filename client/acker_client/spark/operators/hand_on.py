@@ -1,8 +1,8 @@
-"""Hand on: the end of a job whose records' trees go on in another one, through a topic.
+"""A sink that writes rows to a topic, and hands their trees on to the job that reads the topic.
 
-Decides that a row's children are the messages written of it: their edges go into headers, are derived from what is
-written, so that a task that is run again writes the same ones, and enter the tree with the row's own ack. A task
-reports that after every replica of the topic has its messages, and not at all where one was not taken.
+The messages written for a row are its children. Their edges travel in message headers, and enter the tree together with
+the row's own ack. The edges are derived from what is written, so that a repeated task writes the same ones. A task
+reports only after every replica of the topic has its messages, and does not report if one message was refused.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ Message = tuple[bytes | None, bytes | None, list[Header]]
 
 
 class Messages(Protocol):
-    """Where messages go. Picklable; opened in the task. Its ``str()`` says where that is."""
+    """The destination of messages. Picklable; opened in the task. Its ``str()`` names the destination."""
 
     def write(self, messages: Iterable[Message]) -> None:
-        """Write them, in order; they last when this returns. Raises where they do not."""
+        """Write the messages in order. Returns when they are durable; raises if one is not."""
         ...
 
 
 class HandOn(Sink[[], None]):
-    """A sink that writes each row to a topic, as a message that carries the row's anchors on."""
+    """A sink that writes each row to a topic, as a message that carries anchors in its headers."""
 
     def __init__(self, messages: Messages, key: str | None, value: str) -> None:
-        # All that says which messages these are: a frame has one sink of a name, and another one would not be waited
-        # for. The tree would be done when the messages of the first are.
+        # The name must identify the messages. A frame has one sink per name: with equal names the tree would be done
+        # as soon as the messages of the first sink are.
         what = value if key is None else f"{value} by {key}"
         super().__init__(_run, f"hand_on {messages}, {what}", owner=self)
         self._messages = messages
@@ -75,7 +75,7 @@ class HandOn(Sink[[], None]):
 
 @dataclass(frozen=True, slots=True)
 class HandOnStep:
-    """Writes every row, with the anchors of what was written of it, and acks the row."""
+    """Writes every row as a message with child anchors, and acks the row."""
 
     name: str
     messages: Messages
@@ -107,5 +107,5 @@ def _bytes_of(column: Any) -> list[bytes | None]:
 
 
 def _run(rows: DataFrame) -> None:
-    """All that is to be done is done as the rows are read."""
+    # Reading the rows is enough: HandOnStep writes the messages meanwhile.
     rows.write.format("noop").mode("overwrite").save()

@@ -1,7 +1,7 @@
-"""Join: tracked rows with an untracked table; each match is a row with an edge of its own.
+"""Join: tracked rows with an untracked table. Each match is a row with an edge of its own.
 
-Decides that Spark finds the matches, all of a key as one array, so that rows stay one to one until ``explode`` makes a
-row of each.
+Spark finds the matches and returns all matches of a key as one array. Rows therefore stay one to one until ``explode``
+makes a row of each match.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ def join(
 ) -> Transform:
     """Join tracked rows with an untracked table ``other`` that fits into memory, over columns ``on`` of both.
 
-    Each match is a row with an edge of its own; a row without a match is done, and acked (``"left"``: kept, with
-    nulls).
+    Each match is a row with an edge of its own. A row without a match is acked; with ``"left"`` it is kept, with nulls.
     """
     if how not in ("inner", "left"):
         raise ValueError(f"join: how={how!r}; give 'inner' or 'left'")
@@ -59,7 +58,7 @@ def join(
         _refuse_unfit(name, given, keys, added)
         right = F.broadcast(_one_row_a_key(other, keys, added)).alias(lineage.admit_join(*upstream.batches))
         joined = df.join(right, keys, "left")
-        # Spark collects the matches of a key in any order, and in another one the next time.
+        # The values must be hashed: Spark may collect the matches of a key in a different order each time.
         digests_values = not spark_checks_reruns(df.sparkSession)
         ours = ExplodePlan(name, MATCHES, added, given.fields, how == "left", True, digests_values)
         return exploded(joined, plan.guard(joined, name), ours)
@@ -77,7 +76,7 @@ def _refuse_unfit(name: str, given: StructType, keys: list[str], added: list[Str
 
 
 def _one_row_a_key(other: DataFrame, keys: list[str], added: list[StructField]) -> DataFrame:
-    """All rows of a key as one array, in the same order each time where Spark can sort them."""
+    """Return all rows of each key as one array, in a stable order where Spark can sort them."""
     matches = F.collect_list(F.struct(*(quoted(field.name) for field in added)) if added else F.struct(F.lit(True)))
     if not any(
         "map<" in field.dataType.simpleString() or "variant" in field.dataType.simpleString() for field in added

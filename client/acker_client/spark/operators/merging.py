@@ -1,8 +1,9 @@
-"""Merging: rows that descend from several rows: what ``group`` and ``cogroup`` have in common.
+"""Rows that descend from several rows: the common part of ``group`` and ``cogroup``.
 
-Decides how the account of each group travels: Spark calls a function once a group and says nothing at the end of a
-task, so a step right behind it, in the same task, takes the accounts and reports for all of them. And it decides what
-may be said of parents: who they are, and how many a row may have.
+Decides which parents a function may name for a row, and how many a row may have. Decides also how the account of each
+group (its consumed and produced edges) reaches the server. Spark calls the function once a group and does not signal
+the end of the task. The account therefore travels in a column to a step right behind, in the same task, which reports
+for all groups.
 """
 
 from __future__ import annotations
@@ -32,65 +33,69 @@ from acker_client.spark.worker.chain import TakeRows
 from acker_client.spark.worker.returns import OperatorError, checked_parents
 from acker_client.spark.worker.rows import arrow_schema
 
-# A column of our own between two nodes of the step; it never reaches the user.
+# An internal column between the two plan nodes of the step. The user never sees it.
 ACCOUNT = "_acker_account"
 
-# The first byte of an account: whether its row is one of the user's, or stands for a group that became nothing.
-_ROW, _GHOST = b"r", b"g"
+# The first byte of an account: its row is a row of the user's, or a placeholder for a group without output rows.
+_ROW, _PLACEHOLDER = b"r", b"g"
 
 PARENTS_MAX = 100_000
 
 LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
 
-# The declared columns, and the parents of each row.
+# The declared columns, and for each row the positions of its parents.
 Made = tuple[list[Any], list[Positions]]
 
 
 def check_merging(what: str, on_error: Any, parents_max: Any) -> None:
-    """ValueError for what cannot be said of ``what``, a step that merges rows."""
+    """Check the options of ``what``, a step that merges rows. Raises ValueError."""
     if on_error not in ("fail", "raise"):
         raise ValueError(f"on_error={on_error!r}: give 'fail' (the records fail) or 'raise' (the task fails)")
     if not isinstance(parents_max, int) or parents_max < 1:
         raise ValueError(f"{what}: parents_max={parents_max!r}; give how many parents a row may have, at least 1")
 
 
-def key_of(key: str, columns: Sequence[str], handed: Sequence[str], who: str) -> str:
-    """What to group by for ``key``, where a frame with ``columns`` is handed to Python with the names ``handed``.
+def key_of(key: str, columns: Sequence[str], python_names: Sequence[str], label: str) -> str:
+    """Return the expression to group by for ``key``, in a frame with ``columns``.
 
-    Spark reads names in any case, and ``a.b`` as a field of ``a`` where no column is called so.
+    ``python_names``: the names under which Spark passes the columns to Python. Spark ignores the case of names, and
+    reads ``a.b`` as the field ``b`` of ``a`` if there is no column ``a.b``. Raises ValueError for an unknown key.
     """
     found = [index for index, column in enumerate(columns) if column == key] or [
         index for index, column in enumerate(columns) if column.lower() == key.lower()
     ]
     if found:
-        return quoted(handed[found[0]])
-    if key.partition(".")[0] in columns and list(columns) == list(handed):
+        return quoted(python_names[found[0]])
+    if key.partition(".")[0] in columns and list(columns) == list(python_names):
         return key
     raise ValueError(
-        f"{who}: there is no column {key!r} to group by; the frame has"
+        f"{label}: there is no column {key!r} to group by; the frame has"
         f" {[column for column in columns if column not in TRACKING]}. Make it first, with df.withColumn(...)"
     )
 
 
 def fields_with_account(schema: StructType) -> StructType:
-    """The schema of what a function over groups hands to the step behind it."""
+    """Return the schema in which a function over groups passes its rows to the step behind it."""
     fields = [*schema.fields, *tracking_fields(PACKED), StructField(ACCOUNT, BinaryType())]
     return StructType([nullable(field) for field in fields])
 
 
 def with_accounts_taken(grouped: DataFrame, upstream: plan.Upstream, name: str, schema: StructType) -> DataFrame:
-    """The frame of what the groups of ``grouped`` became, behind the step that takes their accounts."""
-    # How many groups a task gets is for adaptive execution to decide, anew in each evaluation.
+    """Append to ``grouped`` the step that takes the accounts of its groups; return the resulting frame."""
+    # Adaptive execution decides how many groups a task gets, and may decide differently in each evaluation.
     after = replace(upstream, columns=PACKED, moving_boundaries=True, moves=True)
     return fusing.extend(fusing.arriving(grouped, upstream), after, AccountStep(name), "operator", schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Merging:
-    """What the tasks of a step that merges rows know of it. ``who``: how errors call it. ``large``: whether Spark takes
-    strings and bytes with offsets of 64 bits, as far as that is known before there are any."""
+    """The options of a step that merges rows, as its tasks see them.
 
-    who: str
+    ``label``: its name in error messages. ``large``: whether Spark uses 64-bit offsets for strings and bytes, as far as
+    the session's configuration says.
+    """
+
+    label: str
     name: str
     schema: StructType
     on_error: OnError
@@ -110,17 +115,17 @@ class Merging:
         parents_max: int,
         spark: SparkSession | None,
     ) -> Merging:
-        """Of a step ``name`` of this ``kind``; ``spark``: None where there is no session."""
+        """Return the options of step ``name`` of this ``kind``. ``spark``: None if there is no session."""
         digests_values = not deterministic or spark is None or not spark_checks_reruns(spark)
         large = spark is not None and str(spark.conf.get(LARGE_TYPES, None)).lower() == "true"
         return cls(f"{kind} {name!r}", name, schema, on_error, digests_values, parents_max, large)
 
     def merge(self, anchors: Anchors, make: Callable[[], Any], check: Callable[[Any], Made], given: pa.Schema) -> Any:
-        """What becomes of one group, a Table: its rows with packed anchors, the first of them with its account.
+        """Return the output of one group as a Table: rows with packed anchors, and the account in the first row.
 
-        ``anchors``: of the rows of the group; ``make`` calls the user's function, ``check`` reads what that gives;
-        ``given``: the schema in which Spark hands over rows. A group that becomes nothing leaves one row that has the
-        account and no anchors.
+        ``anchors``: those of the group's rows. ``make`` calls the user's function, ``check`` validates its result.
+        ``given``: the schema of the rows that Spark passes in. A group without output rows leaves one placeholder row,
+        which has the account and no anchors.
         """
         tally = Tally(self.name, finds_copies=True)
         try:
@@ -139,44 +144,49 @@ class Merging:
         return self._with_account(columns, children, tally.account(), large)
 
     def nothing(self, given: pa.Schema) -> Any:
-        """What becomes of a group that no record stands behind: a Table without rows."""
+        """Return the output of a group without tracked rows: a Table without rows."""
         fields = fields_with_account(self.schema)
         large = compat.GROUPS_MAY_BE_LARGE and _is_large(given, self.large)
         return arrow_schema(fields, large=large).empty_table()
 
-    def parents_of(self, given: Any, children: int, rows: int, who: str) -> list[Positions]:
-        """The parents of each of ``children`` rows, out of the lists that the user's function gave: positions in
-        ``rows`` rows. Raises :class:`OperatorError`."""
+    def parents_of(self, given: Any, children: int, rows: int, label: str) -> list[Positions]:
+        """Return the parents of each of ``children`` rows, as positions in ``rows`` rows.
+
+        ``given``: the lists that the user's function returned. Raises :class:`OperatorError`.
+        """
         lists: list[Any] = list(given) if isinstance(given, Iterable) else [None]
         if isinstance(given, str) or not all(
             isinstance(each, Iterable) and not isinstance(each, str) for each in lists
         ):
             raise OperatorError(
-                f"{who}: parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got {given!r:.80}"
+                f"{label}: parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got {given!r:.80}"
             )
         if len(lists) != children:
-            raise OperatorError(f"{who} returned {children} rows and {len(lists)} lists of parents; give one a row")
+            raise OperatorError(f"{label} returned {children} rows and {len(lists)} lists of parents; give one a row")
         named_by = [list(named) for named in lists]
-        return [checked_parents(named, len(named), rows, who) for named in named_by]
+        return [checked_parents(named, len(named), rows, label) for named in named_by]
 
-    def refuse_all_of_many(self, given: str, children: int, example: str) -> None:
-        """Raise :class:`OperatorError` where a word in the place of parents is not ``"all"``, for one row or none."""
+    def check_all_parents(self, given: str, children: int, example: str) -> None:
+        """Raise :class:`OperatorError` unless the parents are ``"all"`` and there is at most one row."""
         if given != "all" or children > 1:
             raise OperatorError(
-                f"{self.who} returned {children} rows and parents {given!r}: 'all' is for one row a group; for more,"
+                f"{self.label} returned {children} rows and parents {given!r}: 'all' is for one row a group; for more,"
                 f" name the positions that each descends from, as {example}"
             )
 
-    def refuse_unbounded(self, parents: list[Positions], none: str) -> None:
-        """Raise :class:`OperatorError` for a row with more parents than it may have, or with ``none``."""
+    def check_parent_counts(self, parents: list[Positions], advice: str) -> None:
+        """Raise :class:`OperatorError` if a row has more than ``parents_max`` parents, or none.
+
+        ``advice``: the end of the error message for a row without parents.
+        """
         most = max(map(len, parents), default=0)
         if most > self.parents_max:
             raise OperatorError(
-                f"{self.who}: a row has {most} parents, and carries {most * 16:_} bytes of anchors; above parents_max="
-                f"{self.parents_max:_}. Group by more keys, or in two steps, or raise parents_max"
+                f"{self.label}: a row has {most} parents, and carries {most * 16:_} bytes of anchors; above"
+                f" parents_max={self.parents_max:_}. Group by more keys, or in two steps, or raise parents_max"
             )
         if not all(map(len, parents)):
-            raise OperatorError(f"{self.who}: a row has no parents; {none}")
+            raise OperatorError(f"{self.label}: a row has no parents; {advice}")
 
     def _anchors(self, tally: Tally, anchors: Anchors, columns: list[Any], parents: list[Positions]) -> Anchors:
         named = np.concatenate([np.empty(0, np.int64), *parents])
@@ -195,8 +205,8 @@ class Merging:
             accounts = pa.array([_ROW + account] + [None] * (len(packed) - 1), pa.binary())
             every = [*columns, packed, accounts]
         else:
-            ghost = pa.array([_GHOST + account], pa.binary())
-            every = [*(pa.nulls(1, field.type) for field in fields), pa.nulls(1, pa.binary()), ghost]
+            placeholder = pa.array([_PLACEHOLDER + account], pa.binary())
+            every = [*(pa.nulls(1, field.type) for field in fields), pa.nulls(1, pa.binary()), placeholder]
         names = [*(field.name for field in fields), *PACKED, ACCOUNT]
         if large:
             kinds = [*arrow_schema(self.schema, large=True).types, pa.large_binary(), pa.large_binary()]
@@ -206,7 +216,7 @@ class Merging:
 
 @dataclass(frozen=True, slots=True)
 class AccountStep:
-    """Takes the accounts that travel with groups, and reports for all groups of the task."""
+    """Takes the accounts out of the rows, and reports for all groups of the task."""
 
     name: str
 
@@ -220,11 +230,11 @@ class AccountStep:
                 tally.absorb(account[1:])
         data = rows.data.select([name for name in rows.data.schema.names if name != ACCOUNT])
         is_real = np.fromiter((account is None or account[:1] == _ROW for account in accounts), np.bool_, len(accounts))
-        yield Rows(data, rows.anchors) if is_real.all() else _picked(Rows(data, rows.anchors), is_real)
+        yield Rows(data, rows.anchors) if is_real.all() else _filter_rows(Rows(data, rows.anchors), is_real)
 
 
-def _picked(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
-    """The rows for which ``mask`` holds; those that go have no anchors."""
+def _filter_rows(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
+    """Return the rows for which ``mask`` holds. The dropped rows must not have anchors."""
     offsets = rows.anchors.offsets
     assert offsets is not None
     columns = [column.filter(pa.array(mask)) for column in rows.data.columns]
@@ -233,8 +243,7 @@ def _picked(rows: Rows, mask: npt.NDArray[np.bool_]) -> Rows:
 
 
 def _is_large(schema: pa.Schema, otherwise: bool) -> bool:
-    """Whether Spark hands over strings and bytes with offsets of 64 bits, and expects them so; ``otherwise`` where a
-    schema has none."""
+    """Whether Spark passes and expects 64-bit offsets for strings and bytes; ``otherwise`` if ``schema`` has none."""
     for field in schema:
         if pa.types.is_large_string(field.type) or pa.types.is_large_binary(field.type):
             return True

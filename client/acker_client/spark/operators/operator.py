@@ -1,9 +1,9 @@
-"""Operator: the user's functions as steps of a tracked pipeline. Storm's bolts.
+"""Operators: the user's functions as steps of a tracked pipeline. Storm calls them bolts.
 
-Decides how a function is called (row by row, or a batch at a time), how what it gives is checked against the declared
-schema, which rows of its input its output descends from, and what becomes of a row that raises: its tree fails, with
-the exception as reason, and the rest goes on. Every output is anchored to its input, and the input is acked, in one
-update. The function sees no tracking columns.
+Decides how a function is called (row by row, or a batch at a time), how its result is checked against the declared
+schema, and which input rows each output row descends from. If a row raises, its tree fails with the exception as
+reason, and the other rows go on. One update anchors every output to its input and acks the input. The function sees no
+tracking columns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TESTED: dict[Kind, str] = {"row": "Row(...)", "pandas": "frame", "arrow": "batc
 class Operator:
     """A function as a step: ``df.transform(op)`` or ``op(df)`` applies it to a tracked frame.
 
-    ``function`` is the user's, untouched; :meth:`test` calls it and checks what it returns against the schema.
+    ``function`` is the user's, unchanged. :meth:`test` calls it and checks its result against the schema.
     """
 
     def __init__(self, function: Callable[[Any], Any], declared: Declared, kind: Kind) -> None:
@@ -55,7 +55,7 @@ class Operator:
         self._kind = kind
 
     def __call__(self, df: DataFrame) -> DataFrame:
-        """The frame of what this operator makes of ``df``: declared columns, kept ones, and anchors."""
+        """Return the operator's output for ``df``: the declared columns, the kept columns and the anchors."""
         refuse_no_frame(df, self, f"{self.name}.test({_TESTED[self._kind]})")
         schema = self._declared.fields(self.name)
         upstream = plan.inspect(df, f"operator {self.name!r}")
@@ -67,12 +67,12 @@ class Operator:
         return fusing.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
 
     def test(self, given: Any) -> Any:
-        """What the operator makes of ``given``, without Spark or a server: a Row gives a list of Rows, a
-        ``pandas.DataFrame`` a frame, a RecordBatch or Table a Table; the declared columns, and the kept ones behind.
+        """Return the operator's output for ``given``, without Spark or a server: declared columns, then kept ones.
 
-        Raises what the function raises, :class:`~acker_client.spark.worker.rows.Mismatch` or :class:`OperatorError`
-        where what it gives does not fit the schema, and ValueError where ``given`` lacks a column to keep. DDL beyond
-        the usual types needs a session.
+        A Row gives a list of Rows, a ``pandas.DataFrame`` gives a frame, a RecordBatch or Table gives a Table. Raises
+        what the function raises, :class:`~acker_client.spark.worker.rows.Mismatch` or :class:`OperatorError` if its
+        result does not fit the schema, and ValueError if ``given`` lacks a column to keep. DDL beyond the usual types
+        needs a session.
         """
         schema = self._declared.fields(self.name)
         if self._kind == "row":
@@ -81,7 +81,7 @@ class Operator:
         batch = pa.RecordBatch.from_pandas(given, preserve_index=False) if is_frame else one_batch(given)
         keep = self._kept_of(batch.schema.names, schema)
         function = self._over_arrow(schema)
-        columns, parents = checked_batch(function(batch), arrow_schema(schema), len(batch), self._who)
+        columns, parents = checked_batch(function(batch), arrow_schema(schema), len(batch), f"operator {self.name!r}")
         kept = [batch.column(name) if parents is None else batch.column(name).take(pa.array(parents)) for name in keep]
         table = pa.Table.from_arrays([*columns, *kept], names=[*schema.names, *keep])
         return table.to_pandas(date_as_object=True) if is_frame else table
@@ -103,10 +103,6 @@ class Operator:
 
     def _over_arrow(self, schema: StructType) -> BatchFunction:
         return over_pandas(self.function, schema, self.name) if self._kind == "pandas" else self.function
-
-    @property
-    def _who(self) -> str:
-        return f"operator {self.name!r}"
 
     def __repr__(self) -> str:
         return f"<operator {self.name!r}>"
@@ -151,12 +147,12 @@ def operator(
     name: str | None = None,
     on_error: OnError = "fail",
 ) -> Any:
-    """A row operator: ``function(row)`` yields or returns the rows that ``row`` becomes, or None for none.
+    """Make a row operator: ``function(row)`` yields or returns the rows that ``row`` becomes, or None for no rows.
 
-    ``schema``: of what it gives, as DDL or StructType; ``keep``: columns of the input to hand on beside it, or ``"*"``.
-    A row may be a tuple, a Row, a dict, or the bare value where the schema has one column. ``name`` (the function's,
-    unless given) goes into edges and reports: keep it when you move the function. ``on_error``: ``"fail"`` fails the
-    record of a row that raises and goes on, ``"raise"`` fails the task.
+    ``schema``: the schema of its output, as DDL or StructType. ``keep``: the input columns to add to the output, or
+    ``"*"``. An output row may be a tuple, a Row, a dict, or the bare value if the schema has one column. ``name`` (by
+    default the function's) goes into edges and reports, so keep it when you move the function. ``on_error``: ``"fail"``
+    fails the record of a row that raises and goes on, ``"raise"`` fails the task.
     """
     declaration = declared("row", schema, keep, name, on_error, True)
     if function is not None:
@@ -172,13 +168,15 @@ def pandas_operator(
     on_error: OnError = "fail",
     deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
-    """A batch operator over pandas: ``function(frame)`` returns a frame, one row for each of its input, in order; or
-    ``(frame, parents)``, where ``parents[j]`` is the position of the input row that row j descends from.
+    """Make a batch operator over pandas frames.
 
-    The input has a RangeIndex, so ``parents`` of what ``explode`` or a selection gave is its index. Edges digest the
-    values that are made, so that output of two runs that differ is never taken for one. ``deterministic=True`` promises
-    that a task which is run again gives the same, and saves the digest where Spark checks the promise. The rest as in
-    :func:`operator`.
+    ``function(frame)`` returns a frame with one row for each input row, in order. Or it returns ``(frame, parents)``,
+    where ``parents[j]`` is the position of the input row that row j descends from. The input has a RangeIndex, so after
+    ``explode`` or a selection the index of the result is ``parents``.
+
+    The values of the output enter its edges, so that two runs with different output are never taken for the same.
+    ``deterministic=True`` promises that a repeated task gives the same output, and saves the hashing where Spark checks
+    the promise. The other arguments are those of :func:`operator`.
     """
     declaration = declared("pandas", schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declaration, "pandas")
@@ -192,8 +190,10 @@ def arrow_operator(
     on_error: OnError = "fail",
     deterministic: bool = False,
 ) -> Callable[[BatchFunction], Operator]:
-    """A batch operator over ``pyarrow.RecordBatch``: as :func:`pandas_operator`; it returns a RecordBatch or Table, or
-    that and ``parents``. A batch that raises is run again in halves, down to the rows that are to blame.
+    """Make a batch operator over ``pyarrow.RecordBatch``, like :func:`pandas_operator`.
+
+    The function returns a RecordBatch or Table, or that and ``parents``. If it raises, it is called again with each
+    half of the batch, down to the single rows that cause the error.
     """
     declaration = declared("arrow", schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declaration, "arrow")

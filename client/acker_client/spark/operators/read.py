@@ -1,8 +1,8 @@
-"""Read: how records of a source become rows of Spark, and how a task says which of them it has emitted.
+"""Reads the records of a source as rows of Spark, and reports which of them a task has emitted.
 
-Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, what a read task reports
-(inits, and the range of numbers that it covered), and what becomes of a record that cannot be read: it is emitted,
-failed, and not handed on. Where records come from is decided by the source, slice by slice.
+Decides the root ids of a batch's rows (``mix64(first + number)``) and their initial edges, and what a read task reports
+(inits, and the range of numbers that it covered). A record that cannot be read is emitted and failed, and not passed to
+the next step. The source decides where the records of each slice come from.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ UNREADABLE = "unreadable"
 class Records:
     """Some records of a slice, in order.
 
-    ``numbers``: uint64[n], ascending, each of them in the slice's range and used once; ``columns``: n rows;
-    ``unreadable``: row index -> reason. Such a row fails with that reason; what its columns hold does not matter.
+    ``numbers``: uint64[n], ascending, in the slice's range, each used once. ``columns``: n rows. ``unreadable``: the
+    reason by row index. Such a row fails with that reason, and its columns are ignored.
     """
 
     numbers: Column
@@ -47,8 +47,11 @@ class Records:
 
 
 class Slice(Protocol):
-    """One partition of a batch: the numbers from ``start`` up to ``stop``. Picklable; read in an executor, maybe more
-    than once, and gives the same records each time. Imports neither grpc nor pyspark."""
+    """One partition of a batch: the numbers from ``start`` up to ``stop``.
+
+    An executor may read it more than once, and it must return the same records each time. Picklable; must import
+    neither grpc nor pyspark.
+    """
 
     @property
     def start(self) -> int: ...
@@ -61,7 +64,7 @@ class Slice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackedFrame:
-    """A batch as Spark sees it: ``df`` with thin anchors, and what is known of what became of its rows."""
+    """A batch in Spark: ``df`` with thin anchors, and the evidence of what happened to its rows."""
 
     df: DataFrame
     evidence: BatchEvidence
@@ -78,8 +81,11 @@ def frame_of(
     once: Once | None = None,
     held: bool = True,
 ) -> TrackedFrame:
-    """Plan the reading of a batch: one task a slice. ``schema``: of ``Records.columns``; ``name``: of the source;
-    ``once``: shared by the batches of a run; ``held``: whether roots that are done wait until the batch is settled."""
+    """Plan the reading of a batch, with one task for each slice.
+
+    ``name``: the name of the source. ``schema``: the schema of ``Records.columns``. ``once``: shared by the batches of
+    a run. ``held``: whether roots that are done wait until the batch is settled.
+    """
     fields = struct_type(schema)
     taken = reserved(fields.names)
     if taken:
@@ -91,17 +97,17 @@ def frame_of(
 
 
 def planned(base: DataFrame, chain: Chain, name: str, fields: StructType, evidence: BatchEvidence) -> TrackedFrame:
-    """A batch of the source ``name``, whose rows, with these ``fields``, ``chain`` reads from what is in ``base``."""
+    """Plan a batch of the source ``name``. ``chain`` makes its rows, with these ``fields``, from those of ``base``."""
     df, _ = plan_chain(base, chain, "source", name, fields, (ROOT, EDGE), (evidence,))
     remember(df, AppliedChain(base, chain, (evidence,)))
-    # At the end: where planning raises there is nothing to take back.
+    # Must come last: if planning raises, there is nothing to take back.
     evidence.take_back = hand_down(base.sparkSession, evidence.settings)
     return TrackedFrame(df, evidence)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Entry of a chain that reads: its input says, row by row, which slices this task is to read."""
+    """Entry of a chain that reads a source. Each input row is the index of a slice that the task has to read."""
 
     scope: BatchScope
     slices: tuple[Slice, ...]
@@ -124,14 +130,14 @@ class Reading:
             anchors = Anchors(roots, edge0_column(roots))
             emitted.take(anchors, np.zeros(len(roots), np.uint64))
             yield _readable(records, anchors, unreadable) if records.unreadable else Rows(records.columns, anchors)
-        # Each slice reports for itself, so that what is reported does not depend on how tasks are cut.
+        # One report per slice, so that the reports do not depend on how Spark assigns slices to tasks.
         reports += [self._inits(emitted, part), unreadable.report()]
 
     def _roots_of(self, records: Records, part: Slice, after: int) -> Column:
         numbers = records.numbers
         if len(numbers) != records.columns.num_rows:
             raise ValueError(f"{part!r} gave {len(numbers)} numbers for {records.columns.num_rows} rows")
-        # A number given twice would cancel its own initial edge, and a tree with nothing left to do is done.
+        # A repeated number would cancel its own initial edge, and a tree without open edges counts as done.
         if len(numbers) and not (after < int(numbers[0]) and np.all(numbers[1:] > numbers[:-1])):
             raise ValueError(f"{part!r} gave numbers that do not ascend")
         if len(numbers) and int(numbers[-1]) >= part.stop:
@@ -139,7 +145,7 @@ class Reading:
         return root_ids(self.scope.first, numbers)
 
     def _inits(self, emitted: Tally, part: Slice) -> Report:
-        # A slice that turns out to be empty has emitted nothing, yet it is not the same as another empty one.
+        # The salt gives the reports of different empty slices different identities.
         scope = self.scope
         report = emitted.report(salt=identity_term(scope.first + part.start, scope.first + part.stop))
         covered = np.array([[part.start, part.stop]], np.uint64)
@@ -147,7 +153,7 @@ class Reading:
 
 
 def _readable(records: Records, anchors: Anchors, unreadable: Tally) -> Rows:
-    """Fail the records that could not be read; the others go on."""
+    """Fail the records that could not be read; return the others."""
     rows = np.fromiter(sorted(records.unreadable), np.int64, len(records.unreadable))
     failed = Anchors(anchors.roots[rows], anchors.edges[rows])
     unreadable.take(failed, np.zeros(len(rows), np.uint64))

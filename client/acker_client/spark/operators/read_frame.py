@@ -1,8 +1,9 @@
-"""Read frame: how rows of a user's own DataFrame become rows of a batch.
+"""Reads the rows of a batch from a user's own DataFrame.
 
-Decides their root ids (by number, as with every source) and their initial edges, into which the row's digest goes, so
-that two readings of one number with other rows never add up to an ACK; and that a task which reads other rows than were
-counted fails, before it has reported anything. Where a frame is kept, and how its rows are placed, is ``persisted``'s.
+Decides the root ids (by number, as with every source) and the initial edges. The digest of a row enters its initial
+edge, so that two readings of one number with different rows never add up to an ACK. A task that reads other rows than
+were counted fails before it has reported anything. The module ``persisted`` decides where a frame is kept and where its
+rows are placed.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from acker_client.spark.worker.chain import Chain
 from acker_protocol.ids import Column, edge0_column, identity_term, mix64_column, root_ids
 from acker_protocol.messages import InitScope
 
-# The number of a row, beside it.
+# The column with the number of a row.
 NUMBER = "acker_number"
 
 
 class ChosenRows(Protocol):
-    """The numbers from ``start`` up to ``stop`` of a batch: ``rows: int64`` of one ``partition``, ascending."""
+    """The numbers from ``start`` up to ``stop`` of a batch, for these rows of one partition.
+
+    ``rows``: int64, ascending positions in ``partition``.
+    """
 
     @property
     def start(self) -> int: ...
@@ -46,7 +50,7 @@ class ChosenRows(Protocol):
 
 
 def refuse_columns(names: Sequence[str]) -> str:
-    """Why a frame with these columns cannot be tracked; nothing ("") where it can."""
+    """Return why a frame with these columns cannot be tracked; "" if it can."""
     taken = reserved(names)
     return f"the columns {', '.join(TRACKING)} are the acker's own; rename {taken[0]!r}" if taken else ""
 
@@ -61,7 +65,7 @@ def frame_of_persisted(
     once: Once | None = None,
     held: bool = True,
 ) -> TrackedFrame:
-    """Plan the reading of a batch from a frame that is persisted. The rest as in ``read.frame_of``."""
+    """Plan the reading of a batch from a persisted frame. For the other arguments see ``read.frame_of``."""
     spark = persisted.spark
     evidence = BatchEvidence(settings, spark, once, held=held)
     runs = _runs_of(slices)
@@ -74,8 +78,10 @@ def frame_of_persisted(
 
 
 def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], columns: Sequence[str]) -> pa.Table:
-    """The rows of ``slices``, in order, in these ``columns`` of the frame: for people. Raises :class:`OtherRows`, as
-    such or in an error of Spark's."""
+    """Return these ``columns`` of the rows of ``slices``, in order, to show them to people.
+
+    Raises :class:`OtherRows`, directly or wrapped in an error of Spark.
+    """
     runs = _runs_of(slices)
     pages = persisted.pages.some(runs.pages())
     indices = [persisted.schema.names.index(column) for column in columns]
@@ -91,7 +97,7 @@ def rows_of_persisted(persisted: Persisted, slices: Sequence[ChosenRows], column
 
 
 def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """What a task does that hands on the rows of ``runs`` alone, with their numbers."""
+    """Return a task function that keeps only the rows of ``runs``, and adds their numbers."""
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch, places, _ in _checked(batches, pages):
@@ -104,8 +110,10 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
 
 
 def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[pa.RecordBatch, Positions, Column]]:
-    """The batches of a task that have rows, with their places and digests. Raises ``OtherRows`` where these, or at the
-    end all of the partition, are not what was counted."""
+    """Yield the non-empty batches of a task, with the places and digests of their rows.
+
+    Raises ``OtherRows`` if these differ from what was counted, or if at the end rows of the partition are missing.
+    """
     check, partition = PageCheck(pages), -1
     for batch in batches:
         if batch.num_rows:
@@ -123,15 +131,18 @@ def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
 
 
 def _places_of(batch: pa.RecordBatch) -> tuple[Positions, Column]:
-    """The last two columns: places, and digests."""
+    """Return the last two columns: places and digests."""
     places, digests = (batch.column(batch.num_columns - back).to_numpy() for back in (2, 1))
     return places, digests.view(np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameReading:
-    """Entry of a chain that reads a persisted frame, whole pages of it. ``names``: of the frame's columns; ``pages``:
-    as they were counted; ``ranges``: (partition, start, stop) of the batch's numbers."""
+    """Entry of a chain that reads whole pages of a persisted frame.
+
+    ``names``: the columns of the frame. ``pages``: the pages as they were counted. ``ranges``: (partition, start, stop)
+    of the batch's numbers.
+    """
 
     scope: BatchScope
     names: tuple[str, ...]
@@ -157,7 +168,7 @@ class FrameReading:
             emitted.take(anchors, np.zeros(len(roots), np.uint64))
             if len(kept):
                 yield Rows(columns, anchors)
-        # A task without a row does not know which partition it has; its numbers are not covered, and so are LOST.
+        # A task without rows does not know its partition. Its numbers are not covered, and so they become LOST.
         if partition >= 0:
             reports.append(self._inits(emitted, partition))
 
@@ -172,5 +183,5 @@ class FrameReading:
 
 
 def initial_edges(roots: Column, digests: Column) -> Column:
-    """Initial edges of ``roots: uint64[n]`` whose rows have these ``digests: uint64[n]``."""
+    """Return the initial edges of ``roots`` (uint64[n]), whose rows have these ``digests`` (uint64[n])."""
     return mix64_column(edge0_column(roots) ^ digests)

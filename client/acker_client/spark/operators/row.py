@@ -1,7 +1,7 @@
-"""Row: a user's function over one row, as a step: what it yields becomes the row's children.
+"""The step that calls a user's function with one row. The rows that the function yields are the row's children.
 
-Decides when children are handed on (as soon as there are enough, so that memory stays bounded), and that a row which
-raises, or gives what does not fit the schema, fails its tree while the rest goes on.
+Passes children on as soon as there are enough, so that memory stays bounded. If a row raises, or its children do not
+fit the schema, its tree fails and the other rows go on.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from acker_client.spark.worker.rows import Mismatch, RowReader, RowWriter
 
 RowFunction = Callable[[Any], Any]
 
-# Objects between two collections of garbage while rows are made: enough to be quick, few enough to hold in memory.
+# New objects between two garbage collections while rows are made: a compromise between speed and memory.
 COLLECT_EVERY = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """A row operator as a step. ``given``: schema of its input; ``keep``: columns handed on."""
+    """A row operator as a step. ``given``: the schema of its input. ``keep``: input columns to add to the output."""
 
     name: str
     function: RowFunction
@@ -56,18 +56,20 @@ class RowTask:
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
     def take(self, rows: Rows) -> Iterator[Rows]:
-        """Calls the function for each row; hands on as soon as there are enough children, so that memory stays
-        bounded."""
+        """Call the function for each row; yield the children as soon as there are enough, to bound memory."""
         with _rare_collections():
             given = self._reader.rows(rows.data)
             start = 0
             while start < len(given):
                 children = self._children(rows, start, given)
-                yield self._made(rows, start, children)
+                yield self._anchor_children(rows, start, children)
                 start += len(children)
 
     def _children(self, rows: Rows, start: int, given: list[Any]) -> list[list[Any]]:
-        """What the rows from ``start`` on become: a list for each, up to the end or to a full batch of children."""
+        """Return the children of the rows from ``start`` on, a list for each row.
+
+        Stops at the last row, or as soon as the children fill a batch.
+        """
         children, found = list[list[Any]](), 0
         for row in range(start, len(given)):
             made = self._call(rows, row, given[row])
@@ -84,12 +86,12 @@ class RowTask:
             self._culprits.fail(rows.anchors, row, error)
             return []
 
-    def _made(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
-        """The children of the rows from ``start`` on, anchored to them."""
+    def _anchor_children(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
+        """Return the children of the rows from ``start`` on, anchored to these."""
         every = list(itertools.chain.from_iterable(children))
         try:
             columns = self._writer.columns(every)
-        except Exception:  # noqa: BLE001  # what Arrow raises for a value is not one type
+        except Exception:  # noqa: BLE001  # Arrow raises several types of errors for unfit values
             self._drop_mismatches(rows, start, children)
             columns = self._writer.columns(list(itertools.chain.from_iterable(children)))
         counts = np.fromiter(map(len, children), np.int64, len(children))
@@ -97,7 +99,7 @@ class RowTask:
         return derive(self._tally, part, columns, self._step.schema.names, self._step.keep, counts=counts)
 
     def _drop_mismatches(self, rows: Rows, start: int, children: list[list[Any]]) -> None:
-        """Fail the rows of which a child does not fit the schema; make tuples of the others' children."""
+        """Fail the rows with a child that does not fit the schema; turn the children of the others into tuples."""
         for index, made in enumerate(children):
             try:
                 children[index] = self._writer.tuples(made)
@@ -109,7 +111,7 @@ class RowTask:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Python collects garbage every 700 new objects, which doubles the cost of making rows; here it waits for more."""
+    """Collect garbage less often. Python's default (every 700 new objects) doubles the cost of making rows."""
     before = gc.get_threshold()
     gc.set_threshold(before[0] and max(before[0], COLLECT_EVERY), *before[1:])
     try:

@@ -1,8 +1,8 @@
-"""Sink: the end of a tracked pipeline: what it writes is acked once the write is done.
+"""Sinks: the end of a tracked pipeline. Rows are acked once they are written.
 
-Decides that rows are acked by a pass-through in front of the user's write, in the write's own job, and that the frame
-which the user's function gets is followed. Whether the function has done its work is the batch's to decide when it is
-settled (``batch``, by evidence): neither a function that returns nor rows that were read prove a write.
+A step in front of the user's write, in the same job, acks the rows. The actions on the frame that the user's function
+gets are recorded. When the batch is settled, ``commit_evidence.batch`` decides by this evidence whether the write was
+done. A function that returns normally is not evidence, and neither are rows that were only read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class Sink(Generic[Args, Value]):
-    """A function that writes a frame, as the end of a pipeline. ``function`` is the user's, untouched."""
+    """A function that writes a frame, as the end of a pipeline. ``function`` is the user's, unchanged."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Sink(Generic[Args, Value]):
         self.__doc__ = function.__doc__
         self.__name__ = self.name
         self._cache = cache
-        # A method is another sink for each object that it is a method of.
-        self._is = (getattr(function, "__func__", function), owner)
+        # A method is a different sink for each object.
+        self._identity = (getattr(function, "__func__", function), owner)
 
     def __get__(self, instance: object, owner: type | None = None) -> Sink[Args, Value]:
-        """A method is a sink as well: ``self`` comes before the rows."""
+        """Bind a sink that is declared as a method, where ``self`` comes before the rows."""
         if instance is None:
             return self
         bound: Any = self.function.__get__(instance, owner)
         return Sink(bound, self.name, self._cache, instance)
 
     def __call__(self, df: DataFrame, /, *args: Args.args, **kwargs: Args.kwargs) -> Value:
-        """Run the function on ``df`` without its tracking columns; returns what it returns."""
+        """Run the function on ``df`` without its tracking columns, and return its result."""
         plan.refuse_other_frames(df, f"sink {self.name!r}")
         df = self._cached(df)
         upstream = plan.guard(df, self.name, kind="sink")
@@ -67,8 +67,8 @@ class Sink(Generic[Args, Value]):
         self._check_batches(applied.batches)
         chain = applied.chain.then(self._step(applied.chain.settings.pins), is_tracked=False)
         schema, batches = user_schema(df), applied.batches
-        # The same sink with the same arguments on the same rows makes an earlier failure good; nothing else does.
-        key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._is, *args, kwargs))
+        # Only the same sink with the same arguments on the same rows may make up for an earlier failure.
+        key = Call((self.name, *(node.tag for node in upstream.nodes)), (*self._identity, *args, kwargs))
         evidence = batches[0].evidence_of(key, self.name)
         for batch in batches[1:]:
             batch.share(key, evidence, batches[0])
@@ -95,16 +95,16 @@ class Sink(Generic[Args, Value]):
         return f"<sink {self.name!r}>"
 
     def _check_batches(self, batches: Sequence[Any]) -> None:
-        """Raise :class:`NotHeld` for rows of a batch that is not held."""
+        """Raise :class:`NotHeld` if one of the batches is not held."""
         if any(not batch.held for batch in batches):
             raise NotHeld(f"sink {self.name!r}")
 
     def _step(self, pins: Pins) -> Step:
-        """What its task does with the rows. ``pins``: where their roots live."""
+        """Return the step that its tasks run. ``pins``: the servers on which the roots of the rows are placed."""
         return SinkStep(self.name)
 
     def _cached(self, df: DataFrame) -> DataFrame:
-        """``df``, cached for the batch where that was asked for, or where its rows were evaluated more than once."""
+        """Return ``df``, cached for the batch if the user asked for it or an earlier batch evaluated it repeatedly."""
         if self._cache is False or df.is_cached:
             return df
         applied = fusing.applied_to(df)
@@ -116,10 +116,10 @@ class Sink(Generic[Args, Value]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A call of a sink over rows, as a key: ``over`` says which sink and rows, ``given`` what it is given besides.
+    """The key of a sink call: ``over`` names the sink and its rows, ``given`` holds the other arguments.
 
-    Two calls are one when what they are given is the same or equal. Holds all of it, so that nothing new can take the
-    place of an object that is gone.
+    Two calls are equal if their arguments are identical or equal. The key holds references to the arguments, so that no
+    new object can have the identity of a deleted one.
     """
 
     over: tuple[str, ...]
@@ -139,7 +139,7 @@ def _are_alike(ours: Sequence[object], theirs: Sequence[object]) -> bool:
 def _is_alike(ours: object, theirs: object) -> bool:
     try:
         return ours is theirs or (type(ours) is type(theirs) and bool(ours == theirs))
-    except Exception:  # noqa: BLE001  # what compares element by element, as an array: not known to be the same
+    except Exception:  # noqa: BLE001  # arrays compare element by element; treat them as different
         return False
 
 
@@ -168,10 +168,10 @@ def sink(
 def sink(function: Any = None, /, *, name: str | None = None, cache: bool | None = None) -> Any:
     """Make a sink of ``function(rows, ...)``, which writes the frame ``rows``; ``@sink`` or ``@sink(name=...)``.
 
-    Its rows count as done when an action that hands all of them on (a write, ``foreach``, ``foreachPartition``,
-    ``collect``, an iterator that is read to its end) has succeeded in it, and none has failed after that. ``cache``:
-    True caches its rows for the batch, so that they are computed once however often it reads them; False never does;
-    unless given, they are cached from the batch on after one in which they were evaluated more than once.
+    Its rows count as done when an action in it has delivered all of them (a write, ``foreach``, ``foreachPartition``,
+    ``collect``, an iterator that is read to its end), and no later action has failed. ``cache``: True caches the rows
+    for the batch, so that they are computed once however often the sink reads them. False never caches them. By default
+    they are cached if an earlier batch evaluated them more than once.
     """
     if function is not None:
         return Sink(function, name, cache)
@@ -180,7 +180,7 @@ def sink(function: Any = None, /, *, name: str | None = None, cache: bool | None
 
 @dataclass(frozen=True, slots=True)
 class SinkStep:
-    """Acks every row and hands it on."""
+    """Acks every row and passes it on."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Where: keeps the rows for which a condition of Spark's is true; what is dropped is done, and acked."""
+"""Where: keeps the rows for which a Spark condition is true, and acks the dropped rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from acker_client.spark.operators.declared import Transform, check_name, refuse_
 from acker_client.spark.plan_check import fusing
 from acker_client.spark.worker.chain import TakeRows
 
-# A column of our own between two nodes of the step; it never reaches the user.
+# An internal column between the two plan nodes of the step. The user never sees it.
 FLAG = "_acker_keep"
 
 
 def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
-    """Keep the rows for which ``condition`` (SQL, or a Column) is true; the others are done, and acked."""
+    """Keep the rows for which ``condition`` (SQL, or a Column) is true; ack the others."""
     if not isinstance(condition, (str, SparkColumn)):
         raise TypeError(
             f'where: the condition is a {type(condition).__name__}; give SQL, as where("qty > 0"), or a Column, as'

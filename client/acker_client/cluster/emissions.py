@@ -1,0 +1,174 @@
+"""Emissions: the batches that emissions draw their numbers from, one after the other, and what other processes learn.
+
+Decides when emissions go on in another batch, how large it is, and what the source publishes about them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable
+from functools import partial
+
+import numpy as np
+
+from acker_client.backoff import Patience
+from acker_client.cluster.conversations import Conversations
+from acker_client.cluster.membership import Cluster
+from acker_client.cluster.open_batches import OpenBatches
+from acker_client.cluster.opening import Opener
+from acker_client.cluster.published import Published
+from acker_client.cluster.stream import EmittedBatch, Stream
+from acker_client.errors import RETRYABLE, AckerError, Overloaded, Rejected
+from acker_client.rpc.side_by_side import do_all
+from acker_protocol.messages import InitScope
+from acker_protocol.placement import Member
+
+# How long emissions draw from one batch: servers remember the identities of its reports for as long as it is open. With
+# so many open batches, each kept open by one of its roots, time alone does not open another one.
+_BATCH_S = 10.0
+_OPEN_FEW = 16
+# How long the client waits for room for a batch before it asks for a smaller one.
+_ROOM_S = 1.0
+_PUBLISH_S = 1.0
+
+
+class EmissionStream:
+    """Thread-safe. The source's lock (``OpenBatches.lock``) guards the stream and what was published."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        stream: Stream,
+        published: Published,
+        batches: OpenBatches,
+        conversations: Conversations,
+        opener: Opener,
+    ) -> None:
+        self._cluster = cluster
+        self._name = name
+        self._stream = stream
+        self._published = published
+        self._batches = batches
+        self._conversations = conversations
+        self._opener = opener
+        # Held while the next batch is opened, as everybody who waits for it needs that same batch.
+        self._opening = threading.Lock()
+        # The members of the view when the current batch was opened, and the time.
+        self._members: tuple[Member, ...] = ()
+        self._since = cluster.clock()
+        self._has_user_batches = False
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The numbers of all emissions so far, as (first, stop)."""
+        return self._stream.base, self._stream.stop
+
+    def draw_root(self) -> tuple[int, int] | None:
+        """Return the root id of the next emission and the number of its batch; None if ``open_next_batch`` has to be
+        called first."""
+        with self._batches.lock:
+            return self._stream.draw_root()
+
+    def open_next_batch(self, budget_s: float | None) -> None:
+        """Open the batch that emissions draw from next, and tell other processes where it lives."""
+        with self._opening:
+            with self._batches.lock:
+                if self._stream.current is not None and not self._stream.current.is_closed:
+                    return
+                if self._has_user_batches:
+                    raise ValueError(
+                        f"source {self._name!r} has batches of open_batch(), whose numbers emit() needs too: emit from"
+                        " another AckerClient, with a source of its own"
+                    )
+            patience = self._cluster.patience(budget_s)
+            members = self._cluster.view(patience).members
+            batch = self._open_batch_with_room(patience)
+            with self._batches.lock:
+                self._stream.mark_placed(batch)
+                self.publish_later()
+            self._send_published(batch.members)
+            with self._batches.lock:
+                self._stream.draw_from(batch)
+                self._members, self._since = members, self._cluster.clock()
+
+    def end_outdated_batch(self) -> None:
+        """Draw no more from the current batch if the view has changed since, or if it is old."""
+        self._cluster.refresh()
+        with self._batches.lock:
+            batch = self._stream.current
+            if batch is None or batch.is_closed:
+                return
+            is_old = self._cluster.clock() - self._since >= _BATCH_S and len(self._batches) < _OPEN_FEW
+        with contextlib.suppress(Rejected):
+            if is_old or self._cluster.known_members != self._members:
+                with self._batches.lock:
+                    batch.stop_drawing()
+
+    def leave_numbers_to_user(self) -> None:
+        """The user numbers the batches of this source, so nothing can be emitted. ValueError if something was. The
+        caller holds the source's lock."""
+        if self._stream.batches:
+            raise ValueError(
+                f"source {self._name!r} has emitted, and emit() numbers its batches by itself: open others on"
+                " another AckerClient, with a source of its own"
+            )
+        self._has_user_batches = True
+
+    # -- publishing
+
+    def current(self) -> Published:
+        """Return where emissions live now. The caller holds the source's lock."""
+        batches = [batch for batch in self._batches.emitted if batch.is_placed]
+        out = {batch.number: frozenset(member.id for member in batch.out) for batch in batches if batch.out}
+        pins, (first, stop) = tuple(batch.pin for batch in batches), self.numbers
+        return Published(self._published.session, self._published.version + 1, first, stop, pins, out)
+
+    def publish_later(self) -> None:
+        """Publish where emissions live now, with the next poll of each server. The caller holds the source's lock."""
+        self._published = self.current()
+        for batch in self._batches.emitted:
+            batch.mark_published()
+        self._conversations.publish(self._published.encode())
+
+    def publish_left_out(self) -> None:
+        """Tell other processes at once if a server was left out of a batch that they may report of."""
+        with self._batches.lock:
+            if all(batch.is_published for batch in self._batches.emitted):
+                return
+            self.publish_later()
+            members = self._batches.members_to_watch
+        self._send_published(members)
+
+    def _send_published(self, members: Iterable[Member]) -> None:
+        """Tell other processes now, and wait a moment for it. If that fails, they learn it with the next poll."""
+
+        def send_to(member: Member) -> None:
+            with contextlib.suppress(AckerError):
+                self._conversations.with_member(member).renew_lease(self._cluster.patience(_PUBLISH_S))
+
+        deadline = self._cluster.patience(_PUBLISH_S).deadline
+        do_all(self._cluster.side_by_side, [partial(send_to, member) for member in members], deadline)
+
+    # -- inside
+
+    def _open_batch_with_room(self, patience: Patience) -> EmittedBatch:
+        """Open the next batch, or a smaller one if there is no room."""
+        while True:
+            with self._batches.lock:
+                request = self._stream.next_request(len(self._batches))
+            left_s = patience.deadline.left_s
+            budget_s = left_s if request.up_to == 1 else min(left_s, max(_ROOM_S, left_s / 8))
+            try:
+                return self._opener.open_batch(EmittedBatch, request, self._cluster.patience(budget_s))
+            except AckerError as error:
+                undrawn = InitScope(request.session, request.number, np.array([[0, request.up_to]], np.uint64))
+                is_full = isinstance(error, Overloaded | Rejected)
+                with self._batches.lock:
+                    self._opener.end_unopened(request.number, undrawn)
+                    if is_full and not (patience.deadline.left_s and self._stream.shrink()):
+                        raise
+                # A try may end before its budget is spent: without a wait, all tries would be made in its last moment.
+                if not is_full and not (isinstance(error, RETRYABLE) and patience.wait()):
+                    raise

@@ -1,0 +1,117 @@
+"""Batches: the batch that is open, from its records to the release of its frame.
+
+Decides that servers reserve room before a batch is emitted, and that the output of an abandoned batch is taken back
+once nothing can write it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from acker_client.clean_up import CleanUp
+from acker_client.cluster.scope import BatchScope
+from acker_client.error_text import gist
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.environment import BatchFrame, Environment, FramePlan
+from acker_client.source.engine.options import Options
+from acker_client.source.engine.server_batches import ServerBatches
+from acker_client.source.records.in_flight import InFlight
+from acker_client.source.records.listener import Emissions
+from acker_client.source.records.parts import Lookup
+from acker_client.source.records.retry import ReplayGroup
+from acker_client.source.records.tracker import EmissionRange, RecordNumbers
+
+log = logging.getLogger("acker_client.source")
+
+# Characters that may not stand in the name of a file.
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
+
+
+class Batches:
+    """The batches of one run, of which one is open at a time. ``session``: the run's, at the servers."""
+
+    def __init__(
+        self,
+        options: Options,
+        environment: Environment,
+        lookup: Lookup,
+        in_flight: InFlight,
+        server_batches: ServerBatches,
+        session: int,
+        spark: Any,
+        schema: Any,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._lookup = lookup
+        self._in_flight = in_flight
+        self._server_batches = server_batches
+        self._session = session
+        self._spark = spark
+        self._schema = schema
+        self._number = 0
+        self._frame: BatchFrame | None = None
+        # Steps that take back the output of the open batch, until the source asks to settle it as *done*.
+        self._undo: list[Callable[[], object]] = []
+
+    def open_batch(self, replays: ReplayGroup, new: RecordNumbers, tasks: int) -> Batch:
+        """Open a batch of replays and new records at the servers, and make its frame."""
+        # Numbers of new records are higher than all earlier ones, so the whole ascends.
+        records = np.concatenate((replays.records, new))
+        slices = self._lookup.input.slices(self._lookup.parts.chosen(records), tasks)
+        self._number += 1
+        first = self._in_flight.tracker.base + self._in_flight.tracker.emitted
+        scope = BatchScope(self._session, self._number, first)
+        held, timeout_s = self._options.held, self._options.message_timeout_s
+        pin = self._server_batches.reserve_batch(scope, len(records), held=held, message_timeout_s=timeout_s)
+        emitted = self._in_flight.emit(records, replays=len(replays.records))
+        with CleanUp() as failed:
+            failed.add(partial(self._server_batches.abandon_at_servers, self._number))
+            plan = FramePlan(self._options.name, scope, pin, self._schema, slices, held)
+            frame = self._frame = self._environment.frame(self._spark, plan)
+            self._announce(emitted, len(replays.records))
+            failed.pop_all()
+        log.debug("batch %d: %d records, %d of them again", self._number, len(emitted), len(replays.records))
+        name = _UNSAFE.sub("_", self._options.name)
+        id_ = f"{name}-{self._session:016x}-{self._number}"
+        self._undo = []
+        undo = self._undo if held else None
+        return Batch(self._number, id_, len(emitted), len(replays.records), frame, emitted, replays.depth, undo=undo)
+
+    def keep_output(self) -> None:
+        """Keep what the open batch has written, as its records may be ACKED from now on."""
+        # A new list, because a thread of the user may still add a step to the batch's own.
+        self._undo = []
+
+    def release_batch(self) -> None:
+        """Release what Spark keeps of the open batch, if there is one. Takes back its output, unless it is kept."""
+        frame, self._frame = self._frame, None
+        undo, self._undo = self._undo, []
+        # Without retries nothing would write the output again. A shared output may hold ACKED records of another batch.
+        if not self._options.guarantee.retries or (frame is not None and frame.evidence.is_shared):
+            undo = []
+        with CleanUp() as steps:
+            for step in reversed(undo):
+                steps.add(partial(_take_back, step))
+            if frame is not None:
+                # Runs first, because it ends what may still be writing.
+                steps.add(frame.evidence.release)
+
+    def _announce(self, emitted: EmissionRange, replays: int) -> None:
+        for part, is_replay in ((slice(0, replays), True), (slice(replays, None), False)):
+            emissions = Emissions(emitted.records[part], emitted.roots[part], self._lookup)
+            if len(emissions):
+                self._options.listener.on_emit(self._number, emissions, is_replay)
+
+
+def _take_back(step: Callable[[], object]) -> None:
+    try:
+        step()
+    except Exception as error:  # noqa: BLE001  # output that stays is there twice, and nothing is missing
+        log.warning("output of an abandoned batch could not be taken back: %s", gist(error))

@@ -1,0 +1,189 @@
+"""Outcomes: what the watcher brings, and what follows from it for records, listeners and other jobs.
+
+Decides the order of what follows: a record's own outcome comes before the ack of what another job handed on, and its
+dead letter is on disk before the record counts as done. ``records.in_flight`` decides what an outcome means for a
+record.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from acker_client.cluster.watched import WatchResult
+from acker_client.error_text import gist
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.dead_lettering import DeadLettering
+from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.options import Options
+from acker_client.source.engine.partitions import Partitions
+from acker_client.source.engine.upstream import UpstreamTrees
+from acker_client.source.engine.watcher import Watching
+from acker_client.source.records.in_flight import Effects, Failures, InFlight, excusing
+from acker_client.source.records.listener import Emissions, Listener
+from acker_client.source.records.parts import Lookup
+from acker_client.source.records.tracker import RecordNumbers
+from acker_protocol.ids import Column
+
+log = logging.getLogger("acker_client.source")
+
+# Longest wait for one outcome, so that the run looks at its group and its replays meanwhile.
+LOOK_S = 1.0
+
+
+class RunOutcomes:
+    """The outcomes of one run. ``upstream``: the trees of other jobs, if the input's records belong to any."""
+
+    def __init__(
+        self,
+        options: Options,
+        environment: Environment,
+        lookup: Lookup,
+        in_flight: InFlight,
+        partitions: Partitions,
+        dead_lettering: DeadLettering,
+        watching: Watching,
+        upstream: UpstreamTrees | None,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._lookup = lookup
+        self._in_flight = in_flight
+        self._partitions = partitions
+        self._dead_lettering = dead_lettering
+        self._watching = watching
+        self._upstream = upstream
+        listener = options.listener
+        self._hears_acks = getattr(listener.on_ack, "__func__", None) is not Listener.on_ack
+        # Numbers of batches whose outcomes have all arrived.
+        self._settled: set[int] = set()
+
+    # -- from the watcher
+
+    def take_outcomes(self, wait_s: float, batch: Batch | None = None) -> bool:
+        """Take what the watcher has brought, and wait up to ``wait_s`` for the first of it. ``batch``: the open one.
+        Returns whether a server has lost ``batch``."""
+        self._environment.check()
+        if self._upstream is not None:
+            self._upstream.send()
+        watched = self._watching.take(wait_s)
+        while watched is not None:
+            self._apply_watched(watched, batch)
+            watched = self._watching.take(0.0)
+        return batch is not None and batch.is_lost
+
+    def await_batch(self, batch: Batch) -> None:
+        """Take outcomes until all of the batch have arrived, at most for the source's ``deadline_s``."""
+        deadline_s = self._environment.clock() + self._options.deadline_s
+        while batch.number not in self._settled and self._environment.clock() < deadline_s:
+            self.take_outcomes(LOOK_S, batch)
+
+    def forget_batch(self, number: int) -> None:
+        """Forget that the outcomes of a batch have all arrived."""
+        self._settled.discard(number)
+
+    def _apply_watched(self, watched: WatchResult, batch: Batch | None) -> None:
+        self._settled.update(watched.settled)
+        if batch is not None and batch.number in watched.interrupted:
+            batch.is_lost = True
+        self._in_flight.counts.differed += watched.differed
+        self._in_flight.counts.saved += watched.saved
+        if len(watched.absent):
+            self._end_absent(watched.absent)
+        if len(watched.outcomes):
+            is_broken = batch is not None and batch.is_broken
+            outcomes = watched.outcomes
+            if batch is not None and batch.unfinished_because:
+                outcomes = excusing(outcomes, batch.unfinished_because)
+            effects = self._in_flight.apply(outcomes, self._environment.clock(), is_broken=is_broken)
+            self._follow(effects, batch)
+
+    # -- without the watcher
+
+    def lose_batch(self, batch: Batch, why: str, now: float) -> None:
+        """Give LOST to the emissions of a batch that have no outcome."""
+        start, stop = batch.emitted.start, batch.emitted.stop
+        self._follow(self._in_flight.lose(start, stop, why, now, is_broken=batch.is_broken), batch)
+
+    def lose_silent(self, start: int, stop: int, now: float) -> None:
+        """Give LOST to the emissions ``start <= number < stop`` that have no outcome, after their batch. A record that
+        the input knows not to exist counts as done instead."""
+        # Servers report which records were read and not found for held batches only.
+        records, roots = self._in_flight.tracker.pending_among(start, stop)
+        is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
+        if is_missing.any():
+            self._end_absent(roots[is_missing])
+        self._follow(self._in_flight.lose(start, stop, "no server has said what became of it", now), None)
+
+    def isolate_records(self, batch: Batch, why: str, now: float, *, is_last: bool) -> None:
+        """Schedule the records of a batch that failed as a whole in smaller pieces, and give up those that have spent
+        their retries. ``is_last``: the run ends, so no retry is announced."""
+        broken = Failures.merged(batch.broken, why)
+        spent = self._in_flight.isolate(broken, batch.depth, now) if self._options.guarantee.retries else broken
+        retried = broken.without(spent.records)
+        if len(retried) and not is_last:
+            self._options.listener.on_retry(self._emissions_of(retried))
+        self._give_up(spent)
+
+    def write_letters(self) -> None:
+        """Write the letters of all records that have spent their retries."""
+        if not self._dead_lettering.has_queued:
+            return
+        # The share of dead letters is taken of all answered records.
+        self._partitions.retire_finished()
+        spent = self._dead_lettering.write_queued(self._environment.wall())
+        self._fail_upstream(spent)
+        self._options.listener.on_dead_letter(self._emissions_of(spent), spent)
+
+    # -- what follows
+
+    def _follow(self, effects: Effects, batch: Batch | None) -> None:
+        listener = self._options.listener
+        self._ack_upstream(effects.acked)
+        # Most outcomes are acks, so they are copied only for a listener that overrides `on_ack`.
+        if self._hears_acks and effects.is_acked.any():
+            listener.on_ack(Emissions(effects.acked, effects.acked_roots, self._lookup))
+        if not len(effects.failures):
+            return
+        self._dead_lettering.log_tracebacks(effects.failures.reasons)
+        listener.on_fail(self._emissions_of(effects.failures), effects.failures)
+        if batch is not None and len(effects.broken):
+            batch.broken.append(effects.broken)
+        if len(retried := effects.retried):
+            listener.on_retry(self._emissions_of(retried))
+        self._give_up(effects.spent)
+
+    def _end_absent(self, roots: Column) -> None:
+        """Count records as done that a read task covered and never initialised: they do not exist."""
+        absent = self._in_flight.end_absent(roots)
+        log.debug("%d records do not exist", len(absent.records))
+        self._ack_upstream(absent.records)
+        self._options.listener.on_absent(Emissions(absent.records, absent.roots, self._lookup))
+
+    def _give_up(self, spent: Failures) -> None:
+        """Queue records without retries left for the dead letters; count them as done in a source without retries."""
+        if len(spent) and not self._options.guarantee.retries:
+            self._in_flight.let_go(spent.records)
+            self._fail_upstream(spent)
+            records = "1 record" if len(spent) == 1 else f"{len(spent)} records"
+            log.warning("%s not acked, and not tried again: %s", records, gist(spent.reason(0)))
+        elif len(spent):
+            self._dead_lettering.queue(spent)
+
+    def _ack_upstream(self, records: RecordNumbers) -> None:
+        """Ack the anchors that done ``records`` came with, at the servers of the job that handed them on."""
+        if self._upstream is not None and len(records):
+            taken_up = self._lookup.taken_up(np.sort(records))
+            self._upstream.ack(each for handed in taken_up for each in handed)
+
+    def _fail_upstream(self, spent: Failures) -> None:
+        """Fail the anchors that given-up records came with; the job that handed them on may try again."""
+        if self._upstream is None or not len(spent):
+            return
+        taken_up = self._lookup.taken_up(spent.records)
+        reasons = (f"{self._options.name}: {spent.reason(k)}" for k in range(len(spent)))
+        self._upstream.fail((each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed)
+
+    def _emissions_of(self, failures: Failures) -> Emissions:
+        return Emissions(failures.records, failures.roots, self._lookup)

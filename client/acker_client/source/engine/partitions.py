@@ -1,0 +1,234 @@
+"""Partitions: the partitions that a run reads, from their assignment to their release, and how far each is done.
+
+Decides the order of the steps: finished records are counted before a commit, and a revoked partition is committed
+before it is released. Nothing new is planned of a partition that has too many open records. A lost partition is dropped
+without a commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from acker_client.clean_up import CleanUp
+from acker_client.source.engine.checkpointing import Checkpointing
+from acker_client.source.engine.dead_lettering import DeadLettering
+from acker_client.source.engine.environment import Environment
+from acker_client.source.engine.options import UNLIMITED, Options
+from acker_client.source.errors import SourceError
+from acker_client.source.records.guarantee import Guarantee
+from acker_client.source.records.in_flight import InFlight
+from acker_client.source.records.input import Closing, Committed, Input, PausableInput, SharedInput
+from acker_client.source.records.listener import Emissions
+from acker_client.source.records.parts import Lookup
+from acker_client.source.records.tracker import NO_RECORDS, RecordNumbers
+from acker_protocol.messages import NO_IDS
+
+log = logging.getLogger("acker_client.source")
+
+
+class Partitions:
+    """The partitions of one run. Raises ``SourceError`` when the input cannot do what the options ask for."""
+
+    def __init__(
+        self,
+        options: Options,
+        environment: Environment,
+        lookup: Lookup,
+        in_flight: InFlight,
+        dead_lettering: DeadLettering,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._input: Input[Any] = lookup.input
+        self._parts = lookup.parts
+        self._lookup = lookup
+        self._in_flight = in_flight
+        self._dead_lettering = dead_lettering
+        self._checkpointing = Checkpointing(options, self._input)
+        # The partitions that the group has assigned; always empty without a group.
+        self._owned: set[str] = set()
+        self._is_read = False
+        _check_input(options, self._input)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the input has ended, so that nothing new will be planned unless more partitions are assigned."""
+        return self._is_read
+
+    # -- opening and closing
+
+    def open_checkpoint(self) -> Mapping[str, Committed]:
+        """Lock the checkpoint, and return what it holds of each partition."""
+        committed = self._checkpointing.open()
+        self._begin_at(committed)
+        return committed
+
+    def start_input(self, committed: Mapping[str, Committed]) -> None:
+        self._input.start(committed)
+
+    def join_group(self, undo: CleanUp) -> None:
+        """Join the group, if the source has one; ``undo`` gets the step that leaves it."""
+        group = self._options.group
+        if group is not None and isinstance(self._input, SharedInput):
+            self._input.assign({})
+            group.open(self._options.name, self._input.partitions)
+            undo.add(group.close)
+
+    def sign_checkpoint(self, session: int) -> None:
+        self._checkpointing.sign(session)
+
+    def close_input(self) -> None:
+        if isinstance(self._input, Closing):
+            self._input.close()
+
+    def close_checkpoint(self) -> None:
+        self._checkpointing.close()
+
+    # -- new records
+
+    def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
+        """Plan new records, and return their numbers. Returns none when too many records are open, or none is left."""
+        room = min(records_max, self._options.open_max - self._in_flight.tracker.open_records)
+        records = NO_RECORDS
+        while room > 0 and not len(records) and not self._is_read and self._pause_full():
+            plan = self._input.plan(room, tasks)
+            if plan.revoked:
+                self.commit()
+                self._drop_partitions(plan.revoked)
+            records = self._parts.add(plan.parts)
+            self._is_read = plan.is_end
+            if not self._options.guarantee.retries:
+                records = self._count_as_done(plan.parts, records)
+            if not plan.parts:
+                break
+        if len(records):
+            self._dead_lettering.note_first_emission(int(records[0]), self._environment.wall())
+        return records
+
+    def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
+        """Count planned records as done, as a source without retries does; at most once, commit them before they are
+        emitted. Returns those of ``records`` that may be emitted because their partition is still this source's."""
+        self._checkpointing.note_unsaved(part.partition for part in parts)
+        if self._options.guarantee is Guarantee.AT_MOST_ONCE:
+            fenced = self.commit()
+            records = records[~np.isin(records, self._parts.numbers_of(fenced))]
+        return records
+
+    def _pause_full(self) -> bool:
+        """Pause partitions that have too many open records, or more holes than a checkpoint holds. Returns whether
+        anything may be planned: an input that cannot pause one partition waits as a whole.
+
+        Holes alone pause nothing: unread records may close the holes that an earlier run left.
+        """
+        limit = self._options.max_uncommitted_per_partition
+        holes_max, full = self._checkpointing.holes_max, set[str]()
+        if limit is not None or self._parts.most_holes >= holes_max:
+            full = self._parts.full(self._in_flight.tracker.open_between, limit or UNLIMITED, holes_max)
+        if isinstance(self._input, PausableInput):
+            self._input.pause(full)
+            return True
+        return not full
+
+    # -- assigned, revoked, released, lost
+
+    def follow_group(self) -> None:
+        """Do what the group asks for, between two batches: commit and release what it revokes, begin what it
+        assigns."""
+        group = self._options.group
+        if group is None:
+            return
+        handover = group.poll()
+        if handover.lost:
+            # Count them here, so that the input hears nothing more about the lost partitions.
+            self._parts.finish(self._in_flight.take_finished())
+            self._drop_partitions(handover.lost)
+        if handover.revoked:
+            self.commit()
+            self._drop_partitions(handover.revoked)
+            group.release(handover.revoked)
+        if handover.assigned:
+            self._begin_partitions(handover.assigned)
+
+    def _begin_partitions(self, partitions: Sequence[str]) -> None:
+        """Begin partitions where the checkpoint says, whatever this run remembers of them."""
+        self._drop_partitions(partitions)
+        committed = self._checkpointing.load_assigned(partitions)
+        self._begin_at(committed)
+        assert isinstance(self._input, SharedInput)
+        self._input.assign(committed)
+        self._owned.update(partitions)
+        self._is_read = False
+        log.info("assigned: %s", ", ".join(partitions))
+
+    def _begin_at(self, committed: Mapping[str, Committed]) -> None:
+        done = {partition: each.done for partition, each in committed.items()}
+        self._parts.assign(done, {partition: each.answered for partition, each in committed.items()})
+
+    def _drop_partitions(self, partitions: Sequence[str]) -> None:
+        """Drop partitions that belong to another source now, with all their open records."""
+        if self._options.group is not None:
+            # The group reports a partition again that a fenced commit has dropped already.
+            partitions = [partition for partition in partitions if partition in self._owned]
+            self._owned.difference_update(partitions)
+        for partition in partitions:
+            numbers = self._parts.numbers_of([partition])
+            self._dead_lettering.drop_records(numbers)
+            records = self._in_flight.revoke(numbers)
+            roots = np.zeros(len(records), NO_IDS.dtype)
+            self._options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
+            self._parts.revoke(partition)
+            self._checkpointing.drop_partition(partition)
+            log.info("partition %s went to another source: %d open records are that one's now", partition, len(records))
+        if partitions and self._options.group is not None and isinstance(self._input, SharedInput):
+            self._input.revoke(partitions)
+
+    # -- finished records
+
+    def commit_if_due(self, now: float) -> None:
+        """Write the checkpoint, unless ``commit_interval_s`` has not passed."""
+        if self._checkpointing.is_due(now):
+            self.commit()
+
+    def commit(self) -> Sequence[str]:
+        """Write the checkpoint. Returns the partitions that turned out to be another source's, and drops them."""
+        self.retire_finished()
+        fenced = self._checkpointing.save(self._parts, self._environment.clock())
+        self._drop_partitions(fenced)
+        return fenced
+
+    def retire_finished(self) -> None:
+        """Count finished records as done in their partitions, and drop them from memory."""
+        self._parts.finish(self._in_flight.take_finished())
+        done_below = self._in_flight.compact()
+        self._parts.forget(done_below)
+        self._dead_lettering.forget_times(done_below)
+        changed = {partition: self._parts.done[partition] for partition in self._parts.take_changed()}
+        for partition, done in changed.items():
+            self._input.advance(partition, done)
+        self._checkpointing.note_unsaved(changed)
+        self._checkpointing.warn_of_holes(changed)
+
+    def describe_done(self) -> str:
+        """Say how far the input is done, for a person."""
+        return self._input.describe(self._parts.done)
+
+    def holes(self) -> list[int]:
+        """Return the number of holes of each partition. Any thread may ask, while partitions come and go."""
+        return [done.holes for done in list(self._parts.done.values())]
+
+
+def _check_input(options: Options, source: Input[Any]) -> None:
+    kind, limit = source.kind, options.max_uncommitted_per_partition
+    if options.group is not None and not isinstance(source, SharedInput):
+        raise SourceError(
+            f"group with an input of {kind}: its partitions cannot be shared out among sources; leave group out"
+        )
+    if limit is not None and not isinstance(source, PausableInput):
+        raise SourceError(
+            f"max_uncommitted_per_partition={limit} with an input of {kind}: it cannot leave one partition alone"
+            " and read others; give max_uncommitted"
+        )

@@ -1,0 +1,169 @@
+"""Settling: the end of a batch, *done* or *abandon*, and what a failed batch costs its records.
+
+Decides whether a batch is *done* (from its evidence and errors), that every root of it has exactly one outcome
+afterwards, when failing batches stop the run, and when roots that outlive their batch are LOST.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from acker_client.error_text import gist
+from acker_client.source.engine.batch import Batch
+from acker_client.source.engine.batches import Batches
+from acker_client.source.engine.environment import Blame, Environment
+from acker_client.source.engine.options import Options
+from acker_client.source.engine.outcomes import RunOutcomes
+from acker_client.source.engine.partitions import Partitions
+from acker_client.source.engine.server_batches import ServerBatches
+from acker_client.source.errors import Broken, SourceError
+from acker_client.source.records.retry import PIECES
+from acker_client.source.records.summary import Counts
+from acker_protocol.messages import Settlement
+
+log = logging.getLogger("acker_client.source")
+
+# The run stops after this many failed batches in a row; batches of one record do not count.
+BROKEN_MAX = 64
+
+
+class Settling:
+    """The settling of one run's batches."""
+
+    def __init__(
+        self,
+        options: Options,
+        environment: Environment,
+        counts: Counts,
+        partitions: Partitions,
+        outcomes: RunOutcomes,
+        batches: Batches,
+        server_batches: ServerBatches,
+    ) -> None:
+        self._options = options
+        self._environment = environment
+        self._counts = counts
+        self._partitions = partitions
+        self._outcomes = outcomes
+        self._batches = batches
+        self._server_batches = server_batches
+        # Settled batches that are not held, whose roots may still be pending: (time of the clock at which these are
+        # LOST, batch number, first emission, emission after the last). Not the batches, which would keep their frames.
+        self._outlived: deque[tuple[float, int, int, int]] = deque()
+        self._broken_in_a_row = 0
+        self._was_without_evidence = False
+
+    def settle_batch(self, batch: Batch, error: BaseException | None = None) -> None:
+        """End a batch: *done*, or *abandon* when its work failed: because of ``error``, an exception in a sink, or
+        missing evidence. Raises that failure when it is the program's own fault, which no retry would mend."""
+        self._outcomes.take_outcomes(0.0, batch)
+        self._judge(batch, error)
+        settlement = Settlement.DONE
+        if batch.error is not None:
+            settlement = Settlement.ABANDON
+            log.warning("batch %d of %d records failed: %s", batch.number, batch.records, gist(batch.error))
+            self._refuse_hopeless(batch, batch.error)
+        else:
+            self._was_without_evidence = False
+        is_settled = self._server_batches.settle_at_servers(
+            batch.number, settlement, lambda: self._outcomes.take_outcomes(0.0, batch)
+        )
+        self._finish(batch, is_settled)
+        # Must come after the outcomes of the batch: its good records count in the share of dead letters.
+        self._outcomes.write_letters()
+        self._partitions.retire_finished()
+        self._partitions.commit_if_due(self._environment.clock())
+        self._check_breaking(batch)
+
+    def abandon_batch(self, batch: Batch) -> None:
+        """End the last batch of a loop that the user has left: *abandon*, unless ``batch.done()`` was called.
+
+        Records that are not acked stay open. They pay no retry, because the reason for leaving is not known.
+        """
+        error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
+        self._judge(batch, error)
+        settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
+        self._finish(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
+
+    def lose_outlived(self, now: float) -> None:
+        """Give LOST to roots that have outlived their batch for too long, as the last resort: no server has reported
+        an outcome."""
+        if self._outlived:
+            # Outcomes from here on belong to no open batch.
+            self._partitions.retire_finished()
+        while self._outlived and self._outlived[0][0] <= now:
+            _, number, start, stop = self._outlived.popleft()
+            self._outcomes.lose_silent(start, stop, now)
+            self._server_batches.forget_batch(number)
+
+    def _judge(self, batch: Batch, error: BaseException | None) -> None:
+        record = batch.frame.evidence
+        batch.error = error or batch.error or record.judge()
+        if batch.error is None:
+            self._batches.keep_output()
+        batch.unfinished_because = record.unfinished_because
+        # Must come before the settlement: afterwards every server's word on the batch counts.
+        self._server_batches.leave_out_servers(batch.number, record.without)
+        self._counts.short_of_replicas += bool(record.without)
+
+    def _refuse_hopeless(self, batch: Batch, error: BaseException) -> None:
+        """Raise ``error`` when the program is at fault. Another try would only cost the records their retries."""
+        blame = self._environment.blame(error)
+        is_hopeless = (
+            blame is Blame.CODE
+            or (blame is Blame.MISTAKE and not batch.frame.evidence.has_run)
+            or (blame is Blame.EVIDENCE and self._was_without_evidence)
+        )
+        self._was_without_evidence = blame is Blame.EVIDENCE
+        if is_hopeless:
+            self._finish(batch, self._server_batches.abandon_at_servers(batch.number), is_last=True)
+            raise error
+
+    def _finish(self, batch: Batch, is_settled: bool, *, is_last: bool = False) -> None:
+        """Give every root of the batch exactly one outcome, and schedule retries when the batch failed.
+
+        ``is_last``: the run ends with this batch.
+        """
+        if is_settled:
+            self._outcomes.await_batch(batch)
+        if is_settled and batch.error is None and self._outlives(batch):
+            self._batches.release_batch()
+            return
+        why = (
+            "the servers did not settle the batch" if batch.error is None else f"the batch failed: {gist(batch.error)}"
+        )
+        now = self._environment.clock()
+        self._outcomes.lose_batch(batch, why, now)
+        self._server_batches.forget_batch(batch.number)
+        self._outcomes.forget_batch(batch.number)
+        self._outcomes.isolate_records(batch, why, now, is_last=is_last)
+        self._batches.release_batch()
+
+    def _outlives(self, batch: Batch) -> bool:
+        """Return whether roots of the batch, which is *done*, may still be pending because it is not held. Losing a
+        server changes nothing: another replica may have the batch, and if none has, its roots were reported LOST."""
+        timeout_s = self._options.message_timeout_s
+        if timeout_s is None:
+            return False
+        # A server ends every root that it has initialised within the timeout, and is silent about the others.
+        until_s = self._environment.clock() + timeout_s + self._options.deadline_s
+        self._outlived.append((until_s, batch.number, batch.emitted.start, batch.emitted.stop))
+        self._outcomes.forget_batch(batch.number)
+        return True
+
+    def _check_breaking(self, batch: Batch) -> None:
+        """Wait longer and longer while batches keep failing as a whole. Raises ``Broken`` after too many in a row."""
+        if not batch.is_broken:
+            self._broken_in_a_row = 0
+            return
+        # A batch of one record does not count: that record goes to the dead letters, which have a limit of their own.
+        self._broken_in_a_row += batch.records > 1
+        if self._broken_in_a_row >= BROKEN_MAX:
+            last = gist(batch.error) if batch.error else ""
+            raise Broken(
+                f"{self._broken_in_a_row} batches in a row failed as a whole, the last with {last!r}: see to what they"
+                " compute or write to, and start again; nothing is lost, what is not done is read again"
+            ) from batch.error
+        if self._broken_in_a_row > PIECES:
+            self._environment.sleep(self._options.retry.delay_s(self._broken_in_a_row - PIECES, self._environment.draw))
