@@ -56,6 +56,8 @@ class Child:
                 stdout=log,
                 stderr=log,
                 env=environment,
+                # Ctrl-C is for the process that started it, which then ends this one.
+                start_new_session=True,
             )
 
     def await_ready(self) -> str:
@@ -84,19 +86,22 @@ class Child:
         """What it has logged."""
         return self._log.read_text(errors="replace")
 
-    def wait(self) -> int:
-        """Wait until it has ended by itself; gives the exit status."""
-        return self._process.wait()
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait until it has ended by itself; returns the exit status. RuntimeError after ``timeout_s``."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"the server did not end within {timeout_s:g} s: {self.log}") from None
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
         self._process.kill()
         self.end()
 
-    def terminate(self) -> int:
-        """SIGTERM: a planned stop; gives the exit status."""
+    def terminate(self, timeout_s: float | None = None) -> int:
+        """SIGTERM: a planned stop; returns the exit status. RuntimeError after ``timeout_s``."""
         self._process.terminate()
-        return self.wait()
+        return self.wait(timeout_s)
 
     def stop(self) -> None:
         """SIGSTOP: it answers nothing until :meth:`cont`."""
@@ -110,7 +115,7 @@ class Child:
         said = self.log.strip()
         if "pip install" in said:
             return ImportError(f"acker_testing.Pipeline: {said.splitlines()[-1]}")
-        return RuntimeError(f"the server of this test did not start within {START_S:g} s: {said or 'it said nothing'}")
+        return RuntimeError(f"the server did not start within {START_S:g} s: {said or 'it said nothing'}")
 
 
 def python_path() -> str:

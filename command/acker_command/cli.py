@@ -15,12 +15,25 @@ except ModuleNotFoundError:
         "acker: the command line needs click: pip install 'acker[cli]' (or start the server: python -m acker_service)"
     )
 
-# Each subcommand parses its own options, so that it has one set of errors however it is started.
-_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+SERVICE = "acker_service.__main__"
+# Each subcommand, in the order of the help: its module, the packages it needs with their extras, and its help.
+SUBCOMMANDS: dict[str, tuple[str, dict[str, str], str]] = {
+    "serve": (SERVICE, {}, "Start a server (acker serve --help has its options)."),
+    "health": (SERVICE, {}, "Ask whether the server with the same options is ready."),
+    "ring": ("acker_command.ring", {"rich": "cli"}, "Show the servers and the balance (acker ring --help)."),
+    "status": ("acker_command.status", {"rich": "cli"}, "Show what each server has to do (acker status --help)."),
+    "drain": ("acker_command.drain", {"rich": "cli"}, "Ask a server to finish and end (acker drain --help)."),
+    "dead-letters": (
+        "acker_command.dead_letters",
+        {"pyarrow": "spark", "rich": "cli"},
+        "Look at dead letters, and put them back for another try.",
+    ),
+    "demo": ("acker_command.demo.command", {}, "Run a Spark job, break things on purpose, check outcomes."),
+}
 
 
 class _Commands(click.Group):
-    """In the order of this file, and with the nearest one for a word that is none."""
+    """Lists subcommands in the order in which they were added, and names the nearest one for an unknown word."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -43,71 +56,31 @@ def main() -> None:
     """Storm's reliability for Spark: track every record until everything derived from it is done."""
 
 
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def serve(options: tuple[str, ...]) -> None:
-    """Start a server (acker serve --help has its options)."""
-    _service("serve", options)
+def _add(word: str, help: str) -> None:
+    # The subcommand parses its own options, so that its errors are the same however it is started.
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+    @main.command(word, help=help, context_settings=settings, add_help_option=False)
+    @click.argument("options", nargs=-1, type=click.UNPROCESSED)
+    def call(options: tuple[str, ...]) -> None:
+        _call(word, options)
 
 
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def health(options: tuple[str, ...]) -> None:
-    """Ask whether the server with the same options is ready."""
-    _service("health", options)
-
-
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def ring(options: tuple[str, ...]) -> None:
-    """Show the servers and the balance (acker ring --help)."""
-    _ask("ring", options)
-
-
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def status(options: tuple[str, ...]) -> None:
-    """Show what each server has to do (acker status --help)."""
-    _ask("status", options)
-
-
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def drain(options: tuple[str, ...]) -> None:
-    """Ask a server to finish and end (acker drain --help)."""
-    _ask("drain", options)
-
-
-@main.command("dead-letters", context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def dead_letters(options: tuple[str, ...]) -> None:
-    """Look at dead letters, and put them back for another try."""
-    if find_spec("pyarrow") is None:
-        raise click.ClickException("acker dead-letters needs pyarrow: pip install 'acker[spark]'")
-    _ask("dead_letters", options)
-
-
-def _ask(word: str, words: tuple[str, ...]) -> NoReturn:
-    if find_spec("rich") is None:
-        raise click.ClickException(f"acker {word.replace('_', '-')} needs rich: pip install 'acker[cli]'")
+def _call(word: str, options: tuple[str, ...]) -> NoReturn:
+    module, needed = SUBCOMMANDS[word][:2]
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            raise click.ClickException(f"acker {word} needs {package}: pip install 'acker[{extra}]'")
+    if module == SERVICE:
+        try:
+            serve = import_module(SERVICE).main
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"the server needs {error.name}: pip install 'acker[service]'") from None
+        sys.exit(serve([word, *options]))
     from acker_command.options import run
 
-    sys.exit(run(getattr(import_module(f"acker_command.{word}"), word), words))
+    sys.exit(run(getattr(import_module(module), word.replace("-", "_")), options))
 
 
-def _service(word: str, options: tuple[str, ...]) -> NoReturn:
-    try:
-        from acker_service.__main__ import main as service_main
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"the server needs {error.name}: pip install 'acker[service]'") from None
-    sys.exit(service_main([word, *options]))
-
-
-@main.command(context_settings=_PASS_ON, add_help_option=False)
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
-def demo(options: tuple[str, ...]) -> None:
-    """Run a Spark job, break things on purpose, check outcomes."""
-    from acker_command.demo.command import demo as demo_command
-    from acker_command.options import run
-
-    sys.exit(run(demo_command, options))
+for _word in SUBCOMMANDS:
+    _add(_word, SUBCOMMANDS[_word][2])

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from acker_command.demo import corpus
-from acker_command.demo.errors import DemoError
+from acker_command.demo import DemoError, corpus
 
 
 def test_without_input_it_is_the_standard_library_and_nothing_that_was_installed() -> None:

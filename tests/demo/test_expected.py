@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_command.demo import corpus, expected
+from acker_command.demo.corpus import Corpus
 
 LETTERS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_")
 
@@ -29,51 +29,51 @@ def counted_by_hand(line: str) -> Counter[str]:
     return counts
 
 
-def written(path: Path, lines: list[str]) -> str:
-    path.write_bytes(b"".join(line.encode() + b"\n" for line in lines))
-    return str(path)
+def written(path: Path, lines: list[str]) -> Corpus:
+    return held(path, b"".join(line.encode() + b"\n" for line in lines))
+
+
+def held(path: Path, content: bytes) -> Corpus:
+    path.write_bytes(content)
+    return Corpus((str(path),), (len(corpus.lines_of(content)),))
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=40), max_size=8))
 def test_every_line_gives_the_words_that_a_reader_with_a_pencil_would_count(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
-    path = written(tmp_path_factory.mktemp("text") / "a.txt", lines)
-    found = expected.derive([path], lambda text: False)
-    assert len(found) == len(lines)
+    text = written(tmp_path_factory.mktemp("text") / "a.txt", lines)
+    found = expected.derive(text, lambda text: False)
+    assert len(found.digests) == len(lines)
     for record, line in enumerate(lines):
-        rows = np.flatnonzero(found.row_records == record)
-        counts = {found.words[found.row_words[row]]: int(found.row_counts[row]) for row in rows}
-        assert counts == counted_by_hand(line)
-    assert found.totals(np.ones(len(lines), np.bool_)) == sum(map(counted_by_hand, lines), Counter())
+        rows = found.rows[found.rows["record"] == record]
+        assert dict(zip(rows["word"], rows["count"], strict=True)) == counted_by_hand(line)
 
 
 def test_letters_that_fold_to_ascii_are_no_letters_of_a_word(tmp_path: Path) -> None:
-    found = expected.derive([written(tmp_path / "a.txt", ["\u212aelvin \u0130stanbul"])], lambda text: False)
-    assert set(found.words) == {"elvin", "stanbul"}
+    found = expected.derive(written(tmp_path / "a.txt", ["\u212aelvin \u0130stanbul"]), lambda text: False)
+    assert set(found.rows["word"]) == {"elvin", "stanbul"}
 
 
 def test_a_line_is_what_stands_before_a_newline_and_what_stands_after_the_last_one(tmp_path: Path) -> None:
     for content, lines in [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"a\r\n\n\x0cb\x85\n", 3)]:
-        path = tmp_path / "text"
-        path.write_bytes(content)
-        assert len(expected.derive([str(path)], lambda text: False)) == lines == len(corpus.lines_of(content))
+        assert len(corpus.lines_of(content)) == lines
+        assert len(list(held(tmp_path / "text", content).lines())) == lines
 
 
 def test_a_line_that_is_not_utf_8_is_unreadable_and_gives_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_bytes(b"good words\nbad \xff words\nmore words\n")
-    found = expected.derive([str(path)], lambda text: False)
-    assert found.unreadable.tolist() == [False, True, False]
+    text = held(tmp_path / "text", b"good words\nbad \xff words\nmore words\n")
+    found = expected.derive(text, lambda text: False)
+    assert found.must_die.tolist() == [False, True, False]
     assert found.digests[1] == 0
 
 
 def test_poison_is_marked_where_the_faults_say_so(tmp_path: Path) -> None:
-    found = expected.derive([written(tmp_path / "text", ["one", "two", "three"])], lambda text: text == "two")
-    assert found.poison.tolist() == [False, True, False]
+    found = expected.derive(written(tmp_path / "text", ["one", "two", "three"]), lambda text: text == "two")
+    assert found.must_die.tolist() == [False, True, False]
 
 
 def test_a_record_is_placed_by_its_file_and_line(tmp_path: Path) -> None:
-    paths = [written(tmp_path / "a", ["x", "y"]), written(tmp_path / "b", ["z"])]
-    found = expected.derive(paths, lambda text: False)
-    assert [found.place(record) for record in range(3)] == [f"{paths[0]}:1", f"{paths[0]}:2", f"{paths[1]}:1"]
+    (one,), (other,) = written(tmp_path / "a", ["x", "y"]).paths, written(tmp_path / "b", ["z"]).paths
+    text = Corpus((one, other), (2, 1))
+    assert [text.place(record) for record in range(3)] == [f"{one}:1", f"{one}:2", f"{other}:1"]

@@ -57,19 +57,19 @@ def test_short_lines_are_never_poison(tmp_path: Path) -> None:
 
 
 def test_without_faults_nothing_raises(tmp_path: Path) -> None:
-    quiet = faults.disarm(tmp_path / "faults")
+    quiet = faults.Faults(str(tmp_path))
     assert not any(quiet.is_flaky(root) for root in range(10_000))
     assert not any(quiet.is_poison(f"a line that is long enough, number {number}") for number in range(10_000))
 
 
-def test_every_strike_falls_on_a_full_batch_after_the_first() -> None:
-    plan = faults.schedule(batches=6, records_min=500)
-    dealt = [plan.deal(records) for records in (1000, 20, 1000, 1000, 30, 1000, 1000, 1000)]
+def test_each_full_batch_gets_one_strike_until_all_have_happened() -> None:
+    plan = faults.schedule(batches=6)
+    dealt = [faults.deal(plan, records, 1000) for records in (1000, 20, 1000, 1000, 30, 1000, 1000, 1000)]
     assert [strike for strike in dealt if strike is not None] == list(strikes(1))
     assert dealt[1] is None
     assert dealt[4] is None
 
 
 def test_a_small_input_plans_no_more_strikes_than_it_has_batches_for() -> None:
-    assert faults.schedule(batches=3, records_min=1).strikes == list(strikes(1))[:2]
-    assert faults.schedule(batches=0, records_min=1).strikes == []
+    assert faults.schedule(batches=3) == list(strikes(1))[:2]
+    assert faults.schedule(batches=0) == []

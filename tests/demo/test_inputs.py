@@ -13,11 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from acker_command.demo import corpus
+from acker_command.demo import Abort, DemoError, corpus
 from acker_command.demo.corpus import Corpus
-from acker_command.demo.errors import Abort, DemoError
 from acker_command.demo.inputs import kafka
-from acker_command.demo.inputs.embedded import embedded
 from acker_command.demo.inputs.files import FilesLines
 from acker_command.demo.inputs.frame import FrameLines
 from acker_command.demo.inputs.kafka import KafkaLines
@@ -52,7 +50,7 @@ def test_lines_are_numbered_over_all_files_in_order(text: Corpus) -> None:
     places = [(path, line) for path, line, _ in text.lines()]
     assert places == [("a", 1), ("a", 2), ("a", 3), ("a", 4), ("b", 1), ("b", 2)]
     assert contents(text) == [b"one", b"", b"not \xff text", b"four", "fünf".encode(), b"six"]
-    assert list(text.first_of().values()) == [0, 4]
+    assert text.first_of == {path: first for at in ("", text.root) for path, first in ((at + "a", 0), (at + "b", 4))}
 
 
 def test_files_are_at_their_end_only_when_every_byte_of_each_is_done(text: Corpus, tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_files_are_at_their_end_only_when_every_byte_of_each_is_done(text: Corpu
 def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
     input_ = KafkaLines(text, tmp_path, 1)
     input_.begin(exits)
-    consumer = Consumer({"bootstrap.servers": input_._servers, "group.id": "test", "enable.partition.eof": True})
+    consumer = Consumer({"bootstrap.servers": input_.servers, "group.id": "test", "enable.partition.eof": True})
     exits.callback(consumer.close)
     consumer.assign([TopicPartition(kafka.TOPIC, partition, 0) for partition in range(kafka.PARTITIONS)])
     found: list[Any] = []
@@ -100,7 +98,7 @@ def test_a_topic_is_at_its_end_only_when_every_offset_is_done(text: Corpus, tmp_
 def test_more_lines_than_the_mock_of_kafka_keeps_are_refused_by_a_sentence(
     text: Corpus, tmp_path: Path, exits: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KafkaLines, "_watermarks", lambda input_, partition: (1, 2))
+    monkeypatch.setattr(KafkaLines, "_watermarks", lambda input_: [(1, 2)] * 4)
     with pytest.raises(DemoError, match=r"6 lines are more than the mock cluster holds .* give --records N"):
         KafkaLines(text, tmp_path, 1).begin(exits)
 
@@ -108,7 +106,7 @@ def test_more_lines_than_the_mock_of_kafka_keeps_are_refused_by_a_sentence(
 def test_a_sequence_number_of_kinesis_says_which_line_is_there(text: Corpus, tmp_path: Path, exits: ExitStack) -> None:
     input_ = KinesisLines(text, tmp_path, 1)
     input_.begin(exits)
-    client = input_._session().client("kinesis", endpoint_url=input_._url)
+    client = input_.session().client("kinesis", endpoint_url=input_.url)
     rows: list[tuple[int, bytes]] = []
     lasts: dict[str, dict[str, Any]] = {}
     for shard in client.list_shards(StreamName="lines")["Shards"]:
@@ -159,24 +157,11 @@ def raising(error: BaseException) -> Callable[[Any, int], None]:
     return function
 
 
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [
-        pytest.param(
-            Abort("the server does not come back"), DemoError, id="the demo's own end, which Py4J cannot hand on"
-        ),
-        pytest.param(ValueError("the server does not come back"), ValueError, id="what the source raises"),
-    ],
-)
-def test_what_ends_a_micro_batch_ends_the_query_and_is_kept(
-    text: Corpus, tmp_path: Path, error: BaseException, raised: type[Exception]
+@pytest.mark.parametrize("error", [Abort("the server does not come back"), ValueError("the server does not come back")])
+def test_an_error_in_a_micro_batch_ends_the_query_and_is_kept(
+    text: Corpus, tmp_path: Path, error: BaseException
 ) -> None:
     input_ = FrameLines(text, tmp_path, 2)
-    with pytest.raises(raised, match="does not come back"):
-        input_._noting(raising(error))(None, 0)
+    with pytest.raises(DemoError, match="does not come back"):
+        input_._keep_failure(raising(error))(None, 0)
     assert input_._failure is error
-
-
-def test_a_server_that_does_not_start_is_one_error_with_the_end_of_its_log(tmp_path: Path, exits: ExitStack) -> None:
-    with pytest.raises(DemoError, match=r"(?s)did not start.*no module of mine"):
-        exits.enter_context(embedded("raise ImportError('no module of mine')", tmp_path / "log"))

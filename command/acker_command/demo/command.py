@@ -10,13 +10,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
+from acker_command.demo import DemoError
 from acker_command.demo.inputs import SOURCES
 
 NEEDED = ("rich", "pyspark", "pyarrow", "pandas", "numba")
@@ -26,14 +28,12 @@ INSTALL = "pip install 'acker[all]'"
 @click.command(
     "demo", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, no_args_is_help=False
 )
-@click.option(
-    "--source", type=click.Choice(SOURCES), default="files", show_default=True, help="What the lines are read from."
-)
+@click.option("--source", type=click.Choice(SOURCES), default="files", show_default=True, help="Where the lines are.")
 @click.option("--input", "patterns", multiple=True, metavar="PATH", help="Files, folders or quoted globs; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--no-faults", is_flag=True, help="Break nothing.")
 @click.option("--records", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
-@click.option("--batch-records", type=click.IntRange(1), metavar="N", help="Lines a batch; default: by the input.")
+@click.option("--batch-records", type=click.IntRange(1), metavar="N", help="Lines of a batch; default: by the input.")
 @click.option("--servers", type=click.IntRange(1, 9), default=1, show_default=True, help="Several: under a ZooKeeper.")
 @click.option("--replicas", type=click.IntRange(1, 8), metavar="R", help="Servers of a record; default: 2 of several.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which records the faults strike.")
@@ -43,18 +43,7 @@ INSTALL = "pip install 'acker[all]'"
     metavar="DIR",
     help="Leave what was written (Parquet, dead letters, checkpoint, logs) in DIR, which has to be new or empty.",
 )
-def demo(
-    source: str,
-    patterns: tuple[str, ...],
-    as_json: bool,
-    no_faults: bool,
-    records: int | None,
-    servers: int,
-    replicas: int | None,
-    batch_records: int | None,
-    seed: int,
-    keep: Path | None,
-) -> None:
+def demo(as_json: bool, **options: Any) -> None:
     """Count words of real text in Spark, break things on purpose, and check every answer.
 
     Starts a server in a process of its own and a local Spark, reads lines (by default every .py file of this Python's
@@ -84,45 +73,35 @@ def demo(
     all acked roots are those of the input, and the checkpoint is at its end.
     """
     check_packages(NEEDED, INSTALL)
-    # gRPC would log each connection that the demo cuts; to be set before grpc is loaded.
+    # gRPC would log each connection that the demo cuts. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    from acker_command.demo.errors import DemoError
     from acker_command.demo.inputs import input_of
-    from acker_command.demo.job import JobOptions, run
-    from acker_command.demo.result import as_json as json_of
+    from acker_command.demo.job import Job, JobOptions
     from acker_command.demo.result import show
 
+    source, servers, replicas = (options[name] for name in ("source", "servers", "replicas"))
     check_packages(input_of(source).packages, input_of(source).install)
-    if replicas is not None and replicas > servers:
+    if (replicas or 0) > servers:
         raise click.UsageError(f"--replicas {replicas}: there are {servers} servers; give --servers {replicas} or more")
-    options = JobOptions(
-        source,
-        patterns,
-        records,
-        batch_records,
-        has_faults=not no_faults,
-        seed=seed,
-        keep=keep,
-        servers=servers,
-        replicas=replicas,
-    )
     signal.signal(signal.SIGTERM, _stop)
     try:
-        result = run(options)
+        with ExitStack() as exits:
+            job = Job(JobOptions(**options), exits)
+            result = job.run()
     except DemoError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
         click.echo("\nacker demo: stopped; server and Spark are down", err=True)
         sys.exit(130)
     if as_json:
-        click.echo(json.dumps(json_of(result)))
+        click.echo(json.dumps(result))
     else:
-        show(result)
-    sys.exit(0 if result.passed else 1)
+        show(result, job.verifier.examples)
+    sys.exit(0 if result["passed"] else 1)
 
 
 def check_packages(needed: Sequence[str], install: str) -> None:
-    """Raise a one-line error if one of the packages is missing."""
+    """Raise an error of one line if one of the packages is missing."""
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise click.ClickException(f"the demo needs {', '.join(missing)}: {install}")

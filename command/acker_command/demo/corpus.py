@@ -1,25 +1,34 @@
-"""Corpus: the files that the demo reads, and how many records (lines) they hold.
+"""Corpus: the files that the demo reads, and their records.
 
-Decides which files belong to the input and what a line is: what stands before a newline, and the rest of a file after
-its last one where there is any. Never looks into a line.
+A record is a line: what stands before a newline, and the rest of a file after its last one. Records are numbered from
+0 over all files, in the order of reading.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
+from itertools import accumulate, islice
 from pathlib import Path
+from typing import Any
 
-from acker_command.demo.errors import DemoError
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from acker_command.demo import DemoError
+
+Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Corpus:
-    """``paths``: the files in the order in which they are read; ``counts``: lines of each."""
+    """``paths``: the files in the order of reading; ``counts``: the number of lines of each."""
 
     paths: tuple[str, ...]
     counts: tuple[int, ...]
@@ -28,67 +37,81 @@ class Corpus:
     def records(self) -> int:
         return sum(self.counts)
 
-    @property
+    @cached_property
     def root(self) -> str:
-        """What all paths begin with, up to a slash."""
+        """The folder that all files are in, with a slash at its end."""
         return os.path.join(os.path.commonpath([os.path.dirname(path) for path in self.paths]), "")
 
+    @cached_property
     def first_of(self) -> dict[str, int]:
-        """Path -> its first record."""
-        return dict(zip(self.paths, accumulate((0, *self.counts)), strict=False))
+        """The first record of each file, by its path and by its path below ``root``."""
+        firsts = dict(zip(self.paths, accumulate((0, *self.counts)), strict=False))
+        return firsts | {path.removeprefix(self.root): first for path, first in firsts.items()}
+
+    def numbers(self, paths: Any, lines: Any) -> Ints:
+        """Return the records at these columns of paths and line numbers; a negative number for an unknown path."""
+        firsts = pd.Series(paths.to_pandas()).astype(object).map(self.first_of).fillna(-(1 << 40))
+        numbers: Ints = firsts.to_numpy(np.int64) + lines.to_numpy() - 1
+        return numbers
 
     def lines(self) -> Iterator[tuple[str, int, bytes]]:
-        """Every line in order: its path below ``root``, its number there, from 1, and its content."""
-        root = self.root
+        """Yield every line in order: its path below ``root``, its number in the file from 1, and its content."""
         for path in self.paths:
-            below = path.removeprefix(root)
             for line, content in enumerate(lines_of(_read(path)), 1):
-                yield below, line, content
+                yield path.removeprefix(self.root), line, content
+
+    def place(self, record: int) -> str:
+        """Return ``path:line`` of a record."""
+        path, line, _ = next(islice(self.lines(), record, None))
+        return f"{self.root}{path}:{line}"
 
 
 def lines_of(content: bytes) -> list[bytes]:
-    """The lines of a file, without their newlines."""
+    """Return the lines of a file, without their newlines."""
     lines = content.split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return lines
+    return lines if lines[-1] else lines[:-1]
 
 
 def find(patterns: Sequence[str]) -> list[str]:
-    """Files that ``patterns`` (files, folders or globs) name; without any, the .py files of the standard library."""
+    """Return the files that ``patterns`` (files, folders or globs) name, or the standard library's .py files."""
     if not patterns:
-        return sorted(_python_files(sysconfig.get_path("stdlib")))
+        found = glob.glob(os.path.join(sysconfig.get_path("stdlib"), "**", "*.py"), recursive=True)
+        return sorted(path for path in found if "-packages" not in path)
     paths: set[str] = set()
     for pattern in patterns:
-        matched = [path for path in _matches(pattern) if os.path.isfile(path)]
+        wanted = (
+            os.path.join(glob.escape(pattern), "**", "*") if os.path.isdir(pattern) else os.path.expanduser(pattern)
+        )
+        matched = [os.path.abspath(path) for path in glob.glob(wanted, recursive=True) if os.path.isfile(path)]
         if not matched:
             raise DemoError(
                 f"--input {pattern}: no file matches; give a file, a folder, or a quoted glob ('logs/**/*.txt')"
             )
-        paths.update(os.path.abspath(path) for path in matched)
+        paths.update(matched)
     return sorted(paths)
 
 
 def measure(paths: Sequence[str], records_max: int | None, folder: Path) -> Corpus:
-    """Count the lines of ``paths``. With ``records_max``, only the first so many lines; the file that the end falls
-    into is copied, shortened, into ``folder``. Files without a line are left out."""
-    kept: list[str] = []
-    counts: list[int] = []
-    left = records_max
-    for path in paths:
-        content = _read(path)
-        count = len(lines_of(content))
-        if left is not None and count > left:
-            path, count = str(_shorten(path, content, left, folder)), left  # noqa: PLW2901  # the copy takes its place
-        if count:
-            kept.append(path)
-            counts.append(count)
-        left = None if left is None else left - count
-        if left == 0:
+    """Count the lines of ``paths``, of which files without a line are left out.
+
+    With ``records_max``, only the first lines count. The file in which they end is copied, shortened, into ``folder``.
+    """
+    counts: dict[str, int] = {}
+    left = sys.maxsize if records_max is None else records_max
+    for original in paths:
+        path, lines = original, lines_of(_read(original))
+        if len(lines) > left:
+            lines, path = lines[:left], str(folder / os.path.basename(original))
+            folder.mkdir(parents=True, exist_ok=True)
+            Path(path).write_bytes(b"\n".join(lines) + b"\n")
+        if lines:
+            counts[path] = len(lines)
+        left -= len(lines)
+        if not left:
             break
-    if not kept:
+    if not counts:
         raise DemoError("--input: the files hold no line at all; give some text")
-    return Corpus(tuple(kept), tuple(counts))
+    return Corpus(tuple(counts), tuple(counts.values()))
 
 
 def _read(path: str) -> bytes:
@@ -96,22 +119,3 @@ def _read(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise DemoError(f"--input {path}: cannot be read ({error.strerror})") from error
-
-
-def _shorten(path: str, content: bytes, count: int, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    shortened = folder / os.path.basename(path)
-    shortened.write_bytes(b"".join(line + b"\n" for line in lines_of(content)[:count]))
-    return shortened
-
-
-def _matches(pattern: str) -> list[str]:
-    if os.path.isdir(pattern):
-        return glob.glob(os.path.join(glob.escape(pattern), "**", "*"), recursive=True)
-    return glob.glob(os.path.expanduser(pattern), recursive=True)
-
-
-def _python_files(folder: str) -> Iterator[str]:
-    for at, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if name not in ("site-packages", "dist-packages", "__pycache__")]
-        yield from (os.path.join(at, name) for name in files if name.endswith(".py"))

@@ -1,7 +1,8 @@
 """Faults: what the demo breaks on purpose, and when.
 
-Decides which records raise, which batch a strike falls on, and that a strike falls once: a strike is claimed by
-creating a file that must not exist, which one process of many can do, once. Knows neither Spark nor the acker.
+A strike happens once: a process claims it by creating a file that must not exist. Servers are struck by a thread beside
+the job (:func:`sabotage`), when a task of the batch says that it is in the middle of its work, so that the reports of
+the batch meet a server that is gone. The other strikes happen in the executors and in the sink (:mod:`pipeline`).
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ import enum
 import math
 import os
 import zlib
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+
+from acker_command.demo import Abort
+
+LOOK_S = 0.01
+POISON_MIN_CHARACTERS = 24
 
 
 class Strike(enum.Enum):
@@ -28,20 +38,39 @@ class Strike(enum.Enum):
     ALL_RESTARTED = "all servers are restarted, one after the other, with their state"
 
 
-# What falls on the tasks and on the write, however many servers there are.
 OF_SPARK = (Strike.WORKER_KILLED, Strike.TASK_RERUN, Strike.WRITE_FAILED)
 OF_ONE_SERVER = (Strike.SERVER_RESTARTED, Strike.SERVER_LOST)
 OF_SEVERAL_SERVERS = (Strike.ONE_KILLED, Strike.ONE_ADDED, Strike.ONE_DRAINED, Strike.ALL_RESTARTED)
+# Those that cost a replay even where each record is on two servers; and ONE_KILLED costs some where it is on one.
+COSTLY = (Strike.WRITE_FAILED, Strike.SERVER_LOST)
 
 
-POISON_MIN_CHARACTERS = 24
+def strikes(servers: int) -> tuple[Strike, ...]:
+    """Return everything that is to go wrong with this number of servers."""
+    return (*OF_SPARK, *(OF_ONE_SERVER if servers == 1 else OF_SEVERAL_SERVERS))
+
+
+def schedule(batches: int, servers: int = 1) -> list[Strike]:
+    """Return a strike for each batch but one, the first strikes if there are few batches."""
+    return list(strikes(servers)[: max(batches - 1, 0)])
+
+
+def deal(strikes: list[Strike], records: int, batch_records: int) -> Strike | None:
+    """Take the strike for a batch of ``records``. Small batches get none: they are over before it could happen."""
+    return strikes.pop(0) if strikes and records >= batch_records // 2 else None
+
+
+def harmless(strikes: Iterable[Strike], replicas: int) -> list[Strike]:
+    """Return those of ``strikes`` that must not cause a single replay."""
+    costly = (*COSTLY, Strike.ONE_KILLED) if replicas == 1 else COSTLY
+    return [strike for strike in strikes if strike not in costly]
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The faults of one run; picklable, for the pipeline carries it to the executors. ``*_one_in`` 0: never.
+    """The faults of one run; the pipeline pickles it for the executors. ``*_one_in`` 0: never.
 
-    ``folder`` holds a file for each strike that has struck, and for each batch that has begun.
+    ``folder`` holds a file for each strike that has happened, and for each that may happen now.
     """
 
     folder: str
@@ -50,86 +79,75 @@ class Faults:
     poison_one_in: int = 0
 
     def is_flaky(self, root_id: int) -> bool:
-        """Whether a record raises under this root id; its replay has another one, and most likely gets through."""
-        return bool(self.flaky_one_in) and _draw(root_id, self.seed) % self.flaky_one_in == 0
+        """Return whether a record raises under this root id. Its replay has another one, and most likely passes."""
+        mixed = ((root_id ^ (self.seed * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
+        return bool(self.flaky_one_in) and (mixed >> 32) % self.flaky_one_in == 0
 
     def is_poison(self, text: str) -> bool:
-        """Whether a line raises each time, by its content, until it ends in the dead letters. Short lines never do, for
-        they repeat: ``else:`` must not take ten thousand records with it."""
+        """Return whether a line raises each time, by its content, until it is a dead letter. Short lines never do, as
+        they repeat: poison in ``else:`` would take ten thousand records with it."""
         content = text.lstrip("\ufeff").strip()
-        return (
-            bool(self.poison_one_in)
-            and len(content) >= POISON_MIN_CHARACTERS
-            and zlib.crc32(content.encode(), self.seed & 0xFFFFFFFF) % self.poison_one_in == 0
-        )
+        if not self.poison_one_in or len(content) < POISON_MIN_CHARACTERS:
+            return False
+        return zlib.crc32(content.encode(), self.seed & 0xFFFFFFFF) % self.poison_one_in == 0
 
     def claim(self, name: str) -> bool:
         """Mark ``name`` as happened; True for the one caller that did."""
         try:
-            os.close(os.open(self._path(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.close(os.open(os.path.join(self.folder, name), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
             return False
         return True
 
     def happened(self, name: str) -> bool:
-        return os.path.exists(self._path(name))
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self.folder, name)
-
-
-@dataclass(slots=True)
-class FaultSchedule:
-    """Which strike falls on which batch: the next one on each batch that is large enough to be hit under load."""
-
-    strikes: list[Strike]
-    records_min: int
-    dealt: list[Strike] = field(default_factory=list)
-
-    def deal(self, records: int) -> Strike | None:
-        """The strike for a batch of ``records``, or None."""
-        if not self.strikes or records < self.records_min:
-            return None
-        strike = self.strikes.pop(0)
-        self.dealt.append(strike)
-        return strike
-
-
-def poison_one_in(records: int) -> int:
-    """A share of poison that gives some dozen dead letters, whatever the size of the input."""
-    return min(max(records // 50, 40), 20_000)
-
-
-def flaky_one_in(records: int) -> int:
-    """A share of records that raise, such that none of them does so three times in a row (but in one run of ten
-    thousand)."""
-    return round(math.cbrt(records * 10_000))
-
-
-def strikes(servers: int) -> tuple[Strike, ...]:
-    """All that is to go wrong with so many servers."""
-    return (*OF_SPARK, *(OF_ONE_SERVER if servers == 1 else OF_SEVERAL_SERVERS))
-
-
-def schedule(batches: int, records_min: int, servers: int = 1) -> FaultSchedule:
-    """One strike for each full batch after the first, which runs quietly; with few batches the first strikes of the
-    list."""
-    return FaultSchedule(list(strikes(servers))[: max(batches - 1, 0)], records_min)
+        return os.path.exists(os.path.join(self.folder, name))
 
 
 def arm(folder: Path, *, seed: int, records: int) -> Faults:
-    """Faults for an input of ``records``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return Faults(str(folder), seed, flaky_one_in(records), poison_one_in(records))
+    """Return faults for an input of ``records``, which give some dozen dead letters."""
+    folder.mkdir(exist_ok=True)
+    return Faults(str(folder), seed, flaky_one_in(records), min(max(records // 50, 40), 20_000))
 
 
-def disarm(folder: Path) -> Faults:
-    """No faults at all; ``folder`` still shows which batches have begun."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return Faults(str(folder))
+def flaky_one_in(records: int) -> int:
+    """Return a share of records so small that none of them raises three times in a row, but in one of 10,000 runs."""
+    return round(math.cbrt(records * 10_000))
 
 
-def _draw(root_id: int, seed: int) -> int:
-    """A number that depends on every bit of both."""
-    mixed = ((root_id ^ (seed * 0x9E3779B97F4A7C15)) * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
-    return mixed >> 32
+def mid_work(strike: Strike) -> str:
+    """Return what a task claims in the middle of the batch that ``strike`` is for."""
+    return f"{strike.name}-mid-work"
+
+
+@contextmanager
+def sabotage(
+    faults: Faults, strike: Strike | None, hits: Mapping[Strike, Callable[[], None]], tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Let ``strike`` happen while the body runs; ``hits`` has those that are for servers, ``tell`` takes what happened.
+
+    Leaves when the server is back. Raises :class:`Abort` if it does not come back.
+    """
+    if strike is None:
+        yield
+        return
+    over = Event()
+
+    def strike_servers() -> None:
+        trigger = mid_work(strike) if strike in hits else strike.name
+        while not faults.happened(trigger) and not over.wait(LOOK_S):
+            pass
+        if not faults.happened(trigger):
+            return
+        tell(strike.value)
+        if strike in hits:
+            faults.claim(strike.name)
+            hits[strike]()
+
+    with ThreadPoolExecutor(1) as beside:
+        striking = beside.submit(strike_servers)
+        try:
+            yield
+        finally:
+            over.set()
+            if error := striking.exception():
+                raise Abort(str(error)) from error

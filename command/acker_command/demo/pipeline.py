@@ -1,8 +1,7 @@
 """Pipeline: what a user of the acker would write: lines to words, words to counts, counts to Parquet.
 
-Decides nothing about tracking: it sees rows and yields rows. The faults that fall in executors and in the sink are
-built in here, each behind one ``if``. The visible ``root_id`` is a copy of the tracking column, so that the verifier
-can find what was written under which root; nobody else needs it.
+Faults in executors and in the sink are built in here, each behind one ``if``. The visible ``root_id`` is a copy of the
+tracking column, so that the verifier finds what was written under which root. Other pipelines do not need it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from acker_client.spark import arrow_operator, explode, group, join, operator, s
 from acker_client.spark.operators.group import Group
 from acker_client.spark.operators.operator import Operator
 from acker_command.demo.categories import CATEGORIES, NAME
-from acker_command.demo.faults import OF_SPARK, Faults, Strike
-from acker_command.demo.sabotage import mid_work
+from acker_command.demo.faults import OF_SPARK, Faults, Strike, mid_work
 
 BUCKETS = 16
 ORIGIN = ["root_id", "path", "line"]
@@ -34,28 +32,15 @@ SAME = ("root_id", "word")
 WORD_MIN = 4
 
 
-class Hiccup(Exception):
-    """What a record raises that will get through when it comes again."""
-
-
-class Poison(Exception):
-    """What a record raises each time."""
-
-
-class WriteFailed(Exception):
-    """What the write raises before it commits."""
-
-
-class TaskFailed(Exception):
-    """What a task raises after its work."""
+class OnPurpose(Exception):
+    """Raised by the demo's faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPipeline:
-    """``committed``: where a commit appears, as a folder under its final name; ``staging``: where it is written first.
-    ``columns``: SQL over the rows of the input, for value, path and line."""
+    """``categories``: the small table. ``committed``: the folder in which commits appear; ``staging``: where they are
+    written first. ``columns``: SQL over the rows of the input for value, path and line."""
 
-    spark: SparkSession
     categories: DataFrame
     faults: Faults
     committed: Path
@@ -63,7 +48,7 @@ class DemoPipeline:
     columns: tuple[str, ...]
 
     def run(self, batch: Batch, strike: Strike | None) -> None:
-        """Count the words of a batch and commit the counts, with ``strike`` falling somewhere on the way."""
+        """Count the words of a batch and commit the counts; ``strike`` happens somewhere on the way."""
         rows = batch.df.selectExpr(*self.columns, "_root AS root_id", "_root", "_edge")
         rows = rows.transform(where("trim(string(value)) <> ''"))
         rows = rows.transform(texts(self.faults))
@@ -72,12 +57,10 @@ class DemoPipeline:
         rows = rows.transform(counts(self.faults, strike))
         rows = rows.transform(explode("counts", ("word", "count")))
         rows = rows.transform(join(self.categories, "word", "left"))
-        self._save(rows, strike)
 
-    def _save(self, rows: DataFrame, strike: Strike | None) -> None:
         @sink
         def save(rows: DataFrame) -> None:
-            # By what is committed, not by the batch's number: each micro-batch of a query counts its batches anew.
+            # Named by the number of commits: each micro-batch of a query counts its batches from 1.
             staged = self.staging / f"commit-{len(os.listdir(self.committed)):05}"
             _write(rows, staged, self.faults, strike)
             os.rename(staged, self.committed / staged.name)
@@ -86,18 +69,18 @@ class DemoPipeline:
 
 
 def table_of_categories(spark: SparkSession) -> DataFrame:
-    """The small table: word, category."""
+    """Return the small table: word, category."""
     return spark.createDataFrame(sorted(CATEGORIES.items()), "word string, category string")
 
 
 def texts(faults: Faults) -> Operator:
-    """A row operator: the text of a line, without what surrounds it. A share of the lines raises, once; so does, each
-    time, what a source gives as bytes and is not UTF-8."""
+    """A row operator: the text of a line, stripped. A share of the lines raises once. Bytes that are not UTF-8 raise
+    each time."""
 
     @operator("text string", keep=ORIGIN)
     def text(row: Row) -> Iterator[str]:
         if faults.is_flaky(row.root_id):
-            raise Hiccup("comes again, and gets through")
+            raise OnPurpose("hiccup: the replay of this record passes")
         text = row.value if isinstance(row.value, str) else str(row.value, "utf-8")
         yield text.strip()
 
@@ -113,7 +96,7 @@ def words(faults: Faults, strike: Strike | None) -> Operator:
             os.kill(os.getpid(), signal.SIGKILL)
         for text in lines["text"].to_pylist():
             if faults.is_poison(text):
-                raise Poison(f"cannot be swallowed: {text}")
+                raise OnPurpose(f"poison: {text}")
         split = pc.split_pattern_regex(lines["text"], "[^A-Za-z_]+")
         found = pc.list_flatten(split)
         is_long = pc.greater_equal(pc.binary_length(found), WORD_MIN)
@@ -124,7 +107,7 @@ def words(faults: Faults, strike: Strike | None) -> Operator:
 
 
 def counts(faults: Faults, strike: Strike | None) -> Group:
-    """A group operator: how often each word stands in each line. What a line gives descends from all its words."""
+    """A group operator: the count of each word in each line. The row of a line descends from all its words."""
 
     @group("bucket", "root_id bigint, path string, line bigint, counts map<string, bigint>")
     def count(words: pa.Table) -> tuple[pa.Table, list[Any]]:
@@ -146,18 +129,14 @@ def counts(faults: Faults, strike: Strike | None) -> Group:
 
 
 def _write(rows: DataFrame, staged: Path, faults: Faults, strike: Strike | None) -> None:
-    if strike is Strike.TASK_RERUN:
-        rows = rows.mapInArrow(_failing_once(faults), rows.schema)
-    rows.fillna({"category": NAME}).write.mode("overwrite").parquet(str(staged))
-    if strike is Strike.WRITE_FAILED and faults.claim(strike.name):
-        raise WriteFailed("the rows are written, and the commit fails")
-
-
-def _failing_once(faults: Faults) -> Any:
-    def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def fail_once(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
         # The input is exhausted: the step before has reported what this task did.
         if faults.claim(Strike.TASK_RERUN.name):
-            raise TaskFailed("after its work")
+            raise OnPurpose("the task fails after its work")
 
-    return pass_on
+    if strike is Strike.TASK_RERUN:
+        rows = rows.mapInArrow(fail_once, rows.schema)
+    rows.fillna({"category": NAME}).write.mode("overwrite").parquet(str(staged))
+    if strike is Strike.WRITE_FAILED and faults.claim(strike.name):
+        raise OnPurpose("the rows are written, and the commit fails")

@@ -1,206 +1,133 @@
-"""Verify: whether what was reported of each record is true.
+"""Verify: whether the outcome that was reported of each record is true.
 
-Decides, at each ACK and not later, whether what the sink had committed under that root id is what the line must give
-(:mod:`expected` says what that is); and at the end, the other way round, whether the counts over all rows of acked
-roots are those of the input. Reads nothing but committed Parquet files. A commit is a folder that appeared under its
-final name.
+At each ACK, the rows committed under that root id must be those that the line must give (:mod:`expected`). At the end,
+the counts of words over all rows of acked roots must be those of the input. Reads nothing but committed Parquet files.
+A commit is a folder that appeared under its final name.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from acker_command.demo.expected import Expected, Ints, UInts, hash_of, row_digests, sums_of_runs
+from acker_client.source import Emissions, Failures, Listener
+from acker_command.demo.corpus import Corpus, Ints
+from acker_command.demo.expected import Expected, digests_of
+from acker_command.demo.faults import Strike
+from acker_protocol.ids import Column
+from acker_protocol.messages import Verdict
 
 NOTHING, ACKED, DEAD = 0, 1, 2
 EXAMPLES_MAX = 5
-
-NO_RECORD = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What one commit holds: per root, ascending, the sum of its rows' digests (uint64[n]) and the record that the rows
-    say they come from (int64[n], NO_RECORD where they do not agree)."""
-
-    roots: UInts
-    digests: UInts
-    records: Ints
+TOP_WORDS = 12
+VERDICTS = {"failed": Verdict.FAILED, "timed_out": Verdict.TIMED_OUT, "interrupted": Verdict.LOST}
 
 
-@dataclass(slots=True)
-class Verifier:
-    """``answers``: int8[n], NOTHING, ACKED or DEAD for each record. ``false_acks``: ACKs at which what was committed
-    under the root was not what the line must give. ``answered_twice``: records that got a second final answer.
-    ``root``: what was left out of the committed paths, in front."""
+class Verifier(Listener):
+    """``numbers``: the numbers of records, by their origins. ``counts``: the figures of a run, by name.
+    ``replayed_by``: the number of records that were LOST, or unfinished, in the batch that each strike hit.
 
-    expected: Expected
-    committed: Path
-    root: str = ""
-    answers: npt.NDArray[np.int8] = field(init=False)
-    roots: UInts = field(init=False)
-    false_acks: int = 0
-    answered_twice: int = 0
-    examples: list[str] = field(default_factory=list)
-    _commits: dict[str, Commit] = field(default_factory=dict)
+    ``answers``: int8[n], NOTHING, ACKED or DEAD for each record; ``roots``: those that were acked, as int64[n].
+    ``examples`` names some records whose ACK was false.
+    """
 
-    def __post_init__(self) -> None:
-        self.answers = np.zeros(len(self.expected), np.int8)
-        self.roots = np.zeros(len(self.expected), np.uint64)
+    def __init__(
+        self, text: Corpus, expected: Future[Expected], committed: Path, numbers: Callable[[pa.RecordBatch], Ints]
+    ) -> None:
+        self._text, self._expected, self._committed, self._numbers = text, expected, committed, numbers
+        self.counts = Counter(records=text.records)
+        self.replayed_by: Counter[Strike | None] = Counter()
+        self._strike: Strike | None = None
+        self.answers = np.zeros(text.records, np.int8)
+        self.roots = np.zeros(text.records, np.int64)
+        self.examples: list[str] = []
+        self._read: set[Path] = set()
+        # By root id: the sum of the rows' digests, and the lowest and the highest record that the rows name.
+        empty = {"digest": np.array([], np.uint64), "first": np.array([], np.int64), "last": np.array([], np.int64)}
+        self._held = pd.DataFrame(empty, index=pd.Index([], dtype=np.int64))
 
-    def acked(self, roots: UInts, records: Ints) -> None:
-        """Check ``roots: uint64[n]``, reported ACKED now, of ``records: int64[n]``, against what is committed now."""
-        self._answer(records, ACKED)
-        self.roots[records] = roots
-        given, whence = self._committed_under(roots)
-        due = self.expected.digests[records]
-        wrong = np.flatnonzero((given != due) | ((due != 0) & (whence != records)))
-        self.false_acks += len(wrong)
+    def begin_batch(self, strike: Strike | None) -> None:
+        """Note what hits the batch that begins."""
+        self._strike = strike
+        self.replayed_by[strike] += 0
+
+    def on_emit(self, batch: int, emitted: Emissions, is_replay: bool) -> None:
+        self.counts.update(batches=1, emitted=len(emitted), replayed=len(emitted) if is_replay else 0)
+
+    def on_ack(self, acked: Emissions) -> None:
+        self.acked(acked.roots, self._numbers(acked.origins()))
+
+    def on_fail(self, failed: Emissions, why: Failures) -> None:
+        self.counts.update({name: int(np.count_nonzero(why.verdicts == each)) for name, each in VERDICTS.items()})
+        # Unfinished: no operator failed it, and part of its work was not done or not reported.
+        unfinished = [index for index, reason in enumerate(why.reasons, 1) if reason == "unfinished"]
+        is_interrupted = (why.verdicts == Verdict.LOST) | np.isin(why.reason_ids, unfinished)
+        self.replayed_by[self._strike] += int(np.count_nonzero(is_interrupted))
+
+    def on_dead_letter(self, dead: Emissions, why: Failures) -> None:
+        self.dead(self._numbers(dead.origins()))
+
+    def acked(self, roots: Column, records: Ints) -> None:
+        """Check ``roots: uint64[n]``, reported ACKED now, of ``records``, against what is committed now."""
+        self._answer(records, ACKED, "acked")
+        self.roots[records] = roots.view(np.int64)
+        for folder in set(self._committed.iterdir()) - self._read:
+            self._read.add(folder)
+            self._hold(folder)
+        held = self._held.reindex(self.roots[records], fill_value=0)
+        due = self._expected.result().digests[records]
+        is_elsewhere = (held["first"] != records) | (held["last"] != records)
+        wrong = np.flatnonzero((held["digest"].to_numpy() != due) | ((due != 0) & is_elsewhere.to_numpy()))
+        self.counts["false_acks"] += len(wrong)
         for index in wrong[: EXAMPLES_MAX - len(self.examples)]:
-            self.examples.append(f"{self.expected.place(int(records[index]))} as root {int(roots[index]):#018x}")
+            self.examples.append(f"{self._text.place(int(records[index]))} as root {int(roots[index]):#018x}")
 
     def dead(self, records: Ints) -> None:
         """Note records that ended in the dead letters."""
-        self._answer(records, DEAD)
+        self._answer(records, DEAD, "dead_lettered")
 
-    def count_of(self, answer: int) -> int:
-        return int(np.count_nonzero(self.answers == answer))
+    def conclude(self) -> dict[str, Any]:
+        """Return what is true of the whole run: figures that have to be 0, and the most frequent words."""
+        expected = self._expected.result()
+        acked, dead = self.answers == ACKED, self.answers == DEAD
+        due = expected.rows[acked[expected.rows["record"]]].groupby("word")["count"].sum()
+        given = self._counts(self.roots[acked])
+        return {
+            "lost": int(np.count_nonzero(self.answers == NOTHING)),
+            "false_acks": self.counts["false_acks"],
+            "answered_twice": self.counts["answered_twice"],
+            "wrong_counts": int((given.sub(due, fill_value=0) != 0).sum()),
+            "dead_without_cause": int(np.count_nonzero(dead & ~expected.must_die)),
+            "spared": int(np.count_nonzero(acked & expected.must_die)),
+            "top_words": {word: int(count) for word, count in given.nlargest(TOP_WORDS).items()},
+        }
 
-    def conclude(self) -> Conclusion:
-        """What is true of the whole run."""
-        acked = self.answers == ACKED
-        due = self.expected.totals(acked)
-        given, top = self._totals(np.sort(self.roots[acked]))
-        must_die = self.expected.poison | self.expected.unreadable
-        dead = self.answers == DEAD
-        return Conclusion(
-            unanswered=self.count_of(NOTHING),
-            answered_twice=self.answered_twice,
-            false_acks=self.false_acks,
-            wrong_counts=sum(1 for word in due.keys() | given.keys() if due.get(word) != given.get(word)),
-            dead_without_cause=int(np.count_nonzero(dead & ~must_die)),
-            spared=int(np.count_nonzero(acked & must_die)),
-            examples=tuple(self.examples),
-            top=tuple(top),
-        )
-
-    def _answer(self, records: Ints, answer: int) -> None:
-        self.answered_twice += int(np.count_nonzero(self.answers[records])) + len(records) - len(np.unique(records))
+    def _answer(self, records: Ints, answer: int, name: str) -> None:
+        again = np.count_nonzero(self.answers[records]) + len(records) - len(np.unique(records))
         self.answers[records] = answer
+        self.counts.update({name: len(records), "answered_twice": int(again)})
 
-    def _committed_under(self, roots: UInts) -> tuple[UInts, Ints]:
-        """(digest, record) that all commits of this moment together hold under each of ``roots``."""
-        for folder in self.committed.iterdir():
-            if folder.name not in self._commits:
-                self._commits[folder.name] = read_commit(folder, self.expected, self.root)
-        digests = np.zeros(len(roots), np.uint64)
-        records = np.full(len(roots), NO_RECORD, np.int64)
-        for commit in self._commits.values():
-            if not len(commit.roots):
-                continue
-            at = np.minimum(np.searchsorted(commit.roots, roots), len(commit.roots) - 1)
-            found = commit.roots[at] == roots
-            digests[found] += commit.digests[at[found]]
-            records[found] = commit.records[at[found]]
-        return digests, records
+    def _hold(self, folder: Path) -> None:
+        """Read a commit and add its rows to those that are held."""
+        table = pq.read_table(folder, read_dictionary=["path", "word", "category"])
+        records = self._text.numbers(table["path"], table["line"])
+        rows = table.select(["root_id", "word", "category", "count"]).to_pandas()
+        rows = rows.assign(digest=digests_of(rows), first=records, last=records).set_index("root_id")
+        both = pd.concat([self._held, rows[["digest", "first", "last"]]])
+        self._held = both.groupby(level=0).agg({"digest": "sum", "first": "min", "last": "max"})
 
-    def _totals(self, roots: UInts) -> tuple[dict[str, int], list[TopWord]]:
-        """Counts of words over the committed rows of ``roots`` (ascending), read again from the files."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for folder in sorted(self.committed.iterdir()):
-            table = pq.read_table(folder, columns=["root_id", "word", "category", "count"])
-            table = table.filter(pa.array(is_in(_roots_of(table), roots)))
-            summed = table.group_by(["word", "category"]).aggregate([("count", "sum")])
-            for row in summed.to_pylist():
-                counts[row["word"], row["category"]] += row["count_sum"]
-        totals: Counter[str] = Counter()
-        for (word, _), count in counts.items():
-            totals[word] += count
-        top = [TopWord(word, category, count) for (word, category), count in counts.most_common(TOP_WORDS)]
-        return dict(totals), top
-
-
-TOP_WORDS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class TopWord:
-    word: str
-    category: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """``unanswered``: records without a final answer. ``wrong_counts``: words whose count over acked roots is not the
-    input's. ``dead_without_cause``: dead letters that are neither poison nor unreadable. ``spared``: acked records that
-    are."""
-
-    unanswered: int
-    answered_twice: int
-    false_acks: int
-    wrong_counts: int
-    dead_without_cause: int
-    spared: int
-    examples: tuple[str, ...]
-    top: tuple[TopWord, ...]
-
-
-def read_commit(folder: Path, expected: Expected, root: str = "") -> Commit:
-    """Read one committed folder of rows (root_id, path, line, word, category, count); paths are below ``root``."""
-    table = pq.read_table(folder, read_dictionary=["path", "word", "category"]).unify_dictionaries().combine_chunks()
-    roots, counts = _roots_of(table), table["count"].to_numpy().astype(np.int64)
-    words, categories = _hashes(table["word"]), _hashes(table["category"])
-    records = _records(table, expected, root)
-    order = np.argsort(roots, kind="stable")
-    unique, starts = np.unique(roots[order], return_index=True)
-    rows = row_digests(words, categories, counts)[order]
-    records = records[order]
-    agree = np.maximum.reduceat(records, starts) == np.minimum.reduceat(records, starts) if len(starts) else starts > 0
-    whence = np.where(agree, records[starts], NO_RECORD)
-    return Commit(unique, sums_of_runs(rows, np.append(starts, len(rows))), whence)
-
-
-def is_in(values: UInts, ascending: UInts) -> npt.NDArray[np.bool_]:
-    """Which of ``values`` stand in ``ascending``."""
-    if not len(ascending):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
-    found: npt.NDArray[np.bool_] = ascending[at] == values
-    return found
-
-
-def _roots_of(table: pa.Table) -> UInts:
-    roots: UInts = table["root_id"].to_numpy().astype(np.int64).view(np.uint64)
-    return roots
-
-
-def _hashes(column: pa.ChunkedArray) -> UInts:
-    """Hash of each of a column of dictionary-encoded strings."""
-    indices, values = _decoded(column)
-    return np.array([hash_of(value) for value in values], np.uint64)[indices]
-
-
-def _records(table: pa.Table, expected: Expected, root: str) -> Ints:
-    """The record that each row says it comes from."""
-    indices, paths = _decoded(table["path"])
-    first = np.array([expected.first_of.get(root + path, -(1 << 40)) for path in paths], np.int64)[indices]
-    records: Ints = first + table["line"].to_numpy().astype(np.int64) - 1
-    return records
-
-
-def _decoded(column: pa.ChunkedArray) -> tuple[Ints, list[str]]:
-    """(index of each row, values). A file without rows has no dictionary."""
-    if not len(column):
-        return np.empty(0, np.int64), []
-    encoded = column.combine_chunks()
-    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    return pc.cast(encoded.indices, pa.int64()).to_numpy(), encoded.dictionary.to_pylist()
+    def _counts(self, roots: Ints) -> pd.Series:
+        """Return the counts of words over the committed rows of ``roots``, read again from the files."""
+        counts = pd.Series(dtype=np.int64)
+        for folder in self._committed.iterdir():
+            rows = pq.read_table(folder, columns=["root_id", "word", "count"]).to_pandas()
+            counts = counts.add(rows[rows["root_id"].isin(roots)].groupby("word")["count"].sum(), fill_value=0)
+        return counts

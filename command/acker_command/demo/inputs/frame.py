@@ -8,53 +8,44 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import StreamingQueryException
 
 from acker_client.source import Batch, tracked
+from acker_command.demo import DemoError
 from acker_command.demo.corpus import Corpus
-from acker_command.demo.errors import Abort, DemoError
-from acker_command.demo.expected import Ints
-from acker_command.demo.inputs.demo_input import DemoInput, SourceOptions
+from acker_command.demo.inputs import DemoInput
 
-# So that each core has rows in a batch, and a micro-batch more than one batch.
+# Each core has rows in a batch, and a micro-batch has more than one batch.
 FILES_PER_BATCH = 2
 FILES_PER_MICRO_BATCH = 4
-SCHEMA = pa.schema([("value", pa.binary()), ("path", pa.string()), ("line", pa.int64())])
-SPARK_SCHEMA = "value binary, path string, line bigint"
+SCHEMA = pa.schema([("path", pa.string()), ("line", pa.int64()), ("value", pa.binary())])
 
 
 class FrameLines(DemoInput):
-    """A row is named by its columns ``path`` (below the input's root) and ``line``."""
-
     columns = ("value", "path", "line")
 
     def __init__(self, text: Corpus, folder: Path, batch_records: int) -> None:
         super().__init__(text, folder, batch_records)
-        self._first_of = {path.removeprefix(text.root): first for path, first in text.first_of().items()}
         self._file_records = -(-batch_records // FILES_PER_BATCH)
+        self._micro_batches = -(-text.records // (self._file_records * FILES_PER_MICRO_BATCH))
         self._failure: BaseException | None = None
-
-    @property
-    def place(self) -> str:
-        return f"{self._micro_batches} micro-batches of a streaming query"
+        self.place = f"{self._micro_batches} micro-batches of a streaming query"
 
     def begin(self, exits: ExitStack) -> None:
-        self._files.mkdir()
-        lines, number = self.text.lines(), 0
-        while some := list(islice(lines, self._file_records)):
-            paths, numbers, contents = zip(*some, strict=True)
-            pq.write_table(pa.table([contents, paths, numbers], schema=SCHEMA), self._files / f"{number:06}.parquet")
-            number += 1
+        lines = self.text.lines()
+        (self.folder / "lines").mkdir()
+        for first in range(0, self.text.records, self._file_records):
+            columns = list(zip(*islice(lines, self._file_records), strict=True))
+            pq.write_table(pa.table(columns, schema=SCHEMA), self.folder / "lines" / f"{first:012}.parquet")
 
-    def run(self, spark: Any, process: Callable[[Batch], None], options: SourceOptions) -> None:
-        rows = spark.readStream.schema(SPARK_SCHEMA).option("maxFilesPerTrigger", FILES_PER_MICRO_BATCH)
-        writer = rows.parquet(str(self._files)).writeStream.foreachBatch(
-            self._noting(tracked(process, key=("path", "line"), **options))
-        )
-        query = writer.option("checkpointLocation", str(self._progress)).trigger(availableNow=True).start()
+    def run(self, spark: Any, process: Callable[[Batch], None], **options: Any) -> None:
+        rows = spark.readStream.schema("path string, line bigint, value binary")
+        rows = rows.option("maxFilesPerTrigger", FILES_PER_MICRO_BATCH).parquet(str(self.folder / "lines"))
+        writer = rows.writeStream.option("checkpointLocation", str(self.folder / "checkpoint"))
+        each = self._keep_failure(tracked(process, key=("path", "line"), **options))
+        query = writer.foreachBatch(each).trigger(availableNow=True).start()
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
@@ -62,42 +53,20 @@ class FrameLines(DemoInput):
         finally:
             query.stop()
 
-    def records(self, origins: pa.RecordBatch) -> Ints:
-        paths: Any = origins.column("path").dictionary_encode()
-        firsts = np.array([self._first_of[path] for path in paths.dictionary.to_pylist()], np.int64)
-        records: Ints = firsts[paths.indices.to_numpy()] + origins.column("line").to_numpy() - 1
-        return records
-
     def is_at_end(self) -> bool:
-        """Whether Spark's own checkpoint has the last micro-batch as committed: they are numbered from 0, and of many
-        Spark keeps the latest only."""
-        committed = [int(path.name) for path in (self._progress / "commits").glob("*") if path.name.isdecimal()]
-        return max(committed, default=-1) + 1 == self._micro_batches
+        """Return whether Spark has committed the last micro-batch. They are numbered from 0, and Spark keeps few."""
+        commits = (self.folder / "checkpoint" / "commits").glob("*")
+        return max((int(path.name) for path in commits if path.name.isdecimal()), default=-1) + 1 == self._micro_batches
 
-    @property
-    def _files(self) -> Path:
-        return self.folder / "lines"
-
-    @property
-    def _progress(self) -> Path:
-        return self.folder / "checkpoint"
-
-    @property
-    def _micro_batches(self) -> int:
-        return -(-self.text.records // (self._file_records * FILES_PER_MICRO_BATCH))
-
-    def _noting(self, function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """``function``; what it raises is kept, as the query's own error has no more of it than a text."""
+    def _keep_failure(self, function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+        """Return ``function`` with its error kept: the query's own error has only the text of it."""
 
         def micro_batch(df: Any, number: int) -> None:
             try:
                 function(df, number)
-            except Exception as error:
+            except BaseException as error:
                 self._failure = error
-                raise
-            except Abort as error:
-                self._failure = error
-                # Py4J hands on nothing that is no Exception: Spark would wait for ever.
-                raise DemoError(str(error)) from None
+                # Py4J passes on an Exception alone; with any other error Spark would wait forever.
+                raise DemoError(str(error)) from error
 
         return micro_batch
