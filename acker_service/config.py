@@ -1,8 +1,7 @@
-"""Config: the server's options, from flags and environment, checked once.
+"""Config: the server's options, from flags and environment.
 
-Decides which options there are (one table), how a value is read and which range it has. Flags win over the environment,
-the environment wins over defaults. Opens nothing and reads nothing but its arguments; whoever gets a :class:`Config`
-need not check it again.
+Declares each option once, as a field of :class:`Config` with its kind, default, help and range. Flags win over the
+environment, which wins over defaults. A :class:`Config` that exists is valid. Opens no file and no socket.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 PREFIX = "ACKER_"
 # Clients on the same machine read these; a server ignores them.
@@ -21,9 +20,10 @@ OF_CLIENTS = frozenset({"ACKER_SERVERS", "ACKER_TOKEN"})
 OF_KUBERNETES = re.compile(r"ACKER_(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP)(_\w+)?)")
 KUBERNETES_PORT = re.compile(r"(tcp|udp)://")
 
-# Listened at, and no address at which anybody is reached.
+# Addresses to listen on, to which no client can connect.
 EVERYWHERE = frozenset({"0.0.0.0", "::", "[::]"})
 
+_SWITCHES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -31,37 +31,34 @@ class ConfigError(ValueError):
     """An option that cannot be used; the text names it, as flag and as variable, and says what to do."""
 
 
-def _whole(text: str) -> int:
-    return int(text.replace("_", ""))
+class _Kind(NamedTuple):
+    """How a text becomes a value. ``read`` raises ValueError or KeyError. ``shape`` completes "should be"."""
+
+    read: Callable[[str], Any]
+    shape: str
+
+    def __call__(self, default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
+        """A field of :class:`Config`: one option of this kind. Its value is None, or ``low`` to ``high`` at most."""
+        return field(default=default, metadata={**self._asdict(), "help": help, "low": low, "high": high})
 
 
 def _size(text: str) -> int:
     match = re.fullmatch(r"([\d_]+)\s*([a-z]*)", text.strip().lower())
     if match is None:
         raise ValueError(text)
-    return _whole(match[1]) * _UNITS[match[2]]
+    return int(match[1]) * _UNITS[match[2]]
 
 
-def _or_off(read: Callable[[str], int]) -> Callable[[str], int | None]:
-    return lambda text: None if text.lower() == "off" else read(text)
-
-
-def _text(text: str) -> str | None:
+def _address(text: str) -> str | None:
+    host, _, port = text.rpartition(":")
+    if text and not (host and 0 < int(port) < 1 << 16):
+        raise ValueError(text)
     return text or None
 
 
-def _place(text: str) -> str | None:
-    if not text:
-        return None
-    host, _, port = text.rpartition(":")
-    if not host or not 0 < _whole(port) < 1 << 16:
-        raise ValueError(text)
-    return text
-
-
-def _places(text: str) -> str | None:
-    for place in text.partition("/")[0].split(",") if text else ():
-        _place(place or ":")
+def _addresses(text: str) -> str | None:
+    for address in text.partition("/")[0].split(",") if text else ():
+        _address(address or ":")
     return text or None
 
 
@@ -71,29 +68,28 @@ def _user(text: str) -> str | None:
     return text or None
 
 
-def _switch(text: str) -> bool:
-    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
-
-
 def _name(text: str) -> str:
     if not text.strip():
         raise ValueError(text)
     return text.strip()
 
 
-def _option(
-    default: Any,
-    read: Callable[[str], Any],
-    shape: str,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
-    """A field of :class:`Config`: one row of the table of options. ``shape`` completes "should be"."""
-    row = {"read": read, "shape": shape, "help": help, "low": low, "high": high, "choices": choices}
-    return field(default=default, metadata=row)
+def _one_of(*choices: str) -> _Kind:
+    return _Kind(lambda text: choices[choices.index(text.lower())], " or ".join(choices))
+
+
+_NAME = _Kind(_name, "a name or an address")
+# int takes 1_000_000 too.
+_WHOLE = _Kind(int, "a whole number")
+_WHOLE_OR_OFF = _Kind(lambda text: None if text.lower() == "off" else int(text), "a whole number or 'off'")
+_SIZE = _Kind(_size, "a size such as 16MiB")
+_SECONDS = _Kind(float, "seconds")
+_SWITCH = _Kind(lambda text: _SWITCHES[text.lower()], "true or false")
+_PATH = _Kind(lambda text: text or None, "a path")
+_DIRECTORY = _Kind(lambda text: text or None, "a directory")
+_ADDRESS = _Kind(_address, "host:port")
+_ADDRESSES = _Kind(_addresses, "host:port,host:port/chroot")
+_USER = _Kind(_user, "user:password")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,194 +97,86 @@ class Config:
     """Every option of the server. A field's name gives its flag and its variable: ``http_port``, ``--http-port``,
     ``ACKER_HTTP_PORT``. Sizes are in bytes, times in seconds, None is off."""
 
-    host: str = _option("127.0.0.1", _name, "a name or an address", "Address to listen on, for calls and for HTTP.")
-    port: int = _option(7070, _whole, "a whole number", "Port for calls (gRPC); 0 takes a free one.", low=0, high=65535)
-    http_port: int | None = _option(
-        7071,
-        _or_off(_whole),
-        "a whole number or 'off'",
-        "Port for /metrics, /livez and /readyz; 0 takes a free one, 'off' has none.",
-        low=0,
-        high=65535,
+    host: str = _NAME("127.0.0.1", "Address to listen on, for calls and for HTTP.")
+    port: int = _WHOLE(7070, "Port for calls (gRPC); 0 takes a free one.", 0, 65535)
+    http_port: int | None = _WHOLE_OR_OFF(
+        7071, "Port for /metrics, /livez and /readyz; 0 takes a free one, 'off' has none.", 0, 65535
     )
-    zookeeper: str | None = _option(
-        None,
-        _places,
-        "host:port,host:port/chroot",
-        "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server.",
+    zookeeper: str | None = _ADDRESSES(
+        None, "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server."
     )
-    id: int | None = _option(
-        None,
-        _whole,
-        "a whole number",
-        "Number of this server in its cluster: 0, 1, 2 ...; needed with --zookeeper, else 0.",
-        low=0,
-        high=1023,
+    id: int | None = _WHOLE(
+        None, "Number of this server in its cluster: 0, 1, 2 ...; needed with --zookeeper, else 0.", 0, 1023
     )
-    advertise: str | None = _option(
-        None,
-        _place,
-        "host:port",
-        "Where clients reach this server; off: where it listens.",
-    )
-    advertise_unchecked: bool = _option(
+    advertise: str | None = _ADDRESS(None, "Where clients reach this server; off: where it listens.")
+    advertise_unchecked: bool = _SWITCH(
         False,
-        _switch,
-        "true or false",
         "Start also where this server does not reach itself at --advertise, as behind a NAT that does not lead back.",
     )
-    zookeeper_session_s: float = _option(
+    zookeeper_session_s: float = _SECONDS(
         10.0,
-        float,
-        "seconds",
         "How long ZooKeeper believes a silent server to be there; at the start, how long to wait for ZooKeeper.",
-        low=0.5,
-        high=600,
+        0.5,
+        600,
     )
-    zookeeper_digest: str | None = _option(
-        None,
-        _user,
-        "user:password",
-        "Who this server is to ZooKeeper, as user:password; then nobody else may read or change its nodes.",
+    zookeeper_digest: str | None = _USER(
+        None, "Who this server is to ZooKeeper, as user:password; then nobody else may read or change its nodes."
     )
-    zookeeper_ca: str | None = _option(
-        None, _text, "a path", "CA certificates that ZooKeeper's own has to be signed by; with it, TLS is used."
+    zookeeper_ca: str | None = _PATH(
+        None, "CA certificates that ZooKeeper's own has to be signed by; with it, TLS is used."
     )
-    zookeeper_cert: str | None = _option(None, _text, "a path", "This server's certificate for ZooKeeper.")
-    zookeeper_key: str | None = _option(None, _text, "a path", "The key of that certificate.")
-    away_s: float = _option(
-        60.0,
-        float,
-        "seconds",
-        "How long clients wait for this server after a planned stop with --state-dir.",
-        low=0,
-        high=86_400,
+    zookeeper_cert: str | None = _PATH(None, "This server's certificate for ZooKeeper.")
+    zookeeper_key: str | None = _PATH(None, "The key of that certificate.")
+    away_s: float = _SECONDS(
+        60.0, "How long clients wait for this server after a planned stop with --state-dir.", 0, 86_400
     )
-    max_pending: int = _option(
-        20_000_000,
-        _whole,
-        "a whole number",
-        "Most roots pending at once; beyond it new roots are answered OVERLOADED.",
-        low=1,
-        high=2_000_000_000,
+    max_pending: int = _WHOLE(
+        20_000_000, "Most roots pending at once; beyond it new roots are answered OVERLOADED.", 1, 2_000_000_000
     )
-    max_pending_per_source: int | None = _option(
-        None,
-        _or_off(_whole),
-        "a whole number or 'off'",
-        "Most roots pending at once for one source.",
-        low=1,
-        high=2_000_000_000,
+    max_pending_per_source: int | None = _WHOLE_OR_OFF(
+        None, "Most roots pending at once for one source.", 1, 2_000_000_000
     )
-    max_message_bytes: int = _option(
-        16 << 20,
-        _size,
-        "a size such as 16MiB",
-        "Largest request; larger ones are refused before they are read.",
-        low=64 << 10,
-        high=1 << 30,
+    max_message_bytes: int = _SIZE(
+        16 << 20, "Largest request; larger ones are refused before they are read.", 64 << 10, 1 << 30
     )
-    sequence_window: int = _option(
-        64,
-        _whole,
-        "a whole number",
-        "How many sequences of a plain client are remembered against retries.",
-        low=1,
-        high=4096,
+    sequence_window: int = _WHOLE(64, "How many sequences of a plain client are remembered against retries.", 1, 4096)
+    orphan_timeout_s: float = _SECONDS(
+        600.0, "How long acks and fails of a root that was never initialised are kept.", 1, 1e6
     )
-    orphan_timeout_s: float = _option(
-        600.0,
-        float,
-        "seconds",
-        "How long acks and fails of a root that was never initialised are kept.",
-        low=1,
-        high=1e6,
-    )
-    memory_s: float = _option(
-        600.0, float, "seconds", "How long identities of reports and settled batches are remembered.", low=1, high=1e6
-    )
-    max_identity_bytes: int = _option(
+    memory_s: float = _SECONDS(600.0, "How long identities of reports and settled batches are remembered.", 1, 1e6)
+    max_identity_bytes: int = _SIZE(
         512 << 20,
-        _size,
-        "a size such as 512MiB",
         "Memory for those identities, some 525 bytes each; beyond it the oldest are forgotten early.",
-        low=1 << 20,
-        high=1 << 40,
+        1 << 20,
+        1 << 40,
     )
-    max_lease_s: float = _option(3600.0, float, "seconds", "Longest lease that a source may ask for.", low=1, high=1e6)
-    state_dir: str | None = _option(
-        None, _text, "a directory", "Where the state is kept over a planned restart; without it a restart starts empty."
+    max_lease_s: float = _SECONDS(3600.0, "Longest lease that a source may ask for.", 1, 1e6)
+    state_dir: str | None = _DIRECTORY(
+        None, "Where the state is kept over a planned restart; without it a restart starts empty."
     )
-    discard_state: bool = _option(
-        False, _switch, "true or false", "Start empty and put aside whatever state lies in --state-dir."
+    discard_state: bool = _SWITCH(False, "Start empty and put aside whatever state lies in --state-dir.")
+    workers: int = _WHOLE(2, "Threads that take reports.", 1, 1024)
+    receive_s: float = _SECONDS(
+        10.0, "How long the request of a call may take to arrive; then the call is cancelled.", 0.1, 3600
     )
-    workers: int = _option(
-        2,
-        _whole,
-        "a whole number",
-        "Threads that take reports.",
-        low=1,
-        high=1024,
+    max_calls_per_connection: int = _WHOLE(
+        128, "Most calls under way at once on one connection; gRPC clients keep further ones to themselves.", 1, 65536
     )
-    receive_s: float = _option(
-        10.0,
-        float,
-        "seconds",
-        "How long the request of a call may take to arrive; then the call is cancelled.",
-        low=0.1,
-        high=3600,
+    max_connections: int = _WHOLE(
+        10_000, "Most connections for calls; further ones are closed at once (from grpcio 1.68 or so on).", 1, 1_000_000
     )
-    max_calls_per_connection: int = _option(
-        128,
-        _whole,
-        "a whole number",
-        "Most calls under way at once on one connection; gRPC clients keep further ones to themselves.",
-        low=1,
-        high=65536,
+    max_watches: int = _WHOLE(256, "Most watches that wait at once; beyond it a watch is answered at once.", 1, 8192)
+    linger_s: float = _SECONDS(
+        0.004, "How long a watch with outcomes waits for more of them before it is answered.", 0, 1
     )
-    max_connections: int = _option(
-        10_000,
-        _whole,
-        "a whole number",
-        "Most connections for calls; further ones are closed at once (from grpcio 1.68 or so on).",
-        low=1,
-        high=1_000_000,
+    grace_s: float = _SECONDS(5.0, "How long calls under way may take to finish at a stop.", 0, 3600)
+    drain_s: float = _SECONDS(
+        600.0, "How long a server that was asked to drain waits for the end of what it has, before it stops.", 0, 1e6
     )
-    max_watches: int = _option(
-        256,
-        _whole,
-        "a whole number",
-        "Most watches that wait at once; beyond it a watch is answered at once.",
-        low=1,
-        high=8192,
-    )
-    linger_s: float = _option(
-        0.004,
-        float,
-        "seconds",
-        "How long a watch with outcomes waits for more of them before it is answered.",
-        low=0,
-        high=1,
-    )
-    grace_s: float = _option(
-        5.0, float, "seconds", "How long calls under way may take to finish at a stop.", low=0, high=3600
-    )
-    drain_s: float = _option(
-        600.0,
-        float,
-        "seconds",
-        "How long a server that was asked to drain waits for the end of what it has, before it stops.",
-        low=0,
-        high=1e6,
-    )
-    reflection: bool = _option(False, _switch, "true or false", "Offer gRPC reflection (for grpcurl and the like).")
-    ready_file: str | None = _option(
-        None, _text, "a path", "File to write once serving: JSON with address, http_address and pid."
-    )
-    log_format: str = _option("text", str.lower, "", "How log lines look.", choices=("text", "json"))
-    log_level: str = _option(
-        "info", str.lower, "", "Least severe lines to log.", choices=("debug", "info", "warning", "error")
-    )
+    reflection: bool = _SWITCH(False, "Offer gRPC reflection (for grpcurl and the like).")
+    ready_file: str | None = _PATH(None, "File to write once serving: JSON with address, http_address and pid.")
+    log_format: str = _one_of("text", "json")("text", "How log lines look.")
+    log_level: str = _one_of("debug", "info", "warning", "error")("info", "Least severe lines to log.")
 
     def __post_init__(self) -> None:
         for option in OPTIONS:
@@ -351,7 +239,7 @@ def usage() -> str:
         "",
     ]
     for option in OPTIONS:
-        takes = "" if option.metadata["read"] is _switch else " " + (_shape(option).removeprefix("a "))
+        takes = "" if isinstance(option.default, bool) else " " + option.metadata["shape"].removeprefix("a ")
         lines += [
             f"  {flag(option.name)}{takes}",
             f"      {option.metadata['help']} [{variable(option.name)}, default {_shown(option)}]",
@@ -371,11 +259,11 @@ def _from_arguments(arguments: Sequence[str]) -> dict[str, str]:
             raise ConfigError(
                 f"{word}: no such option{_nearest(word, map(flag, _BY_NAME))}; `acker serve --help` lists them all"
             )
-        if not has_value and option.metadata["read"] is _switch:
+        if not has_value and isinstance(option.default, bool):
             text = "true"
         elif not has_value:
             if not left or left[0].startswith("--"):
-                raise ConfigError(f"{label(option.name)}: has no value; it should be {_shape(option)}")
+                raise ConfigError(f"{label(option.name)}: has no value; it should be {option.metadata['shape']}")
             text = left.pop(0)
         if option.name in texts:
             raise ConfigError(f"{flag(option.name)}: given twice; leave one")
@@ -401,21 +289,15 @@ def _value(option: dataclasses.Field[Any], text: str) -> Any:
     try:
         return option.metadata["read"](text)
     except (ValueError, KeyError):
-        raise ConfigError(f"{label(option.name)}: {text!r} should be {_shape(option)}") from None
+        raise ConfigError(f"{label(option.name)}: {text!r} should be {option.metadata['shape']}") from None
 
 
 def _check(option: dataclasses.Field[Any], value: Any) -> None:
-    low, high, choices = (option.metadata[key] for key in ("low", "high", "choices"))
-    if choices and value not in choices:
-        raise ConfigError(f"{label(option.name)}: {value!r} should be {_shape(option)}")
-    if value is not None and low is not None and not low <= value <= high:
+    low, high = option.metadata["low"], option.metadata["high"]
+    if None not in (value, low) and not low <= value <= high:
         raise ConfigError(
-            f"{label(option.name)}: {value} is outside {low:,} to {high:,}; choose {_shape(option)} within"
+            f"{label(option.name)}: {value} is outside {low:,} to {high:,}; choose {option.metadata['shape']} within"
         )
-
-
-def _shape(option: dataclasses.Field[Any]) -> str:
-    return option.metadata["shape"] or " or ".join(option.metadata["choices"])
 
 
 def _shown(option: dataclasses.Field[Any]) -> str:

@@ -38,7 +38,7 @@ from acker_service.grpc import advertised
 from acker_service.grpc.health_service import Health
 from acker_service.grpc.servicer import SERVICE, Servicer
 from acker_service.http.metrics import CONTENT_TYPE, Metrics
-from acker_service.http.server import HttpDoor, Page, bound, text
+from acker_service.http.server import HttpServer, Page, text
 from acker_service.locked_shard import SharedShard
 from acker_service.process import logs
 from acker_service.process.heap import Heap
@@ -100,7 +100,7 @@ class Server:
         self._hurried = threading.Event()
         self._drain_lock = threading.Lock()
         self._workers: dict[str, Workers] = {}
-        self._http: HttpDoor | None = None
+        self._http: HttpServer | None = None
         self._registry: Registry | None = None
         self._listening: grpc.Server | None = None
         self._state_dir = _claim(options)
@@ -397,13 +397,13 @@ class Server:
             raise _port_error("port", options.host, options.port) from None
         return server, _address(options.host, port)
 
-    def _bind_http(self) -> HttpDoor | None:
+    def _bind_http(self) -> HttpServer | None:
         port = self._options.http_port
         if port is None:
             return None
         pages = {"/metrics": self._metrics_page, "/livez": self._livez, "/readyz": self._readyz}
         try:
-            return HttpDoor(self._options.host, port, pages, calls_at=self.address)
+            return HttpServer(self._options.host, port, pages)
         except OSError:
             raise _port_error("http_port", self._options.host, port) from None
 
@@ -568,7 +568,7 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
 def _check_host(host: str) -> None:
     """Raise :class:`StartError` where nothing can listen on ``host``, whatever the port."""
     try:
-        bound(host, 0).close()
+        HttpServer(host, 0, {}).stop()
     except OSError as error:
         raise StartError(
             f"{config.label('host')}: {host}: {(error.strerror or str(error)).lower()}. "
@@ -580,7 +580,7 @@ def _port_error(name: str, host: str, port: int) -> StartError:
     """Why a port cannot be had: gRPC does not say, so ask the system."""
     reason = "it cannot be bound"
     try:
-        bound(host, port).close()
+        HttpServer(host, port, {}).stop()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     return StartError(

@@ -151,7 +151,7 @@ class LocalTransport:
 
     def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
         try:
-            arrived = wire.decode_apply(wire.encode_apply(message))
+            arrived = wire.decode(Apply, wire.encode(message))
         except wire.Malformed as error:
             raise Rejected(f"the acker in memory answered INVALID_ARGUMENT: {error}") from None
         return self.server.ask(lambda shard, now: shard.apply(arrived, now))

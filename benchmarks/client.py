@@ -43,7 +43,7 @@ def columns(updates: int) -> tuple[Column, Column]:
 def serialised(roots: Column, vals: Column) -> list[bytes]:
     """The messages of one report, as they go to the socket."""
     messages = pack(Identity(1, 2, sequenced=True), fold(roots, vals))
-    return [wire.encode_apply(message).SerializeToString() for message in messages]
+    return [wire.encode(message).SerializeToString() for message in messages]
 
 
 def per_second(work: Callable[[], object], amount: int, rounds: int) -> float:

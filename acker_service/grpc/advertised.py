@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from acker_protocol import wire
-from acker_protocol.messages import PROTOCOL_VERSION, Hello
+from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply
 from acker_protocol.v1.acker_pb2_grpc import AckerStub
 
 # One answer. Names of a server that has just come may not be known everywhere yet, so it is tried again.
@@ -41,7 +41,7 @@ def check(address: str, incarnation: int, greeting: str, budget_s: float) -> Non
 
     ``greeting``: by what the server knows this Hello for its own. Raises :class:`Misdirected`.
     """
-    hello = wire.encode_hello(Hello(PROTOCOL_VERSION, greeting))
+    hello = wire.encode(Hello(PROTOCOL_VERSION, greeting))
     deadline = time.monotonic() + budget_s
     while True:
         # A channel of its own each time: one that has not found a name asks for it seldom.
@@ -56,7 +56,7 @@ def check(address: str, incarnation: int, greeting: str, budget_s: float) -> Non
 
 def _trouble(stub: AckerStub, hello: Any, address: str, incarnation: int) -> Misdirected | None:
     try:
-        reply = wire.decode_hello_reply(stub.Hello(hello, timeout=ANSWER_S))
+        reply = wire.decode(HelloReply, stub.Hello(hello, timeout=ANSWER_S))
     except grpc.RpcError as error:
         return Misdirected(f"this server does not answer at {address} ({_said(error)})", is_another=False)
     if reply.incarnation == incarnation:

@@ -18,7 +18,23 @@ from typing import Any
 import grpc
 
 from acker_protocol import wire
-from acker_protocol.messages import PROTOCOL_VERSION, DrainReply, HelloReply, StatsReply, Status, ViewReply
+from acker_protocol.messages import (
+    PROTOCOL_VERSION,
+    Apply,
+    DrainReply,
+    DrainRequest,
+    Hello,
+    HelloReply,
+    OpenBatch,
+    Pins,
+    Settle,
+    StatsReply,
+    StatsRequest,
+    Status,
+    ViewReply,
+    ViewRequest,
+    Watch,
+)
 from acker_protocol.version import VERSION
 from acker_service.locked_shard import OnEnd, SharedShard
 from acker_service.process.logs import Log, RateLimit
@@ -75,7 +91,7 @@ class Servicer:
         return len(self._under_way)
 
     def hello(self, content: bytes, on_end: OnEnd) -> Answer:
-        hello = wire.decode_hello(content)
+        hello = wire.decode(Hello, content)
         if hello.protocol_version != PROTOCOL_VERSION:
             older = "client" if hello.protocol_version < PROTOCOL_VERSION else "server"
             raise CallRefused(
@@ -84,46 +100,46 @@ class Servicer:
                 f"version {PROTOCOL_VERSION}: upgrade the {older}",
             )
         reply = dataclasses.replace(self._hello, is_draining=self._shared.is_draining)
-        return self._answer(Status.APPLIED, wire.encode_hello_reply(reply))
+        return self._answer(Status.APPLIED, reply)
 
     def apply(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.apply(wire.decode_apply(content))
-        return self._answer(reply.status, wire.encode_apply_reply(reply))
+        reply = self._shared.apply(wire.decode(Apply, content))
+        return self._answer(reply.status, reply)
 
     def open_batch(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.open_batch(wire.decode_open_batch(content))
-        return self._answer(reply.status, wire.encode_open_batch_reply(reply))
+        reply = self._shared.open_batch(wire.decode(OpenBatch, content))
+        return self._answer(reply.status, reply)
 
     def settle(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.settle(wire.decode_settle(content))
-        return self._answer(reply.status, wire.encode_settle_reply(reply))
+        reply = self._shared.settle(wire.decode(Settle, content))
+        return self._answer(reply.status, reply)
 
     def watch(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.watch(wire.decode_watch(content), on_end)
-        return self._answer(reply.status, wire.encode_watch_reply(reply))
+        reply = self._shared.watch(wire.decode(Watch, content), on_end)
+        return self._answer(reply.status, reply)
 
     def stats(self, content: bytes, on_end: OnEnd) -> Answer:
-        wire.decode_stats_request(content)
+        wire.decode(StatsRequest, content)
         reply = StatsReply(self._hello.incarnation, VERSION, self._values())
-        return self._answer(Status.APPLIED, wire.encode_stats_reply(reply))
+        return self._answer(Status.APPLIED, reply)
 
     def view(self, content: bytes, on_end: OnEnd) -> Answer:
-        wire.decode_view_request(content)
+        wire.decode(ViewRequest, content)
         # Not stamped: the epoch has to be that of these members.
-        return Status.APPLIED, wire.encode_view_reply(self._view()).SerializeToString()
+        return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
     def drain(self, content: bytes, on_end: OnEnd) -> Answer:
-        wire.decode_drain_request(content)
+        wire.decode(DrainRequest, content)
         reply = self._drain()
-        return self._answer(reply.status, wire.encode_drain_reply(reply))
+        return self._answer(reply.status, reply)
 
     def pins(self, content: bytes, on_end: OnEnd) -> Answer:
-        reply = self._shared.pins(wire.decode_pins(content))
-        return self._answer(reply.status, wire.encode_pins_reply(reply))
+        reply = self._shared.pins(wire.decode(Pins, content))
+        return self._answer(reply.status, reply)
 
-    def _answer(self, status: Status, encoded: Any) -> Answer:
+    def _answer(self, status: Status, reply: object) -> Answer:
         """An answer, with the epoch that all of them have."""
-        return status, wire.stamped(encoded, self._epoch()).SerializeToString()
+        return status, wire.stamped(wire.encode(reply), self._epoch()).SerializeToString()
 
     @property
     def calls(self) -> dict[str, _Call]:
@@ -177,7 +193,7 @@ class Servicer:
     def _admit(self, name: str, content: bytes) -> None:
         if self.answers_only is None:
             return
-        if name != "Hello" or wire.decode_hello(content).client_version != self.answers_only:
+        if name != "Hello" or wire.decode(Hello, content).client_version != self.answers_only:
             raise CallRefused(grpc.StatusCode.UNAVAILABLE, "the server is starting")
 
     def _log_greeting(self, peer: str, refused: CallRefused) -> None:

@@ -1,35 +1,48 @@
-"""HTTP: /metrics, /livez and /readyz for machines that watch over this one.
+"""HTTP server of /metrics, /livez and /readyz, for the machines that watch this one.
 
-Decides paths, status codes and limits; what the pages say comes in as functions. Answers GET and HEAD only; nothing
-here changes anything. One thread serves all connections and each page has one that makes it, so no number of
-connections takes more of either, and a page that takes long holds up no other. A connection serves one request, which
-has REQUEST_S from the first byte to the last; at CONNECTIONS_MAX the oldest makes room for the new one.
+Decides paths, status codes and limits. The pages come in as functions. Built on the standard library's HTTP server,
+which by itself has no limits:
+
+- There are at most CONNECTIONS_MAX connections, each with a thread. A further one takes the place of the oldest, so
+  clients that hold connections open cannot keep out a probe.
+- A connection serves one request of at most HEAD_BYTES, and is closed REQUEST_S after it was accepted.
+- One thread at a time renders a page, so any number of scrapers takes one thread's share of the interpreter, and a page
+  that takes long delays no other page.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import io
 import socket
+import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
 
-from acker_service.http import http2
 from acker_service.process.logs import Log
 
 CONNECTIONS_MAX = 128
-BACKLOG = 128
-# From the first byte of a request to the last one of its answer.
+BACKLOG = 1024
+# From accepting a connection to the last byte of its answer.
 REQUEST_S = 10.0
 # Request line and headers.
 HEAD_BYTES = 8192
-# What a client still sends while it is answered is read for so long: a connection closed over unread bytes is reset,
-# and with it the answer.
+# After the answer, the rest of the request is read for at most this long: closing a connection with unread bytes resets
+# it, and the client loses the answer.
 LINGER_S = 1.0
 LINGER_BYTES = 1 << 16
-# Pause after an accept that failed, for want of descriptors most likely.
+# Pause after an accept that failed, most likely for lack of file descriptors.
 ACCEPT_PAUSE_S = 0.5
+# How often the server looks for overdue connections and for a stop.
+POLL_S = 0.05
+# How often a request that waits for its page looks whether its connection was closed meanwhile.
+TURN_S = 0.1
 
 METHODS = ("GET", "HEAD")
 
@@ -39,174 +52,163 @@ log = Log("acker.http")
 Page = tuple[HTTPStatus, str, bytes]
 
 
-class HttpDoor:
-    """Serves pages by path from a thread of its own. ``calls_at``: where gRPC is served, for callers that mistake the
-    port."""
+class HttpServer(ThreadingMixIn, TCPServer):
+    """Serves pages by path, from a thread that accepts and a pool of threads that answer. ``start`` and ``stop`` it
+    once."""
 
-    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]], calls_at: str) -> None:
+    allow_reuse_address = True
+    request_queue_size = BACKLOG
+
+    def __init__(self, host: str, port: int, pages: dict[str, Callable[[], Page]]) -> None:
         """Bind. Port 0 takes a free one. Raises :class:`OSError`."""
-        self._socket = bound(host, port)
-        self._makers = {
-            path: (page, ThreadPoolExecutor(1, thread_name_prefix=f"acker-http{path}")) for path, page in pages.items()
-        }
-        self._calls_at = calls_at
-        self._open: dict[asyncio.Task[None], None] = {}
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(_pass_over)
-        self._thread = threading.Thread(target=self._run, name="acker-http", daemon=True)
-        self._accepting: asyncio.Task[None]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family, *_, place = found[0]
+        super().__init__(place, _Handler)  # type: ignore[arg-type]  # for the type checker it may be no IP address
+        self.pages = {path: (render, threading.Lock()) for path, render in pages.items()}
+        # The render of a page goes on when its connection is closed, so each page may hold one thread more.
+        self._pool = ThreadPoolExecutor(CONNECTIONS_MAX + len(pages), thread_name_prefix="acker-http")
+        self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
+        # When each open connection was accepted, the oldest first.
+        self._accepted: dict[socket.socket, float] = {}
+        # Held also while a connection is closed: its number may be another connection's right after.
+        self._lock = threading.Lock()
+        self._has_failed = False
 
     @property
     def port(self) -> int:
-        return int(self._socket.getsockname()[1])
+        return int(self.server_address[1])
 
     def start(self) -> None:
-        # Before the thread runs: a stop may come sooner than that.
-        self._accepting = self._loop.create_task(self._accept())
         self._thread.start()
 
     def stop(self) -> None:
-        """Close all connections. Does nothing but let the port go where it was never started."""
+        """Close the port and all connections. Waits for no page that is being rendered."""
         if self._thread.ident is not None:
-            self._loop.call_soon_threadsafe(self._accepting.cancel)
+            self.shutdown()
             self._thread.join()
-        self._loop.close()
-        self._socket.close()
-        for _, maker in self._makers.values():
-            maker.shutdown(wait=False, cancel_futures=True)
+        self.server_close()
+        while self._accepted:
+            self._disconnect_oldest()
+        self._pool.shutdown(wait=False)
 
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            accepted = super().get_request()
+        except OSError as error:
+            if not self._has_failed:
+                log.warning("http_accept_failed", error=error.strerror or str(error), connections=len(self._accepted))
+            self._has_failed = True
+            self._disconnect_oldest()
+            time.sleep(ACCEPT_PAUSE_S)
+            raise
+        self._has_failed = False
+        return accepted
 
-    async def _serve(self) -> None:
-        await asyncio.wait([self._accepting])
-        for task in [*self._open]:
-            task.cancel()
-        if self._open:
-            await asyncio.wait([*self._open])
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._accepted) >= CONNECTIONS_MAX:
+            self._disconnect_oldest()
+        with self._lock:
+            self._accepted[request] = time.monotonic()
+        self._pool.submit(self.process_request_thread, request, client_address)
 
-    async def _accept(self) -> None:
-        has_failed = False
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._socket)
-            except OSError as error:
-                if not has_failed:
-                    log.warning("http_accept_failed", error=error.strerror or str(error), connections=len(self._open))
-                has_failed = True
-                self._make_room()
-                await asyncio.sleep(ACCEPT_PAUSE_S)
-                continue
-            has_failed = False
-            if len(self._open) >= CONNECTIONS_MAX:
-                self._make_room()
-            task = asyncio.create_task(self._attend(connection))
-            self._open[task] = None
-            task.add_done_callback(self._open.pop)
+    def service_actions(self) -> None:
+        """Disconnect overdue clients. Called after each accept, and every POLL_S."""
+        overdue = time.monotonic() - REQUEST_S
+        with self._lock:
+            late = [request for request, accepted in self._accepted.items() if accepted < overdue]
+        for request in late:
+            self._disconnect(request)
 
-    def _make_room(self) -> None:
-        for task in self._open:
-            if not task.cancelling():
-                task.cancel()
+    def is_open(self, request: socket.socket) -> bool:
+        """Whether the connection is neither disconnected nor closed."""
+        return request in self._accepted
+
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            self._accepted.pop(request, None)
+            request.close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # An OSError is a client that has gone or was disconnected: it notices by itself.
+        if not isinstance(sys.exception(), OSError):
+            log.exception("http_failed")  # noqa: LOG004  # socketserver calls this while it handles one
+
+    def _disconnect_oldest(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._accepted), None)
+        if oldest is not None:
+            self._disconnect(oldest)
+
+    def _disconnect(self, request: socket.socket) -> None:
+        """End what the connection's thread reads or writes. That thread then closes the connection."""
+        with self._lock, contextlib.suppress(OSError):
+            self._accepted.pop(request, None)
+            request.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves one request of one connection."""
+
+    protocol_version = default_request_version = "HTTP/1.1"
+    command, request_version = "", protocol_version
+    server: HttpServer
+
+    def handle(self) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if len(head) == HEAD_BYTES:
+                self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request is too long")
                 return
+            if not (some := self.connection.recv(HEAD_BYTES - len(head))):
+                return
+            head += some
+        self.rfile.close()
+        self.rfile = io.BytesIO(head)
+        self.raw_requestline = self.rfile.readline()
+        if self.parse_request():
+            self._send(self._page())
 
-    async def _attend(self, connection: socket.socket) -> None:
-        """Serve one connection to its end, whatever becomes of it."""
-        writer: asyncio.StreamWriter | None = None
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that the standard library cannot read, in plain text instead of HTML."""
+        self._send(text(HTTPStatus(code), f"{message}; this is the acker's HTTP port"))
+
+    def _page(self) -> Page:
+        if self.command not in METHODS:
+            return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command}: this port answers GET and HEAD only")
+        path = self.path.partition("?")[0]
+        if path not in self.server.pages:
+            return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self.server.pages)}")
+        render, turn = self.server.pages[path]
+        while not turn.acquire(timeout=TURN_S):
+            if not self.server.is_open(self.request):
+                raise ConnectionAbortedError
         try:
-            async with asyncio.timeout(REQUEST_S):
-                reader = asyncio.StreamReader(HEAD_BYTES)
-                protocol = asyncio.StreamReaderProtocol(reader)
-                transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, connection)
-                transport.set_write_buffer_limits(0)
-                writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
-                await self._answer(reader, writer)
-        except (OSError, TimeoutError, EOFError):
-            # The other side has gone, or is too slow; it notices that the connection ends.
-            pass
+            return render()
         except Exception:
-            log.exception("http_failed")
+            log.exception("page_failed", path=self.path)
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the server; its log has the rest")
         finally:
-            if writer is None:
-                connection.close()
-            else:
-                writer.transport.abort()
+            turn.release()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            await _send(reader, writer, text(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long"))
-            return
-        if head == http2.PREFACE_HEAD:
-            sentence = f"this is the acker's port for /metrics, /livez and /readyz; calls are taken at {self._calls_at}"
-            await http2.refuse(reader, writer, sentence)
-            return
-        words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
-        if len(words) != 3 or not words[2].startswith("HTTP/"):
-            await _send(reader, writer, text(HTTPStatus.BAD_REQUEST, "this is no HTTP request"))
-            return
-        await _send(reader, writer, await self._page(words[0], words[1]), has_body=words[0] != "HEAD")
-
-    async def _page(self, method: str, target: str) -> Page:
-        if method not in METHODS:
-            return text(HTTPStatus.METHOD_NOT_ALLOWED, f"{method}: this port answers GET and HEAD only")
-        found = self._makers.get(target.partition("?")[0])
-        if found is None:
-            return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self._makers)}")
-        page, maker = found
-        return await self._loop.run_in_executor(maker, _rendered, target, page)
+    def _send(self, page: Page) -> None:
+        status, content_type, body = page
+        self.send_response_only(status)
+        self.send_header("Server", "acker")
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", ", ".join(METHODS))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.connection.shutdown(socket.SHUT_WR)
+        self.connection.settimeout(LINGER_S)
+        left = LINGER_BYTES
+        while left > 0 and (some := self.connection.recv(left)):
+            left -= len(some)
 
 
 def text(status: HTTPStatus, body: str) -> Page:
     """A page of plain text."""
     return status, "text/plain; charset=utf-8", f"{body}\n".encode()
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens at ``host`` and ``port``, 0 for a free one. Raises :class:`OSError`."""
-    family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
-        0
-    ]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(place)
-        listening.listen(BACKLOG)
-        listening.setblocking(False)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
-
-
-async def _send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Page, has_body: bool = True) -> None:
-    status, content_type, body = page
-    lines = [
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        "Server: acker",
-        f"Content-Type: {content_type}",
-        f"Content-Length: {len(body)}",
-        "Connection: close",
-    ]
-    if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        lines.append(f"Allow: {', '.join(METHODS)}")
-    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + (body if has_body else b""))
-    await writer.drain()
-    writer.write_eof()
-    async with asyncio.timeout(LINGER_S):
-        left = LINGER_BYTES
-        while left > 0 and (some := await reader.read(left)):
-            left -= len(some)
-
-
-def _rendered(path: str, page: Callable[[], Page]) -> Page:
-    try:
-        return page()
-    except Exception:
-        log.exception("page_failed", path=path)
-        return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the server; its log has the rest")
-
-
-def _pass_over(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """What the event loop complains of (resets above all) is not worth a line of ours."""

@@ -293,6 +293,11 @@ class WatchReply:
 
 
 @dataclass(frozen=True, slots=True)
+class StatsRequest:
+    """What does the server count?"""
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReply:
     incarnation: int
     server_version: str
@@ -310,12 +315,22 @@ class ListedMember:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewRequest:
+    """Which servers are there?"""
+
+
+@dataclass(frozen=True, slots=True)
 class ViewReply:
     """The servers there are, ascending by id. ``epoch`` 0: the server knows of no other and lists itself alone."""
 
     incarnation: int
     epoch: int
     members: tuple[ListedMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """Take nothing new, finish, and end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,16 @@
-"""Wire: messages to protobuf and back. The only door to protobuf.
+"""Wire: messages to protobuf and back. The only module that imports protobuf.
 
-Decides how columns travel (little-endian bytes) and what a malformed message is; decides nothing about what a message
-means. ``decode_*`` raise :class:`Malformed` with a sentence that names the field; they never raise anything else. Those
-for requests take bytes too, so that a server answers what is no message at all with a sentence of its own.
+Decides how columns travel (little-endian bytes) and what a malformed message is. Decides nothing about the meaning of a
+message. Two tables hold the rest: ``_CODECS`` has the protobuf class of each message class, and ``_FIELDS`` the fields
+that protobuf does not hold under the same name as the same value.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,33 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from acker_protocol import messages
 from acker_protocol.ids import SLOTS, Column, check_column
-from acker_protocol.messages import (
-    Apply,
-    ApplyReply,
-    DrainReply,
-    Entries,
-    Hello,
-    HelloReply,
-    Identity,
-    InitScope,
-    Limits,
-    ListedMember,
-    MemberState,
-    OpenBatch,
-    OpenBatchReply,
-    Outcomes,
-    Pins,
-    PinsReply,
-    Settle,
-    Settlement,
-    SettleReply,
-    StatsReply,
-    Status,
-    Verdict,
-    ViewReply,
-    Watch,
-    WatchReply,
-)
+from acker_protocol.messages import Entries, Identity, InitScope, Limits, ListedMember, Outcomes, Verdict
 from acker_protocol.placement import Member, epoch_of, parts_of
 from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
@@ -52,7 +28,7 @@ if sys.byteorder != "little":  # pragma: no cover
 
 
 class Malformed(ValueError):
-    """A message that cannot be read; the text names the field and says what it should hold."""
+    """A message that cannot be read. The text names the field and says what it should hold."""
 
 
 class _Stamped(Protocol):
@@ -62,391 +38,31 @@ class _Stamped(Protocol):
     ensemble: int
 
 
-_Wire = TypeVar("_Wire", bound=Message)
+_Plain = TypeVar("_Plain")
 _Reply = TypeVar("_Reply", bound=_Stamped)
 
 
-def parse(kind: type[_Wire], content: _Wire | bytes) -> _Wire:
-    """A message of ``kind`` from its bytes; one that is parsed already stays. Raises :class:`Malformed`."""
-    if not isinstance(content, bytes):
-        return content
-    try:
-        return kind.FromString(content)
-    except DecodeError:
-        raise Malformed(f"{kind.__name__}: {len(content)} bytes that are not such a message") from None
-
-
-def encode_hello(hello: Hello) -> pb.HelloRequest:
-    return pb.HelloRequest(protocol_version=hello.protocol_version, client_version=hello.client_version)
-
-
-def decode_hello(content: pb.HelloRequest | bytes) -> Hello:
-    wire = parse(pb.HelloRequest, content)
-    return Hello(wire.protocol_version, wire.client_version)
-
-
-def encode_hello_reply(reply: HelloReply) -> pb.HelloReply:
-    return stamped(
-        pb.HelloReply(
-            protocol_version=reply.protocol_version,
-            server_version=reply.server_version,
-            incarnation=reply.incarnation,
-            max_message_bytes=reply.max_message_bytes,
-            sequence_window=reply.sequence_window,
-            id=reply.id,
-            generation=reply.generation,
-            is_draining=reply.is_draining,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_hello_reply(wire: pb.HelloReply) -> HelloReply:
-    return HelloReply(
-        wire.protocol_version,
-        wire.server_version,
-        wire.incarnation,
-        wire.max_message_bytes,
-        wire.sequence_window,
-        wire.id,
-        wire.generation,
-        wire.is_draining,
-        _epoch(wire),
-    )
-
-
-def encode_apply(message: Apply) -> pb.ApplyRequest:
-    identity, entries, inits = message.identity, message.entries, message.inits
-    return pb.ApplyRequest(
-        identity=pb.Identity(high=identity.high, low=identity.low, sequenced=identity.sequenced),
-        digest=message.digest,
-        inits=None
-        if inits is None
-        else pb.Inits(session=inits.session, batch=inits.batch, covered=inits.covered.tobytes()),
-        root_ids=_fixed64("root_ids", entries.root_ids),
-        ack_vals=_fixed64("ack_vals", entries.ack_vals),
-        kinds=entries.kinds.tobytes(),
-        reason_ids=entries.reason_ids.tobytes(),
-        reasons=entries.reasons,
-    )
-
-
-def decode_apply(content: pb.ApplyRequest | bytes) -> Apply:
-    """Checks all that needs no hashing: lengths, kinds, reasons, ranges. Order and slots are the ledger's to check."""
-    wire = parse(pb.ApplyRequest, content)
-    if not wire.HasField("identity"):
-        raise Malformed("identity: missing")
-    identity = Identity(wire.identity.high, wire.identity.low, wire.identity.sequenced)
-    inits = _decode_inits(wire.inits) if wire.HasField("inits") else None
-    return Apply(identity, wire.digest, _decode_entries(wire, inits is not None), inits)
-
-
-def encode_apply_reply(reply: ApplyReply) -> pb.ApplyReply:
-    return stamped(
-        pb.ApplyReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            section_statuses=reply.section_statuses.tobytes(),
-            retry_delay_ms=reply.retry_delay_ms,
-            detail=reply.detail,
-            inits_known=reply.inits_known,
-            inits_conflicting=reply.inits_conflicting,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_apply_reply(wire: pb.ApplyReply) -> ApplyReply:
-    statuses = np.frombuffer(wire.section_statuses, np.uint8)
-    return ApplyReply(
-        wire.incarnation,
-        _status(wire.status),
-        statuses,
-        wire.retry_delay_ms,
-        wire.detail,
-        wire.inits_known,
-        wire.inits_conflicting,
-        _epoch(wire),
-    )
-
-
-def encode_open_batch(request: OpenBatch) -> pb.OpenBatchRequest:
-    return pb.OpenBatchRequest(
-        session=request.session,
-        number=request.number,
-        first=request.first,
-        up_to=request.up_to,
-        held=request.held,
-        limits=_encode_limits(request.limits),
-        slots=request.slots,
-    )
-
-
-def decode_open_batch(content: pb.OpenBatchRequest | bytes) -> OpenBatch:
-    wire = parse(pb.OpenBatchRequest, content)
-    if len(wire.slots) not in (0, SLOTS // 8):
-        raise Malformed(f"slots: {len(wire.slots)} bytes; give {SLOTS // 8}, a bit a slot, or none for all slots")
-    limits = _decode_limits(wire.limits)
-    return OpenBatch(wire.session, wire.number, wire.first, wire.up_to, wire.held, limits, wire.slots)
-
-
-def encode_open_batch_reply(reply: OpenBatchReply) -> pb.OpenBatchReply:
-    return stamped(
-        pb.OpenBatchReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            retry_delay_ms=reply.retry_delay_ms,
-            detail=reply.detail,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_open_batch_reply(wire: pb.OpenBatchReply) -> OpenBatchReply:
-    return OpenBatchReply(wire.incarnation, _status(wire.status), wire.retry_delay_ms, wire.detail, _epoch(wire))
-
-
-def encode_settle(request: Settle) -> pb.SettleRequest:
-    return pb.SettleRequest(
-        session=request.session,
-        number=request.number,
-        settlement=int(request.settlement),  # type: ignore[arg-type]
-    )
-
-
-def decode_settle(content: pb.SettleRequest | bytes) -> Settle:
-    wire = parse(pb.SettleRequest, content)
-    try:
-        settlement = Settlement(wire.settlement)
-    except ValueError:
-        raise Malformed(
-            f"settlement: {wire.settlement} is neither SETTLEMENT_DONE (1) nor SETTLEMENT_ABANDON (2)"
-        ) from None
-    return Settle(wire.session, wire.number, settlement)
-
-
-def encode_settle_reply(reply: SettleReply) -> pb.SettleReply:
-    return stamped(
-        pb.SettleReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            detail=reply.detail,
-            cursor=reply.cursor,
-            roots=reply.roots,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_settle_reply(wire: pb.SettleReply) -> SettleReply:
-    return SettleReply(wire.incarnation, _status(wire.status), wire.detail, wire.cursor, wire.roots, _epoch(wire))
-
-
-def encode_watch(request: Watch) -> pb.WatchRequest:
-    return pb.WatchRequest(
-        source=request.source,
-        session=request.session,
-        lease_ms=request.lease_ms,
-        limits=_encode_limits(request.limits),
-        confirmed=request.confirmed,
-        wait_ms=request.wait_ms,
-        max_outcomes=request.max_outcomes,
-        close=request.close,
-        pins=request.pins,
-    )
-
-
-def decode_watch(content: pb.WatchRequest | bytes) -> Watch:
-    wire = parse(pb.WatchRequest, content)
-    return Watch(
-        wire.source,
-        wire.session,
-        wire.lease_ms,
-        _decode_limits(wire.limits),
-        wire.confirmed,
-        wire.wait_ms,
-        wire.max_outcomes,
-        wire.close,
-        wire.pins,
-    )
-
-
-def encode_watch_reply(reply: WatchReply) -> pb.WatchReply:
-    outcomes = reply.outcomes
-    return stamped(
-        pb.WatchReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            detail=reply.detail,
-            is_new=reply.is_new,
-            generation=reply.generation,
-            cursor=reply.cursor,
-            root_ids=outcomes.root_ids.tobytes(),
-            verdicts=outcomes.verdicts.tobytes(),
-            reason_ids=outcomes.reason_ids.tobytes(),
-            reasons=outcomes.reasons,
-            lease_ms=reply.lease_ms,
-            pins_crc32=reply.pins_crc32,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_watch_reply(wire: pb.WatchReply) -> WatchReply:
-    outcomes = Outcomes(
-        _ids("root_ids", wire.root_ids),
-        np.frombuffer(wire.verdicts, np.uint8),
-        _reason_ids(wire.reason_ids),
-        tuple(wire.reasons),
-    )
-    if len(outcomes.verdicts) != len(outcomes):
-        raise Malformed(f"verdicts: {len(outcomes.verdicts)} for {len(outcomes)} root ids")
-    if len(outcomes) and not Verdict.ACKED <= outcomes.verdicts.min() <= outcomes.verdicts.max() <= Verdict.LOST:
-        raise Malformed("verdicts: one is not a verdict of this protocol version")
-    if len(outcomes.reason_ids) not in (0, len(outcomes)):
-        raise Malformed(f"reason_ids: {len(outcomes.reason_ids)} for {len(outcomes)} root ids")
-    if len(outcomes.reason_ids) and int(outcomes.reason_ids.max()) > len(outcomes.reasons):
-        raise Malformed(f"reason_ids: an index is beyond the {len(outcomes.reasons)} reasons")
-    return WatchReply(
-        wire.incarnation,
-        _status(wire.status),
-        wire.detail,
-        wire.is_new,
-        wire.generation,
-        wire.cursor,
-        outcomes,
-        wire.lease_ms,
-        wire.pins_crc32,
-        _epoch(wire),
-    )
-
-
-def encode_stats_request() -> pb.StatsRequest:
-    return pb.StatsRequest()
-
-
-def decode_stats_request(content: pb.StatsRequest | bytes) -> None:
-    parse(pb.StatsRequest, content)
-
-
-def encode_stats_reply(reply: StatsReply) -> pb.StatsReply:
-    return stamped(
-        pb.StatsReply(incarnation=reply.incarnation, server_version=reply.server_version, values=reply.values),
-        reply.epoch,
-    )
-
-
-def decode_stats_reply(wire: pb.StatsReply) -> StatsReply:
-    return StatsReply(wire.incarnation, wire.server_version, dict(wire.values), _epoch(wire))
-
-
-def encode_view_request() -> pb.ViewRequest:
-    return pb.ViewRequest()
-
-
-def decode_view_request(content: pb.ViewRequest | bytes) -> None:
-    parse(pb.ViewRequest, content)
-
-
-def encode_view_reply(reply: ViewReply) -> pb.ViewReply:
-    members = [_encode_listed(listed) for listed in reply.members]
-    return stamped(pb.ViewReply(incarnation=reply.incarnation, members=members), reply.epoch)
-
-
-def decode_view_reply(wire: pb.ViewReply) -> ViewReply:
-    return ViewReply(wire.incarnation, _epoch(wire), tuple(_decode_listed(listed) for listed in wire.members))
-
-
-def encode_drain_request() -> pb.DrainRequest:
-    return pb.DrainRequest()
-
-
-def decode_drain_request(content: pb.DrainRequest | bytes) -> None:
-    parse(pb.DrainRequest, content)
-
-
-def encode_drain_reply(reply: DrainReply) -> pb.DrainReply:
-    return stamped(
-        pb.DrainReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            detail=reply.detail,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_drain_reply(wire: pb.DrainReply) -> DrainReply:
-    return DrainReply(wire.incarnation, _status(wire.status), wire.detail, _epoch(wire))
-
-
-def encode_pins(request: Pins) -> pb.PinsRequest:
-    return pb.PinsRequest(session=request.session)
-
-
-def decode_pins(content: pb.PinsRequest | bytes) -> Pins:
-    return Pins(parse(pb.PinsRequest, content).session)
-
-
-def encode_pins_reply(reply: PinsReply) -> pb.PinsReply:
-    return stamped(
-        pb.PinsReply(
-            incarnation=reply.incarnation,
-            status=int(reply.status),  # type: ignore[arg-type]
-            detail=reply.detail,
-            pins=reply.pins,
-        ),
-        reply.epoch,
-    )
-
-
-def decode_pins_reply(wire: pb.PinsReply) -> PinsReply:
-    return PinsReply(wire.incarnation, _status(wire.status), wire.detail, wire.pins, _epoch(wire))
-
-
-def _encode_listed(listed: ListedMember) -> pb.Member:
-    return pb.Member(
-        id=listed.member.id,
-        generation=listed.member.generation,
-        address=listed.member.address,
-        state=int(listed.state),  # type: ignore[arg-type]
-        away_ms=listed.away_ms,
-    )
-
-
-def _decode_listed(wire: pb.Member) -> ListedMember:
-    try:
-        return ListedMember(Member(wire.id, wire.generation, wire.address), MemberState(wire.state), wire.away_ms)
-    except ValueError as error:
-        raise Malformed(f"members: {error}") from None
-
-
-def _encode_limits(limits: Limits) -> pb.Limits:
-    return pb.Limits(message_timeout_ms=limits.message_timeout_ms, progress_timeout_ms=limits.progress_timeout_ms)
-
-
-def _decode_limits(wire: pb.Limits) -> Limits:
-    return Limits(wire.message_timeout_ms, wire.progress_timeout_ms)
-
-
-def _decode_inits(wire: pb.Inits) -> InitScope:
-    bounds = _ids("covered", wire.covered)
-    if len(bounds) % 2:
-        raise Malformed(f"covered: {len(bounds)} bounds do not make [start, stop) pairs")
-    covered = bounds.reshape(-1, 2)
-    if np.any(covered[:, 0] > covered[:, 1]):
-        raise Malformed("covered: a range stops before it starts")
-    return InitScope(wire.session, wire.batch, covered)
-
-
-def _decode_entries(wire: pb.ApplyRequest, are_inits: bool) -> Entries:
-    root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
-    kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
-    entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
-    trouble = malformed(entries, are_inits=are_inits)
-    if trouble:
-        raise Malformed(trouble)
-    return entries
+def encode(message: object) -> Any:
+    """The protobuf message of ``message``, which is of a class of ``messages``."""
+    codec = _CODECS[type(message)]
+    wire = codec.make(message)
+    for name, write in codec.writes:
+        write(wire, getattr(message, name))
+    return wire
+
+
+def decode(kind: type[_Plain], content: Message | bytes) -> _Plain:
+    """The message of class ``kind`` in a protobuf message or its bytes. Raises :class:`Malformed`, and nothing else."""
+    codec = _CODECS[kind]
+    wire = codec.parse(content) if isinstance(content, bytes) else content
+    message: _Plain = codec.read(wire)
+    return message
+
+
+def stamped(reply: _Reply, epoch: int) -> _Reply:
+    """``reply``, with an epoch in it."""
+    reply.ensemble, reply.epoch = parts_of(epoch)
+    return reply
 
 
 def _fixed64(name: str, column: Column) -> bytes:
@@ -471,18 +87,195 @@ def _reason_ids(content: bytes) -> npt.NDArray[np.uint32]:
     return np.frombuffer(content, np.uint32)
 
 
-def stamped(reply: _Reply, epoch: int) -> _Reply:
-    """``reply``, with an epoch in it."""
-    reply.ensemble, reply.epoch = parts_of(epoch)
-    return reply
+def _write_inits(wire: pb.ApplyRequest, inits: InitScope | None) -> None:
+    if inits is not None:
+        wire.inits.session, wire.inits.batch = inits.session, inits.batch
+        wire.inits.covered = inits.covered.tobytes()
 
 
-def _epoch(wire: _Stamped) -> int:
-    return epoch_of(wire.ensemble, wire.epoch)
+def _read_inits(wire: pb.ApplyRequest) -> InitScope | None:
+    if not wire.HasField("inits"):
+        return None
+    bounds = _ids("covered", wire.inits.covered)
+    if len(bounds) % 2:
+        raise Malformed(f"covered: {len(bounds)} bounds do not make [start, stop) pairs")
+    covered = bounds.reshape(-1, 2)
+    if np.any(covered[:, 0] > covered[:, 1]):
+        raise Malformed("covered: a range stops before it starts")
+    return InitScope(wire.inits.session, wire.inits.batch, covered)
 
 
-def _status(value: int) -> messages.Status:
+def _write_identity(wire: pb.ApplyRequest, identity: Identity) -> None:
+    to = wire.identity
+    to.high, to.low, to.sequenced = identity.high, identity.low, identity.sequenced
+
+
+def _read_identity(wire: pb.ApplyRequest) -> Identity:
+    if not wire.HasField("identity"):
+        raise Malformed("identity: missing")
+    return Identity(wire.identity.high, wire.identity.low, wire.identity.sequenced)
+
+
+def _write_entries(wire: pb.ApplyRequest, entries: Entries) -> None:
+    wire.root_ids = _fixed64("root_ids", entries.root_ids)
+    wire.ack_vals = _fixed64("ack_vals", entries.ack_vals)
+    wire.kinds = entries.kinds.tobytes()
+    wire.reason_ids = entries.reason_ids.tobytes()
+    wire.reasons.extend(entries.reasons)
+
+
+def _read_entries(wire: pb.ApplyRequest) -> Entries:
+    """Check what needs no hashing: lengths, kinds, reasons, ranges. The ledger checks order and slots."""
+    root_ids, ack_vals = _ids("root_ids", wire.root_ids), _ids("ack_vals", wire.ack_vals)
+    kinds, reason_ids = np.frombuffer(wire.kinds, np.uint8), _reason_ids(wire.reason_ids)
+    entries = Entries(root_ids, ack_vals, kinds, reason_ids, tuple(wire.reasons))
+    trouble = malformed(entries, are_inits=wire.HasField("inits"))
+    if trouble:
+        raise Malformed(trouble)
+    return entries
+
+
+def _write_section_statuses(wire: pb.ApplyReply, statuses: messages.Kinds) -> None:
+    wire.section_statuses = statuses.tobytes()
+
+
+def _write_outcomes(wire: pb.WatchReply, outcomes: Outcomes) -> None:
+    wire.root_ids = outcomes.root_ids.tobytes()
+    wire.verdicts = outcomes.verdicts.tobytes()
+    wire.reason_ids = outcomes.reason_ids.tobytes()
+    wire.reasons.extend(outcomes.reasons)
+
+
+def _read_outcomes(wire: pb.WatchReply) -> Outcomes:
+    outcomes = Outcomes(
+        _ids("root_ids", wire.root_ids),
+        np.frombuffer(wire.verdicts, np.uint8),
+        _reason_ids(wire.reason_ids),
+        tuple(wire.reasons),
+    )
+    if len(outcomes.verdicts) != len(outcomes):
+        raise Malformed(f"verdicts: {len(outcomes.verdicts)} for {len(outcomes)} root ids")
+    if len(outcomes) and not Verdict.ACKED <= outcomes.verdicts.min() <= outcomes.verdicts.max() <= Verdict.LOST:
+        raise Malformed("verdicts: one is not a verdict of this protocol version")
+    if len(outcomes.reason_ids) not in (0, len(outcomes)):
+        raise Malformed(f"reason_ids: {len(outcomes.reason_ids)} for {len(outcomes)} root ids")
+    if len(outcomes.reason_ids) and int(outcomes.reason_ids.max()) > len(outcomes.reasons):
+        raise Malformed(f"reason_ids: an index is beyond the {len(outcomes.reasons)} reasons")
+    return outcomes
+
+
+def _write_limits(wire: pb.OpenBatchRequest | pb.WatchRequest, limits: Limits) -> None:
+    wire.limits.message_timeout_ms = limits.message_timeout_ms
+    wire.limits.progress_timeout_ms = limits.progress_timeout_ms
+
+
+def _read_limits(wire: pb.OpenBatchRequest | pb.WatchRequest) -> Limits:
+    return Limits(wire.limits.message_timeout_ms, wire.limits.progress_timeout_ms)
+
+
+def _write_members(wire: pb.ViewReply, members: tuple[ListedMember, ...]) -> None:
+    for listed in members:
+        member = listed.member
+        wire.members.add(
+            id=member.id,
+            generation=member.generation,
+            address=member.address,
+            state=listed.state,
+            away_ms=listed.away_ms,
+        )
+
+
+def _read_member(wire: pb.Member) -> ListedMember:
     try:
-        return Status(value)
+        member = Member(wire.id, wire.generation, wire.address)
+        return ListedMember(member, messages.MemberState(wire.state), wire.away_ms)
+    except ValueError as error:
+        raise Malformed(f"members: {error}") from None
+
+
+def _read_slots(wire: pb.OpenBatchRequest) -> bytes:
+    if len(wire.slots) not in (0, SLOTS // 8):
+        raise Malformed(f"slots: {len(wire.slots)} bytes; give {SLOTS // 8}, a bit a slot, or none for all slots")
+    return wire.slots
+
+
+def _read_settlement(wire: pb.SettleRequest) -> messages.Settlement:
+    try:
+        return messages.Settlement(wire.settlement)
     except ValueError:
-        raise Malformed(f"status: {value} is not of this protocol version") from None
+        raise Malformed(
+            f"settlement: {wire.settlement} is neither SETTLEMENT_DONE (1) nor SETTLEMENT_ABANDON (2)"
+        ) from None
+
+
+def _read_status(wire: Any) -> messages.Status:
+    try:
+        return messages.Status(wire.status)
+    except ValueError:
+        raise Malformed(f"status: {wire.status} is not of this protocol version") from None
+
+
+# How a field is written into the protobuf message, and how it is read from there. None: as it is, under its name.
+_FIELDS: dict[str, tuple[Callable[[Any, Any], object] | None, Callable[[Any], object] | None]] = {
+    "epoch": (stamped, lambda wire: epoch_of(wire.ensemble, wire.epoch)),
+    "status": (None, _read_status),
+    "settlement": (None, _read_settlement),
+    "limits": (_write_limits, _read_limits),
+    "slots": (None, _read_slots),
+    "identity": (_write_identity, _read_identity),
+    "inits": (_write_inits, _read_inits),
+    "entries": (_write_entries, _read_entries),
+    "section_statuses": (_write_section_statuses, lambda wire: np.frombuffer(wire.section_statuses, np.uint8)),
+    "outcomes": (_write_outcomes, _read_outcomes),
+    "values": (None, lambda wire: dict(wire.values)),
+    "members": (_write_members, lambda wire: tuple(_read_member(each) for each in wire.members)),
+}
+
+
+class _Codec:
+    """How the messages of one class travel.
+
+    ``make`` and ``read`` are compiled from the names of the fields, as in ``dataclasses``, because they run in every
+    call and loops over the names take twice the time.
+    """
+
+    def __init__(self, kind: type[Any], wire: type[Any]) -> None:
+        self.wire = wire
+        fields = [(each.name, *_FIELDS.get(each.name, (None, None))) for each in dataclasses.fields(kind)]
+        self.writes = [(name, write) for name, write, _ in fields if write is not None]
+        plain = [f"{name}=message.{name}" for name, write, _ in fields if write is None]
+        self.make = eval(f"lambda message: wire({', '.join(plain)})", {"wire": wire})
+        values = [f"wire.{name}" if read is None else f"read_{name}(wire)" for name, _, read in fields]
+        readers = {f"read_{name}": read for name, _, read in fields}
+        self.read = eval(f"lambda wire: kind({', '.join(values)})", {"kind": kind, **readers})
+
+    def parse(self, content: bytes) -> Any:
+        try:
+            return self.wire.FromString(content)
+        except DecodeError:
+            raise Malformed(f"{self.wire.__name__}: {len(content)} bytes that are not such a message") from None
+
+
+_CODECS: dict[type[Any], _Codec] = {
+    kind: _Codec(kind, wire)
+    for kind, wire in (
+        (messages.Hello, pb.HelloRequest),
+        (messages.HelloReply, pb.HelloReply),
+        (messages.Apply, pb.ApplyRequest),
+        (messages.ApplyReply, pb.ApplyReply),
+        (messages.OpenBatch, pb.OpenBatchRequest),
+        (messages.OpenBatchReply, pb.OpenBatchReply),
+        (messages.Settle, pb.SettleRequest),
+        (messages.SettleReply, pb.SettleReply),
+        (messages.Watch, pb.WatchRequest),
+        (messages.WatchReply, pb.WatchReply),
+        (messages.StatsRequest, pb.StatsRequest),
+        (messages.StatsReply, pb.StatsReply),
+        (messages.ViewRequest, pb.ViewRequest),
+        (messages.ViewReply, pb.ViewReply),
+        (messages.DrainRequest, pb.DrainRequest),
+        (messages.DrainReply, pb.DrainReply),
+        (messages.Pins, pb.PinsRequest),
+        (messages.PinsReply, pb.PinsReply),
+    )
+}

@@ -119,7 +119,7 @@ def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None
 def test_the_acker_s_own_http_port_is_told_apart_from_its_port_for_calls(start_server: Callable[..., Any]) -> None:
     server = start_server(http_port=0)
     client = AckerClient(server.http_address)
-    with pytest.raises(errors.Rejected, match=rf"the acker's port for /metrics.* calls are taken at {server.address}"):
+    with pytest.raises(errors.Rejected, match="an HTTP port, like the acker's own for /metrics"):
         client.hello()
     client.close()
 

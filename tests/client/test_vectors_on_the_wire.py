@@ -21,7 +21,7 @@ class Recorder(LocalTransport):
         self.sent: list[str] = []
 
     def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
-        self.sent.append(wire.encode_apply(message).SerializeToString(deterministic=True).hex())
+        self.sent.append(wire.encode(message).SerializeToString(deterministic=True).hex())
         return super().apply(message, timeout_s)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,50 +37,36 @@ members = st.builds(
 
 _Sent = TypeVar("_Sent", bound=Message)
 
-# encode, decode, protobuf class, messages: those whose fields compare by value.
-PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[Message], st.SearchStrategy[Any]]] = {
-    "hello": (wire.encode_hello, wire.decode_hello, pb.HelloRequest, st.builds(messages.Hello, uint32, sentences)),
-    "hello_reply": (
-        wire.encode_hello_reply,
-        wire.decode_hello_reply,
+# Messages whose fields compare by value: class in protobuf, drawn messages.
+PLAIN: dict[type[Any], tuple[type[Message], st.SearchStrategy[Any]]] = {
+    messages.Hello: (pb.HelloRequest, st.builds(messages.Hello, uint32, sentences)),
+    messages.HelloReply: (
         pb.HelloReply,
         st.builds(
             messages.HelloReply, uint32, sentences, uint64, uint64, uint32, uint32, uint64, st.booleans(), uint64
         ),
     ),
-    "open_batch": (
-        wire.encode_open_batch,
-        wire.decode_open_batch,
+    messages.OpenBatch: (
         pb.OpenBatchRequest,
         st.builds(messages.OpenBatch, uint64, uint64, uint64, uint64, st.booleans(), limits),
     ),
-    "open_batch_reply": (
-        wire.encode_open_batch_reply,
-        wire.decode_open_batch_reply,
+    messages.OpenBatchReply: (
         pb.OpenBatchReply,
         st.builds(messages.OpenBatchReply, uint64, statuses, uint32, sentences, uint64),
     ),
-    "settle": (
-        wire.encode_settle,
-        wire.decode_settle,
+    messages.Settle: (
         pb.SettleRequest,
         st.builds(messages.Settle, uint64, uint64, st.sampled_from(Settlement)),
     ),
-    "settle_reply": (
-        wire.encode_settle_reply,
-        wire.decode_settle_reply,
+    messages.SettleReply: (
         pb.SettleReply,
         st.builds(messages.SettleReply, uint64, statuses, sentences, uint64, uint64, uint64),
     ),
-    "watch": (
-        wire.encode_watch,
-        wire.decode_watch,
+    messages.Watch: (
         pb.WatchRequest,
         st.builds(messages.Watch, sentences, uint64, uint32, limits, uint64, uint32, uint32, st.booleans(), some_bytes),
     ),
-    "stats_reply": (
-        wire.encode_stats_reply,
-        wire.decode_stats_reply,
+    messages.StatsReply: (
         pb.StatsReply,
         st.builds(
             messages.StatsReply,
@@ -92,30 +76,24 @@ PLAIN: dict[str, tuple[Callable[[Any], Message], Callable[[Any], object], type[M
             uint64,
         ),
     ),
-    "view_reply": (
-        wire.encode_view_reply,
-        wire.decode_view_reply,
+    messages.ViewReply: (
         pb.ViewReply,
         st.builds(messages.ViewReply, uint64, uint64, st.lists(members, max_size=3).map(tuple)),
     ),
-    "drain_reply": (
-        wire.encode_drain_reply,
-        wire.decode_drain_reply,
+    messages.DrainReply: (
         pb.DrainReply,
         st.builds(messages.DrainReply, uint64, statuses, sentences, uint64),
     ),
-    "pins": (wire.encode_pins, wire.decode_pins, pb.PinsRequest, st.builds(messages.Pins, uint64)),
-    "pins_reply": (
-        wire.encode_pins_reply,
-        wire.decode_pins_reply,
+    messages.Pins: (pb.PinsRequest, st.builds(messages.Pins, uint64)),
+    messages.PinsReply: (
         pb.PinsReply,
         st.builds(messages.PinsReply, uint64, statuses, sentences, some_bytes, uint64),
     ),
 }
-DECODERS: dict[type[Any], Callable[[Any], object]] = {kind: decode for _, decode, kind, _ in PLAIN.values()} | {
-    pb.ApplyRequest: wire.decode_apply,
-    pb.ApplyReply: wire.decode_apply_reply,
-    pb.WatchReply: wire.decode_watch_reply,
+KINDS: dict[type[Any], type[Message]] = {kind: protobuf for kind, (protobuf, _) in PLAIN.items()} | {
+    messages.Apply: pb.ApplyRequest,
+    messages.ApplyReply: pb.ApplyReply,
+    messages.WatchReply: pb.WatchReply,
 }
 
 
@@ -123,14 +101,14 @@ def travelled(encoded: _Sent) -> _Sent:
     return type(encoded).FromString(encoded.SerializeToString())
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("kind", PLAIN)
 @given(st.data())
-def test_a_plain_message_arrives_as_it_was_sent(name: str, data: st.DataObject) -> None:
-    encode, decode, kind, strategy = PLAIN[name]
+def test_a_plain_message_arrives_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
+    protobuf, strategy = PLAIN[kind]
     sent = data.draw(strategy)
-    encoded = encode(sent)
-    assert isinstance(encoded, kind)
-    assert decode(travelled(encoded)) == sent
+    encoded = wire.encode(sent)
+    assert isinstance(encoded, protobuf)
+    assert wire.decode(kind, travelled(encoded)) == sent
 
 
 @given(identities, updates, uint64)
@@ -138,7 +116,7 @@ def test_a_report_of_updates_arrives_as_it_was_sent(
     identity: Identity, given_updates: list[Update], digest: int
 ) -> None:
     entries = folded(given_updates)
-    arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(identity, digest, entries))))
+    arrived = wire.decode(messages.Apply, travelled(wire.encode(messages.Apply(identity, digest, entries))))
     assert (arrived.identity, arrived.digest, arrived.inits) == (identity, digest, None)
     assert as_twin(arrived.entries) == as_twin(entries)
 
@@ -149,7 +127,7 @@ def test_a_report_of_inits_arrives_as_it_was_sent(
 ) -> None:
     entries = reports.fold(column([root for root, _ in given_acks]), column([val for _, val in given_acks]))
     scope = InitScope(session, batch, np.array(covered, np.uint64).reshape(-1, 2))
-    arrived = wire.decode_apply(travelled(wire.encode_apply(messages.Apply(Identity(1, 2), 3, entries, scope))))
+    arrived = wire.decode(messages.Apply, travelled(wire.encode(messages.Apply(Identity(1, 2), 3, entries, scope))))
     assert arrived.inits is not None
     assert (arrived.inits.session, arrived.inits.batch) == (session, batch)
     assert arrived.inits.covered.tolist() == [list(pair) for pair in covered]
@@ -163,7 +141,7 @@ def test_an_answer_to_a_report_arrives_as_it_was_sent(
     sent = messages.ApplyReply(
         incarnation, status, np.array(sections, np.uint8), delay_ms, detail, known, conflicting, 6
     )
-    arrived = wire.decode_apply_reply(travelled(wire.encode_apply_reply(sent)))
+    arrived = wire.decode(messages.ApplyReply, travelled(wire.encode(sent)))
     assert arrived.section_statuses.tolist() == sections
     assert (arrived.incarnation, arrived.status, arrived.retry_delay_ms) == (incarnation, status, delay_ms)
     assert (arrived.detail, arrived.inits_known, arrived.inits_conflicting) == (detail, known, conflicting)
@@ -185,10 +163,9 @@ def test_every_reply_brings_its_epoch_with_the_ensemble_it_is_of(ensemble: int, 
         messages.DrainReply(1, Status.APPLIED, epoch=epoch),
         messages.PinsReply(1, Status.APPLIED, epoch=epoch),
     ):
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(reply).__name__).lower()
-        encoded = getattr(wire, f"encode_{name}")(reply)
+        encoded = wire.encode(reply)
         assert (encoded.ensemble, encoded.epoch) == (ensemble, number)
-        assert getattr(wire, f"decode_{name}")(travelled(encoded)).epoch == epoch
+        assert wire.decode(type(reply), travelled(encoded)).epoch == epoch
 
 
 @given(
@@ -204,7 +181,7 @@ def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict
         reasons,
     )
     sent = messages.WatchReply(9, Status.APPLIED, "", True, 5, 77, outcomes, 4000, 7, 6)
-    arrived = wire.decode_watch_reply(travelled(wire.encode_watch_reply(sent)))
+    arrived = wire.decode(messages.WatchReply, travelled(wire.encode(sent)))
     assert (arrived.incarnation, arrived.is_new, arrived.generation, arrived.cursor) == (9, True, 5, 77)
     assert (arrived.lease_ms, arrived.pins_crc32, arrived.epoch) == (4000, 7, 6)
     heard = [
@@ -246,7 +223,7 @@ MALFORMED_REPORTS = {
 @pytest.mark.parametrize("sentence", MALFORMED_REPORTS)
 def test_a_malformed_report_is_refused_by_name(sentence: str) -> None:
     with pytest.raises(wire.Malformed, match=sentence):
-        wire.decode_apply(MALFORMED_REPORTS[sentence])
+        wire.decode(messages.Apply, MALFORMED_REPORTS[sentence])
 
 
 def outcomes(**fields: Any) -> pb.WatchReply:
@@ -268,12 +245,12 @@ MALFORMED_OUTCOMES = {
 @pytest.mark.parametrize("sentence", MALFORMED_OUTCOMES)
 def test_malformed_outcomes_are_refused_by_name(sentence: str) -> None:
     with pytest.raises(wire.Malformed, match=sentence):
-        wire.decode_watch_reply(MALFORMED_OUTCOMES[sentence])
+        wire.decode(messages.WatchReply, MALFORMED_OUTCOMES[sentence])
 
 
 def test_a_settlement_that_is_none_is_refused_by_name() -> None:
     with pytest.raises(wire.Malformed, match="settlement: 0 is neither SETTLEMENT_DONE"):
-        wire.decode_settle(pb.SettleRequest())
+        wire.decode(messages.Settle, pb.SettleRequest())
 
 
 @pytest.mark.parametrize(
@@ -286,14 +263,14 @@ def test_a_settlement_that_is_none_is_refused_by_name() -> None:
 )
 def test_a_member_that_is_none_is_refused_by_name(sentence: str, member: pb.Member) -> None:
     with pytest.raises(wire.Malformed, match=sentence):
-        wire.decode_view_reply(pb.ViewReply(members=[member]))
+        wire.decode(messages.ViewReply, pb.ViewReply(members=[member]))
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(some_bytes)
 def test_bytes_of_any_kind_are_read_or_malformed(kind: type[Any], content: bytes) -> None:
     with contextlib.suppress(wire.Malformed):
-        DECODERS[kind](wire.parse(kind, content))
+        wire.decode(kind, content)
 
 
 @given(
@@ -316,7 +293,7 @@ def test_columns_of_any_length_are_read_or_malformed(
         reasons=reasons,
     )
     try:
-        entries = wire.decode_apply(wired).entries
+        entries = wire.decode(messages.Apply, wired).entries
     except wire.Malformed:
         return
     assert len(entries.root_ids) == len(entries.ack_vals)
@@ -329,7 +306,7 @@ def test_a_report_of_another_dtype_is_not_sent(name: str) -> None:
         name: np.ones(2, np.int32)
     }
     with pytest.raises(TypeError, match=f"{name} is int32: give an array of np.uint64"):
-        wire.encode_apply(messages.Apply(Identity(1, 2), 0, messages.Entries(**columns)))
+        wire.encode(messages.Apply(Identity(1, 2), 0, messages.Entries(**columns)))
 
 
 def test_outcomes_can_be_iterated_over() -> None:

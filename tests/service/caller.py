@@ -66,25 +66,25 @@ class Caller:
         return bytes(call(content, timeout=TIMEOUT_S))
 
     def hello(self, version: int = PROTOCOL_VERSION) -> HelloReply:
-        return wire.decode_hello_reply(self._stub.Hello(wire.encode_hello(Hello(version, "test")), timeout=TIMEOUT_S))
+        return wire.decode(HelloReply, self._stub.Hello(wire.encode(Hello(version, "test")), timeout=TIMEOUT_S))
 
     def hello_later(self) -> Any:
         """A Hello that is under way."""
-        return self._stub.Hello.future(wire.encode_hello(Hello(PROTOCOL_VERSION, "test")), timeout=TIMEOUT_S)
+        return self._stub.Hello.future(wire.encode(Hello(PROTOCOL_VERSION, "test")), timeout=TIMEOUT_S)
 
     def apply(self, message: Apply) -> ApplyReply:
-        return wire.decode_apply_reply(self._stub.Apply(wire.encode_apply(message), timeout=TIMEOUT_S))
+        return wire.decode(ApplyReply, self._stub.Apply(wire.encode(message), timeout=TIMEOUT_S))
 
     def open_batch(self, request: OpenBatch) -> OpenBatchReply:
-        return wire.decode_open_batch_reply(self._stub.OpenBatch(wire.encode_open_batch(request), timeout=TIMEOUT_S))
+        return wire.decode(OpenBatchReply, self._stub.OpenBatch(wire.encode(request), timeout=TIMEOUT_S))
 
     def opening(self, request: OpenBatch) -> Any:
         """An OpenBatch that is under way."""
-        return self._stub.OpenBatch.future(wire.encode_open_batch(request), timeout=TIMEOUT_S)
+        return self._stub.OpenBatch.future(wire.encode(request), timeout=TIMEOUT_S)
 
     def settle(self, number: int, settlement: Settlement, session: int = SESSION) -> SettleReply:
-        request = wire.encode_settle(Settle(session, number, settlement))
-        return wire.decode_settle_reply(self._stub.Settle(request, timeout=TIMEOUT_S))
+        request = wire.encode(Settle(session, number, settlement))
+        return wire.decode(SettleReply, self._stub.Settle(request, timeout=TIMEOUT_S))
 
     def watch(
         self,
@@ -99,24 +99,24 @@ class Caller:
         pins: bytes = b"",
     ) -> WatchReply:
         request = Watch(source, session, lease_ms, limits, confirmed, wait_ms, close=close, pins=pins)
-        return wire.decode_watch_reply(self._stub.Watch(wire.encode_watch(request), timeout=TIMEOUT_S))
+        return wire.decode(WatchReply, self._stub.Watch(wire.encode(request), timeout=TIMEOUT_S))
 
     def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> Any:
         """A watch that is under way; ``.result()`` is its answer as protobuf."""
-        request = wire.encode_watch(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
+        request = wire.encode(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
         return self._stub.Watch.future(request, timeout=TIMEOUT_S)
 
     def stats(self) -> StatsReply:
-        return wire.decode_stats_reply(self._stub.Stats(pb.StatsRequest(), timeout=TIMEOUT_S))
+        return wire.decode(StatsReply, self._stub.Stats(pb.StatsRequest(), timeout=TIMEOUT_S))
 
     def view(self) -> ViewReply:
-        return wire.decode_view_reply(self._stub.View(pb.ViewRequest(), timeout=TIMEOUT_S))
+        return wire.decode(ViewReply, self._stub.View(pb.ViewRequest(), timeout=TIMEOUT_S))
 
     def drain(self) -> DrainReply:
-        return wire.decode_drain_reply(self._stub.Drain(pb.DrainRequest(), timeout=TIMEOUT_S))
+        return wire.decode(DrainReply, self._stub.Drain(pb.DrainRequest(), timeout=TIMEOUT_S))
 
     def pins(self, session: int = SESSION) -> PinsReply:
-        return wire.decode_pins_reply(self._stub.Pins(wire.encode_pins(Pins(session)), timeout=TIMEOUT_S))
+        return wire.decode(PinsReply, self._stub.Pins(wire.encode(Pins(session)), timeout=TIMEOUT_S))
 
     def begin(self, session: int = SESSION) -> None:
         """Open a session."""

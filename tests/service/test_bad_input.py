@@ -225,7 +225,7 @@ def random_message(draw: random.Random, method: str) -> bytes:
         return draw.randbytes(draw.randrange(64))
     request = REQUESTS[method]()
     if method == "Apply" and shape > 1:
-        request = wire.encode_apply(_plausible(draw))
+        request = wire.encode(_plausible(draw))
     else:
         _fill(draw, request)
     content = bytearray(request.SerializeToString())

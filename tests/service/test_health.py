@@ -16,7 +16,7 @@ import pytest
 from acker_service.config import Config
 from acker_service.http import health
 from acker_service.http.health import NotReady
-from acker_service.http.server import HttpDoor, text
+from acker_service.http.server import HttpServer, text
 from acker_service.server import Server
 
 
@@ -59,15 +59,13 @@ def test_a_proxy_has_no_part_in_it(server_process: Callable[..., Any]) -> None:
 
 
 def test_a_server_that_is_not_ready_says_why() -> None:
-    door = HttpDoor(
-        "127.0.0.1", 0, {"/readyz": lambda: text(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")}, "127.0.0.1:7070"
-    )
-    door.start()
+    server = HttpServer("127.0.0.1", 0, {"/readyz": lambda: text(HTTPStatus.SERVICE_UNAVAILABLE, "stopping")})
+    server.start()
     try:
         with pytest.raises(NotReady, match="is not ready: stopping"):
-            health.check(Config(http_port=door.port))
+            health.check(Config(http_port=server.port))
     finally:
-        door.stop()
+        server.stop()
 
 
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("::1", "[::1]:1")])

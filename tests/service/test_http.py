@@ -1,38 +1,39 @@
-"""The HTTP port: pages, and clients that are slow, many, rude or lost."""
+"""The HTTP port: pages, and clients that are slow, many, rude or at the wrong port."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import socket
+import socketserver
 import struct
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 
-import grpc
 import pytest
 
 from acker_client import AckerClient
-from acker_client.errors import AckerError
+from acker_client.errors import Rejected
 from acker_service.http import server as http
-from acker_service.http.server import HttpDoor, text
+from acker_service.http.server import HttpServer, text
 from acker_service.server import Server
-from tests.service.caller import Caller, eventually
+from tests.service.caller import eventually
 from tests.service.pages import page
 
 
-class Door:
-    """A door of pages that a test makes up."""
+class Pages:
+    """An HTTP server of pages that a test makes up."""
 
     def __init__(self, **pages: Callable[[], http.Page]) -> None:
-        self.door = HttpDoor("127.0.0.1", 0, {f"/{name}": make for name, make in pages.items()}, "127.0.0.1:7070")
-        self.http_address = f"127.0.0.1:{self.door.port}"
-        self.door.start()
+        self.server = HttpServer("127.0.0.1", 0, {f"/{name}": render for name, render in pages.items()})
+        self.http_address = f"127.0.0.1:{self.server.port}"
+        self.server.start()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.door.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=20)
 
 
 def fine() -> http.Page:
@@ -40,10 +41,14 @@ def fine() -> http.Page:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door(fine=fine)
-    yield door
-    door.door.stop()
+def pages() -> Iterator[Pages]:
+    pages = Pages(fine=fine)
+    yield pages
+    pages.server.stop()
+
+
+def http_threads() -> int:
+    return sum(thread.name.startswith("acker-http_") for thread in threading.enumerate())
 
 
 def received(connection: socket.socket) -> bytes:
@@ -59,48 +64,67 @@ def trickle(connection: socket.socket) -> None:
         connection.sendall(b"x")
 
 
-def test_any_number_of_connections_takes_no_more_threads_and_a_new_one_is_served(door: Door) -> None:
-    assert page(door, "/fine") == (200, "fine\n")
-    threads = set(threading.enumerate())
-    idle = [door.connect() for _ in range(3 * http.CONNECTIONS_MAX)]
+def test_idle_connections_take_a_bounded_number_of_threads_and_keep_out_no_probe(pages: Pages) -> None:
+    others = http_threads()
+    idle = [pages.connect() for _ in range(3 * http.CONNECTIONS_MAX)]
     try:
-        assert page(door, "/fine") == (200, "fine\n")
-        # One of an earlier test may end meanwhile; none may come.
-        assert not set(threading.enumerate()) - threads
-        # The oldest made room.
+        assert page(pages, "/fine") == (200, "fine\n")
+        assert http_threads() - others <= http.CONNECTIONS_MAX + 1
+        # The server closes the oldest connection to accept a new one.
         assert received(idle[0]) == b""
     finally:
         for connection in idle:
             connection.close()
 
 
-def test_a_request_has_one_time_for_all_of_it_however_it_trickles(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_has_one_deadline_even_if_it_trickles_in(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "REQUEST_S", 0.2)
-    monkeypatch.setattr(http, "HEAD_BYTES", 1 << 30)
-    with door.connect() as connection, pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
+    monkeypatch.setattr(http, "HEAD_BYTES", 1 << 20)
+    with pages.connect() as connection, pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):
         trickle(connection)
-    assert page(door, "/fine") == (200, "fine\n")
+    assert page(pages, "/fine") == (200, "fine\n")
 
 
-def test_a_page_that_takes_long_holds_up_no_other() -> None:
-    leave = threading.Event()
+def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_S", 1.0)
+    pages = Pages(large=lambda: text(HTTPStatus.OK, "x" * (64 << 20)))
+    try:
+        with pages.connect() as connection:
+            connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+            assert connection.recv(1) == b"H"
+            eventually(lambda: not pages.server._accepted)
+    finally:
+        pages.server.stop()
+
+
+@pytest.mark.parametrize("count", [20, 3 * http.CONNECTIONS_MAX])
+def test_a_slow_page_delays_no_other_page_however_many_ask_for_it(count: int) -> None:
+    may_return = threading.Event()
+    rendering = []
 
     def slow() -> http.Page:
-        leave.wait(20)
-        return fine()
+        rendering.append(threading.current_thread())
+        may_return.wait(20)
+        page = text(HTTPStatus.OK, f"{len(rendering)} at once")
+        rendering.pop()
+        return page
 
-    door = Door(fine=fine, slow=slow)
-    waiting = [door.connect() for _ in range(20)]
+    pages = Pages(fine=fine, slow=slow)
+    waiting = [pages.connect() for _ in range(count)]
     try:
         for connection in waiting:
-            connection.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
-        assert page(door, "/fine") == (200, "fine\n")
-        leave.set()
-        assert all(received(connection).endswith(b"fine\n") for connection in waiting)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+        assert page(pages, "/fine") == (200, "fine\n")
+        may_return.set()
+        # The server has closed the oldest connections, and answers the others one at a time.
+        for connection in waiting[-min(count, http.CONNECTIONS_MAX // 2) :]:
+            assert received(connection).endswith(b"\r\n\r\n1 at once\n")
     finally:
+        may_return.set()
         for connection in waiting:
             connection.close()
-        door.door.stop()
+        pages.server.stop()
 
 
 def test_a_reset_is_no_event(server_process: Callable[..., Any]) -> None:
@@ -121,28 +145,32 @@ def test_a_reset_is_no_event(server_process: Callable[..., Any]) -> None:
     ]
 
 
-def test_a_door_stops_whose_thread_has_not_run_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_run = threading.Event()
-    run = HttpDoor._run
+def test_a_server_stops_though_its_thread_has_not_run_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_run, is_stopping = threading.Event(), threading.Event()
+    serve, shut_down = socketserver.BaseServer.serve_forever, socketserver.BaseServer.shutdown
 
-    def run_later(door: HttpDoor) -> None:
+    def serve_later(server: socketserver.BaseServer, poll_s: float) -> None:
         assert may_run.wait(20)
-        run(door)
+        serve(server, poll_s)
 
-    monkeypatch.setattr(HttpDoor, "_run", run_later)
-    door = Door(fine=fine).door
-    stopping = threading.Thread(target=door.stop, daemon=True)
+    def begin_to_shut_down(server: socketserver.BaseServer) -> None:
+        is_stopping.set()
+        shut_down(server)
+
+    monkeypatch.setattr(socketserver.BaseServer, "serve_forever", serve_later)
+    monkeypatch.setattr(socketserver.BaseServer, "shutdown", begin_to_shut_down)
+    server = Pages(fine=fine).server
+    stopping = threading.Thread(target=server.stop, daemon=True)
     stopping.start()
-    loop: Any = door._loop
-    eventually(lambda: bool(loop._ready))
+    assert is_stopping.wait(20)
     may_run.set()
     stopping.join(20)
     assert not stopping.is_alive()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_a_wrong_method_is_told_which_are_right(door: Door, method: str) -> None:
-    with door.connect() as connection:
+def test_a_wrong_method_is_told_which_are_right(pages: Pages, method: str) -> None:
+    with pages.connect() as connection:
         connection.sendall(f"{method} /fine HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello".encode())
         reply = received(connection).decode()
     assert reply.startswith("HTTP/1.1 405 Method Not Allowed\r\n")
@@ -150,8 +178,8 @@ def test_a_wrong_method_is_told_which_are_right(door: Door, method: str) -> None
     assert f"{method}: this port answers GET and HEAD only" in reply
 
 
-def test_head_has_the_length_and_no_body(door: Door) -> None:
-    with door.connect() as connection:
+def test_head_has_the_length_and_no_body(pages: Pages) -> None:
+    with pages.connect() as connection:
         connection.sendall(b"HEAD /fine?x=1 HTTP/1.0\r\n\r\n")
         reply = received(connection).decode()
     assert "Content-Length: 5" in reply
@@ -167,28 +195,17 @@ def test_head_has_the_length_and_no_body(door: Door) -> None:
         (b"GET /elsewhere HTTP/1.1\r\n\r\n", 404),
     ],
 )
-def test_what_is_no_request_for_a_page_is_told_so(door: Door, request_bytes: bytes, status: int) -> None:
-    with door.connect() as connection:
+def test_what_is_no_request_for_a_page_is_told_so(pages: Pages, request_bytes: bytes, status: int) -> None:
+    with pages.connect() as connection:
         connection.sendall(request_bytes)
         assert received(connection).startswith(f"HTTP/1.1 {status} ".encode())
-
-
-def test_a_call_to_the_http_port_is_told_where_calls_go(start_server: Callable[..., Server]) -> None:
-    server = start_server(http_port=0)
-    assert server.http_address
-    with Caller(server.http_address) as caller:
-        for _ in range(3):
-            with pytest.raises(grpc.RpcError) as caught:
-                caller.hello()
-            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
-            assert f"calls are taken at {server.address}" in str(caught.value.details())
 
 
 def test_a_client_of_the_http_port_fails_at_once_and_says_which_port_it_is(
     start_server: Callable[..., Server],
 ) -> None:
     server = start_server(http_port=0)
-    with AckerClient(server.http_address) as client, pytest.raises(AckerError, match="calls are taken at"):
+    with AckerClient(server.http_address) as client, pytest.raises(Rejected, match="the acker's own for /metrics"):
         client.open_source("orders")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from acker_protocol import ids, wire
 from acker_protocol.messages import Apply, OpenBatch, Settle, Settlement, Status, Verdict, Watch
-from acker_protocol.v1 import acker_pb2 as pb
 from acker_service.core import kernels
 from acker_service.core.shard import Shard
 from tests.vectors import apply_of, protocol, report
@@ -16,7 +15,7 @@ NAMES = [vector["name"] for vector in protocol()["reports"]]
 
 
 def decoded(name: str) -> Apply:
-    return wire.decode_apply(wire.parse(pb.ApplyRequest, bytes.fromhex(report(name)["message"])))
+    return wire.decode(Apply, bytes.fromhex(report(name)["message"]))
 
 
 @pytest.fixture

@@ -52,23 +52,6 @@ FAULTS = (
 )
 _HARMLESS = {"request doubled", "request doubled late"}
 
-_CODECS: dict[type[Any], tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    Apply: (wire.encode_apply, wire.decode_apply),
-    ApplyReply: (wire.encode_apply_reply, wire.decode_apply_reply),
-    OpenBatch: (wire.encode_open_batch, wire.decode_open_batch),
-    OpenBatchReply: (wire.encode_open_batch_reply, wire.decode_open_batch_reply),
-    Settle: (wire.encode_settle, wire.decode_settle),
-    SettleReply: (wire.encode_settle_reply, wire.decode_settle_reply),
-    Watch: (wire.encode_watch, wire.decode_watch),
-    WatchReply: (wire.encode_watch_reply, wire.decode_watch_reply),
-    Hello: (wire.encode_hello, wire.decode_hello),
-    HelloReply: (wire.encode_hello_reply, wire.decode_hello_reply),
-    ViewReply: (wire.encode_view_reply, wire.decode_view_reply),
-    DrainReply: (wire.encode_drain_reply, wire.decode_drain_reply),
-    Pins: (wire.encode_pins, wire.decode_pins),
-    PinsReply: (wire.encode_pins_reply, wire.decode_pins_reply),
-}
-
 
 class Link:
     """From one client's process to one server. ``cuts``: (from, until) in which nothing passes; ``deaf``: those in
@@ -259,14 +242,9 @@ class _Call:
         self._deliver(None, error)
 
     def _decoded(self, message: Any) -> Any:
-        codec = _CODECS.get(type(message)) if self._network._through_wire else None
-        if codec is None:
+        if message is None or isinstance(message, StatsReply) or not self._network._through_wire:
             return message
-        encode, decode = codec
-        return decode(encode(message).SerializeToString() if isinstance(message, _REQUESTS) else encode(message))
-
-
-_REQUESTS = (Hello, Apply, OpenBatch, Settle, Watch, Pins)
+        return wire.decode(type(message), wire.encode(message).SerializeToString())
 
 
 class SimulatedTransport:

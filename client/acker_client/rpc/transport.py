@@ -19,6 +19,7 @@ from acker_protocol.messages import (
     Apply,
     ApplyReply,
     DrainReply,
+    DrainRequest,
     Hello,
     HelloReply,
     OpenBatch,
@@ -28,7 +29,9 @@ from acker_protocol.messages import (
     Settle,
     SettleReply,
     StatsReply,
+    StatsRequest,
     ViewReply,
+    ViewRequest,
     Watch,
     WatchReply,
 )
@@ -93,44 +96,42 @@ class GrpcTransport:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply:
-        return self._call(self._stub.Hello, wire.encode_hello(hello), wire.decode_hello_reply, timeout_s)
+        return self._call(self._stub.Hello, hello, HelloReply, timeout_s)
 
     def apply(self, message: Apply, timeout_s: float) -> ApplyReply:
-        return self._call(self._stub.Apply, wire.encode_apply(message), wire.decode_apply_reply, timeout_s)
+        return self._call(self._stub.Apply, message, ApplyReply, timeout_s)
 
     def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
-        encoded = wire.encode_open_batch(request)
-        return self._call(self._stub.OpenBatch, encoded, wire.decode_open_batch_reply, timeout_s)
+        return self._call(self._stub.OpenBatch, request, OpenBatchReply, timeout_s)
 
     def settle(self, request: Settle, timeout_s: float) -> SettleReply:
-        return self._call(self._stub.Settle, wire.encode_settle(request), wire.decode_settle_reply, timeout_s)
+        return self._call(self._stub.Settle, request, SettleReply, timeout_s)
 
     def watch(self, request: Watch, timeout_s: float) -> WatchReply:
-        return self._call(self._stub.Watch, wire.encode_watch(request), wire.decode_watch_reply, timeout_s)
+        return self._call(self._stub.Watch, request, WatchReply, timeout_s)
 
     def stats(self, timeout_s: float) -> StatsReply:
-        return self._call(self._stub.Stats, wire.encode_stats_request(), wire.decode_stats_reply, timeout_s)
+        return self._call(self._stub.Stats, StatsRequest(), StatsReply, timeout_s)
 
     def view(self, timeout_s: float) -> ViewReply:
-        return self._call(self._stub.View, wire.encode_view_request(), wire.decode_view_reply, timeout_s)
+        return self._call(self._stub.View, ViewRequest(), ViewReply, timeout_s)
 
     def drain(self, timeout_s: float) -> DrainReply:
-        return self._call(self._stub.Drain, wire.encode_drain_request(), wire.decode_drain_reply, timeout_s)
+        return self._call(self._stub.Drain, DrainRequest(), DrainReply, timeout_s)
 
     def pins(self, session: int, timeout_s: float) -> PinsReply:
-        return self._call(self._stub.Pins, wire.encode_pins(Pins(session)), wire.decode_pins_reply, timeout_s)
+        return self._call(self._stub.Pins, Pins(session), PinsReply, timeout_s)
 
     def close(self) -> None:
         self._channel.close()
 
-    def _call(
-        self, method: Callable[..., Any], request: object, decode: Callable[[Any], Reply], timeout_s: float
-    ) -> Reply:
+    def _call(self, method: Callable[..., Any], request: object, kind: type[Reply], timeout_s: float) -> Reply:
+        content = wire.encode(request)
         try:
-            answer = method(request, timeout=timeout_s, metadata=self._metadata)
+            answer = method(content, timeout=timeout_s, metadata=self._metadata)
             if answer is None:  # as an older gRPC (1.66) has it where a server dies in a call
                 raise Unavailable(f"{self.address}: the call ended without an answer")
-            return decode(answer)
+            return wire.decode(kind, answer)
         except grpc.RpcError as error:
             raise translated(self.address, error) from None
         except wire.Malformed as error:
