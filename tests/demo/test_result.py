@@ -12,7 +12,7 @@ from rich.console import Console
 
 from acker_command.demo.faults import Strike
 from acker_command.demo.result import conclude, show
-from acker_command.demo.view import View
+from acker_command.demo.view import DemoView
 
 FIGURES: dict[str, Any] = {
     "records": 10,
@@ -83,7 +83,7 @@ def test_progress_on_a_terminal_is_a_panel_and_elsewhere_plain_lines() -> None:
     for is_terminal in (True, False):
         seen = io.StringIO()
         console = Console(file=seen, force_terminal=is_terminal, width=200, color_system=None, soft_wrap=True)
-        with View(Counter(records=1234, acked=3), console) as view:
+        with DemoView(Counter(records=1234, acked=3), console) as view:
             view.say("counting")
             view.strike("a worker is killed")
         assert "a worker is killed" in seen.getvalue()

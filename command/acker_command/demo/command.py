@@ -76,7 +76,7 @@ def demo(as_json: bool, **options: Any) -> None:
     # gRPC would log each connection that the demo cuts. It reads this when it is loaded.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from acker_command.demo.inputs import input_of
-    from acker_command.demo.job import Job, JobOptions
+    from acker_command.demo.job import DemoJob, JobOptions
     from acker_command.demo.result import show
 
     source, servers, replicas = (options[name] for name in ("source", "servers", "replicas"))
@@ -86,7 +86,7 @@ def demo(as_json: bool, **options: Any) -> None:
     signal.signal(signal.SIGTERM, _stop)
     try:
         with ExitStack() as exits:
-            job = Job(JobOptions(**options), exits)
+            job = DemoJob(JobOptions(**options), exits)
             result = job.run()
     except DemoError as error:
         raise click.ClickException(str(error)) from None

@@ -26,9 +26,9 @@ from acker_command.demo.faults import Faults, Strike
 from acker_command.demo.inputs import input_of
 from acker_command.demo.pipeline import DemoPipeline, table_of_categories
 from acker_command.demo.result import conclude
-from acker_command.demo.server import Servers
+from acker_command.demo.server import DemoServers
 from acker_command.demo.verify import Verifier
-from acker_command.demo.view import View
+from acker_command.demo.view import DemoView
 
 CORES = 2
 ATTEMPTS = 4
@@ -62,7 +62,7 @@ class JobOptions:
         return self.batch_records or min(BATCH_RECORDS_MAX, max(1, -(-records * 101 // (100 * batches))))
 
 
-class Job:
+class DemoJob:
     """One run, whose parts ``exits`` ends. Raises ``DemoError`` if it cannot run."""
 
     def __init__(self, options: JobOptions, exits: ExitStack) -> None:
@@ -78,8 +78,8 @@ class Job:
             self._strikes = faults.schedule(-(-text.records // self._size), options.servers)
         expected = exits.enter_context(ThreadPoolExecutor(1)).submit(derive, text, self._faults.is_poison)
         self.verifier = Verifier(text, expected, self._folder / "counts", self._input.records)
-        self._view = exits.enter_context(View(self.verifier.counts))
-        self._servers = Servers(self._folder / "server", options.servers, self._view.say)
+        self._view = exits.enter_context(DemoView(self.verifier.counts))
+        self._servers = DemoServers(self._folder / "server", options.servers, self._view.say)
 
     def run(self) -> dict[str, Any]:
         """Run the demo and return its result."""

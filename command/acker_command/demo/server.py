@@ -23,7 +23,7 @@ DRAIN_TIMEOUT_S = 120.0
 SESSION_S = 4.0
 
 
-class Servers:
+class DemoServers:
     """All servers of a run, by number. ``hits``: how each strike hits them; ``say`` takes what that has led to."""
 
     def __init__(self, folder: Path, count: int, say: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ LIVE_PER_S = 5
 BAR_WIDTH = 48
 
 
-class View(ExitStack):
+class DemoView(ExitStack):
     """Shows ``counts``, from ``with`` until its end. ``began_s``: when the first batch began."""
 
     def __init__(self, counts: Counter[str], console: Console | None = None) -> None:
