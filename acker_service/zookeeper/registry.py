@@ -342,11 +342,11 @@ class Registry:
         if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
             self._count_on()
             return
-        if time.monotonic() < self._trusts_at and seen.lacks(self._seen):
+        if time.monotonic() < self._trusts_at and seen.misses_servers_of(self._seen):
             return
         self._seen, self._ids = seen, set(ids)
         self._notice()
-        for id in self._seen.past(_now_ms() - SKEW_MS):
+        for id in self._seen.expired_away_ids(_now_ms() - SKEW_MS):
             nodes.delete(f"/servers/away/{id}")
 
     def _count_on(self) -> None:

@@ -218,7 +218,7 @@ class Place:
         if not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
         seen = self._zookeeper.seen()
-        if self._zookeeper.scheduler.now < self._trusts_at and seen.lacks(self._seen):
+        if self._zookeeper.scheduler.now < self._trusts_at and seen.misses_servers_of(self._seen):
             return
         self._seen = seen
 
