@@ -205,7 +205,7 @@ def test_two_servers_do_not_share_a_directory(folder: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="name a directory that can be written"):
+    with pytest.raises(StateError, match="name a writable directory"):
         StateDir(str(tmp_path / "file"))
 
 
