@@ -595,12 +595,12 @@ def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_
     await_states(server, {1: ACTIVE, 9: ACTIVE})
     before = server.view()
     registry = server._registry
-    registry._trusts_at = time.monotonic() + 3600
+    registry._grace_until = time.monotonic() + 3600
     nodes.delete("/servers/ids/9")
-    registry._look()
+    registry._refresh_view()
     assert server.view() == before
-    registry._trusts_at = 0.0
-    registry._look()
+    registry._grace_until = 0.0
+    registry._refresh_view()
     assert states(server) == {1: ACTIVE}
 
 

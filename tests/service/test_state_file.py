@@ -197,7 +197,7 @@ def test_discarding_puts_the_state_aside_and_starts_empty(folder: Path) -> None:
 
 def test_two_servers_do_not_share_a_directory(folder: Path) -> None:
     state_dir = StateDir(str(folder))
-    with pytest.raises(StateError, match="another server has it"):
+    with pytest.raises(StateError, match="another server uses it"):
         StateDir(str(folder))
     state_dir.close()
     StateDir(str(folder)).close()
