@@ -92,7 +92,7 @@ def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
     ("records", "options", "says"),
     [
         (["fine", "two\nlines"], {}, r"records\[1\] has a line feed"),
-        ([{"a": 1}], {}, r"records\[0\] is no string: give schema="),
+        ([{"a": 1}], {}, r"records\[0\] is not a string: give schema="),
         ([{"a": object()}], {"schema": "a int"}, r"records\[0\] cannot be written as JSON"),
         (["fine"], {"listener": None}, "listener: a Pipeline has one of its own"),
     ],
