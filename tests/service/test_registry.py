@@ -21,6 +21,7 @@ from kazoo.exceptions import NoAuthError
 
 from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
 from acker_protocol.placement import parts_of
+from acker_protocol.version import VERSION
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
 from acker_service.server import StartError
@@ -112,7 +113,7 @@ def test_a_server_registers_where_clients_reach_it(join: Callable[..., Any], nod
     assert json.loads(content) == {
         "host": "acker-3.example",
         "port": 1234,
-        "version": "0.1.0",
+        "version": VERSION,
         "generation": hex(server.shard.generation),
         "incarnation": hex(server.shard.incarnation),
     }
