@@ -1,1 +1,4 @@
-"""The acker's server: a pure core (``shard``) with doors around it. Import the modules; nothing is re-exported here."""
+"""The acker's server: a pure core (``core.shard``) and adapters for gRPC, HTTP, ZooKeeper and the state file.
+
+Import the modules; this package re-exports nothing.
+"""

@@ -1,4 +1,4 @@
-"""``python -m acker_service [serve|health] [options]``: serve, or ask whether a server is ready."""
+"""``python -m acker_service [serve|health] [options]``: run a server, or check whether one is ready."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from acker_service.process.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the first argument asks for and return the exit status. A user's mistake is one line on stderr."""
+    """Run the command and return its exit status. A user error is reported as one line on stderr."""
     if arguments[:1] == ["health"]:
         return check_health(arguments[1:])
     return serve(arguments[1:] if arguments[:1] == ["serve"] else arguments)
 
 
 def check_health(words: Sequence[str]) -> int:
-    """Ask the server with these options and this environment: 0 when it is ready, else 1."""
+    """Check the server that these options and the environment describe. Returns 0 if it is ready, else 1."""
     if "--help" in words or "-h" in words:
         print(health.USAGE)
         return 0
@@ -34,7 +34,7 @@ def check_health(words: Sequence[str]) -> int:
 
 
 def serve(words: Sequence[str]) -> int:
-    """Serve until a signal comes: 0, 1 when the state could not be written, or 2 for a mistake in the options."""
+    """Serve until a signal comes. Returns 0, 1 if the state was not written, or 2 if the server could not start."""
     if "--help" in words or "-h" in words:
         print(config.usage())
         return 0
@@ -44,21 +44,21 @@ def serve(words: Sequence[str]) -> int:
     try:
         options = config.read(words, os.environ)
     except ConfigError as error:
-        return _complain(error)
-    # First: to load the rest takes seconds, and to process 1 of a container a signal without a handler is lost.
+        return _print_error(error)
+    # Comes first: loading the rest takes seconds, and process 1 of a container loses signals without a handler.
     signals = Signals()
     try:
         from acker_service import server
         from acker_service.state import state_file
     except ModuleNotFoundError as error:
-        return _complain(f"the server needs {error.name}: pip install 'acker[service]'")
+        return _print_error(f"the server needs {error.name}: pip install 'acker[service]'")
     try:
         return server.run(options, signals)
     except (server.StartError, state_file.StateError) as error:
-        return _complain(error)
+        return _print_error(error)
 
 
-def _complain(error: object) -> int:
+def _print_error(error: object) -> int:
     print(f"acker serve: {error}", file=sys.stderr)
     return 2
 

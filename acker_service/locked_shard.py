@@ -1,7 +1,7 @@
 """Shared shard: one shard for many threads.
 
-Decides who may touch the shard (one thread at a time, under one lock), which settlements share a sweep, how long a
-watch waits, and what is logged of it all. Knows neither gRPC nor protobuf; what a message means is the shard's.
+One lock lets one thread at a time use the shard. Decides which settlements share a sweep, how long a watch waits, and
+what is logged. Knows neither gRPC nor protobuf; the shard decides what a message means.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from acker_service.core.sources import NAME_CHARACTERS, Change, SourceChange
 from acker_service.core.stats import ShardStats, SourceStats
 from acker_service.process.logs import Log, RateLimit
 
-# A watch is answered by then even if it asked for more: proxies cut calls that are silent for longer.
+# No watch waits longer, since proxies cut calls that are silent for longer.
 WAIT_MAX_S = 30.0
-# 13 bytes each; an answer is bounded in bytes besides, see ``outbox``.
+# The most outcomes in a reply, 13 bytes each; ``outbox`` also bounds its bytes.
 OUTCOMES_MAX = 250_000
-# An answer with so many does not linger for more.
+# A reply with so many outcomes does not wait for more.
 OUTCOMES_ENOUGH = 32_768
 
 log = Log("acker.shard")
@@ -48,7 +48,7 @@ OnEnd = Callable[[Callable[[], None]], object]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A shard's figures, all of one moment. ``sources``: in the order in which they were opened."""
+    """The figures of a shard, all of one moment. ``sources`` are in the order in which they were opened."""
 
     stats: ShardStats
     oldest_pending_age_s: float
@@ -67,9 +67,10 @@ class SharedShard:
         linger_s: float,
         since: float | None = None,
     ) -> None:
-        """``clock``: seconds; the shard is given them without the pauses of this process, see ``running_time``.
+        """``clock``: in seconds. The shard gets its time without pauses of this process; see ``running_time``.
 
-        ``since``: what the clock showed when the shard was restored, if it was; what has passed since is a pause.
+        ``linger_s``: how long a watch with outcomes waits for more. ``since``: the clock when the shard was opened, so
+        that the time since then may count as a pause.
         """
         self.shard = shard
         self._clock, self._running = clock, RunningTime(clock() if since is None else since)
@@ -95,22 +96,21 @@ class SharedShard:
         return reply
 
     def settle(self, request: Settle) -> SettleReply:
-        """Settle; whatever else waits to be settled when this call gets the lock is settled in the same sweep."""
-        mine: Future[SettleReply] = Future()
-        self._settling.append((request, mine))
+        """Settle a batch. The call that gets the lock settles all waiting batches in the same sweep."""
+        own: Future[SettleReply] = Future()
+        self._settling.append((request, own))
         with self._lock:
-            if not mine.done():
-                self._settle_together()
-        reply = mine.result()
+            if not own.done():
+                self._settle_waiting()
+        reply = own.result()
         if reply.status != Status.APPLIED:
             self._log_refusal("settlement_refused", request.session, reply, batch=request.number)
         return reply
 
     def watch(self, request: Watch, on_end: OnEnd = lambda _: None) -> WatchReply:
-        """Answer a watch: at once when there is enough to report, else when there is something and it has waited a
-        little for more.
+        """Answer a watch: at once if there are enough outcomes, else ``linger_s`` after the first one.
 
-        ``on_end`` takes what to call when the caller has gone away, so that nobody waits for nothing.
+        ``on_end`` is given a function to call when the caller has gone, so that the watch stops waiting.
         """
         max_outcomes = min(request.max_outcomes or OUTCOMES_MAX, OUTCOMES_MAX)
         request = dataclasses.replace(request, max_outcomes=max_outcomes)
@@ -128,7 +128,7 @@ class SharedShard:
             return reply
         try:
             on_end(waiting.dismiss)
-            # A lease is renewed by the call and by its answer: no call may outlast it.
+            # The lease is renewed by the call and by its reply, so the call must end well before the lease does.
             waiting.woken.wait(min(request.wait_ms / 1000, WAIT_MAX_S, reply.lease_ms / 2000))
             if waiting.woken.is_set() and not waiting.is_dismissed:
                 self._is_closing.wait(self._linger_s)
@@ -152,7 +152,7 @@ class SharedShard:
 
     @property
     def left(self) -> str:
-        """What keeps a server that drains from ending; nothing ("") where nothing does."""
+        """What a draining server still has to finish, as text for people; "" when it may end."""
         with self._lock:
             return self.shard.left
 
@@ -165,16 +165,16 @@ class SharedShard:
 
     @property
     def pauses(self) -> int:
-        """How often this process has stood still."""
+        """How often this process was paused."""
         return self._running.pauses
 
     @property
     def paused_s(self) -> float:
-        """For how long in all."""
+        """How long this process was paused in all."""
         return self._running.paused
 
     def answers(self, within_s: float) -> bool:
-        """Can a call get at the shard within this time?"""
+        """Is the shard's lock free within this time?"""
         return self._lock.is_free_within(within_s)
 
     @property
@@ -184,14 +184,14 @@ class SharedShard:
 
     @property
     def figures(self) -> Figures:
-        """Cheap: nothing is swept."""
+        """All figures of one moment. Cheap: does not sweep the ledger."""
         with self._lock:
             shard, now = self.shard, self._now()
             return Figures(shard.stats, shard.oldest_pending_age_s(now), shard.source_stats(now))
 
     @property
     def lock_waits(self) -> tuple[int, float]:
-        """How often the shard's lock was taken, and how many seconds were waited for it in all."""
+        """How often the shard's lock was acquired, and the total wait for it in seconds."""
         return self._lock.taken, self._lock.waited_s
 
     @property
@@ -201,35 +201,35 @@ class SharedShard:
 
     @property
     def settlements(self) -> int:
-        """How many settlements wait for their sweep now."""
+        """How many settlements wait for a sweep now."""
         return len(self._settling)
 
     def dump(self) -> Generator[StatePart, None, None]:
-        """The whole state, as :meth:`Shard.dump` gives it; nobody else gets at the shard before the last part or
-        ``close``."""
+        """Yield the whole state as :meth:`Shard.dump` does. Holds the lock until the last part or ``close``."""
         with self._lock:
             yield from self.shard.dump(self._now())
 
     def stop_waiting(self) -> None:
-        """Answer every watch now, and from now on every watch at once."""
+        """Answer every waiting watch now, and every later one at once."""
         with self._lock:
             self._is_closing.set()
             for waiting in self._waiting:
                 waiting.woken.set()
 
     def _now(self) -> float:
-        """Under the lock: running time must not go back."""
+        """Return the running time. Caller holds the lock, so that running time never goes back."""
         return self._running.at(self._clock())
 
-    def _settle_together(self) -> None:
-        together = [self._settling.popleft() for _ in range(len(self._settling))]
+    def _settle_waiting(self) -> None:
+        """Settle all waiting batches in one sweep. Caller holds the lock."""
+        waiting = [self._settling.popleft() for _ in range(len(self._settling))]
         try:
-            replies = self.shard.settle([request for request, _ in together], self._now())
+            replies = self.shard.settle([request for request, _ in waiting], self._now())
         except Exception as error:  # noqa: BLE001  # goes to every caller that waits
-            for _, future in together:
+            for _, future in waiting:
                 future.set_exception(error)
             return
-        for (_, future), reply in zip(together, replies, strict=True):
+        for (_, future), reply in zip(waiting, replies, strict=True):
             future.set_result(reply)
         self._wake()
 
@@ -266,7 +266,7 @@ class SharedShard:
                 waiting.woken.set()
 
     def _dismiss(self, session: int) -> None:
-        """Send the waiting watches of a session home before it is closed: asking again would open it again."""
+        """Dismiss the waiting watches of a session that is about to close; asking the shard again would reopen it."""
         for waiting in self._waiting:
             if waiting.session == session:
                 waiting.dismiss()
@@ -274,18 +274,18 @@ class SharedShard:
 
 def _log_changes(changes: Sequence[SourceChange]) -> None:
     for each in changes:
-        event, who = f"source_{each.change}", {"source": each.name, "session": each.session}
-        had = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
+        event, names = f"source_{each.change}", {"source": each.name, "session": each.session}
+        counts = {"pending": each.pending, "unconfirmed": each.unconfirmed, "open_batches": each.open_batches}
         if each.change == Change.OPENED:
-            log.info(event, **who)
+            log.info(event, **names)
         elif each.change == Change.CLOSED:
-            log.info(event, **who, **had)
+            log.info(event, **names, **counts)
         else:
-            log.warning(event, **who, **had)
+            log.warning(event, **names, **counts)
 
 
 class _MeasuredLock:
-    """A lock that knows how long it was waited for. ``taken``: how often it was had; ``waited_s``: in all."""
+    """A lock that counts how often it was acquired (``taken``) and the total wait for it (``waited_s``)."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -294,7 +294,7 @@ class _MeasuredLock:
 
     def __enter__(self) -> None:
         waited_s = 0.0
-        # A lock that is free costs no look at the clock.
+        # Reads the clock only if the lock is taken.
         if not self._lock.acquire(blocking=False):
             started = self._clock()
             self._lock.acquire()
@@ -322,6 +322,6 @@ class _Waiting:
         self.is_dismissed = False
 
     def dismiss(self) -> None:
-        """Stop waiting and answer what was known at the start; the shard is not asked again."""
+        """Stop waiting, and answer with the reply from the start without asking the shard again."""
         self.is_dismissed = True
         self.woken.set()

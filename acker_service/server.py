@@ -1,7 +1,7 @@
-"""Server: builds the parts, starts them, stops them in order.
+"""Server: builds the parts of a server, and starts and stops them in order.
 
-Decides the order of start (state is consumed before the first call is answered) and of stop (health says NOT_SERVING
-before anything else; the state is written when no call can change it any more), and gRPC's settings.
+Decides the order of the start (the state is consumed before the first call is answered) and of the stop (health reports
+NOT_SERVING first, and the state is written once no call can change it), and the settings of gRPC.
 """
 
 from __future__ import annotations
@@ -49,49 +49,51 @@ from acker_service.state.state_file import StateDir, StateError
 from acker_service.zookeeper.registry import Registry, RegistryError, ZooKeeper
 
 TICK_S = 0.05
-# How often freed memory is looked for.
+# How often the server checks whether freed memory should be returned to the system.
 TRIM_S = 5.0
-# A ticker that has not ticked for so long is stuck, and the server with it.
+# If no tick came for so long, the server is stuck.
 STUCK_S = 10.0
 STOP_POLL_S = 0.02
-# How often a server that drains looks whether anything is left.
-DRAIN_LOOK_S = 0.1
+# How often a draining server checks whether it has finished.
+DRAIN_POLL_S = 0.1
 
-# A client pings every 30 s, also between calls; the server takes pings down to 10 s apart (gRPC's own minimum is five
-# minutes: a client that pings oftener is sent away with "too many pings") and pings a silent connection itself.
+# A client pings every 30 s, also between calls, so the server allows pings 10 s apart. (gRPC's default minimum is five
+# minutes, and it closes connections with more frequent pings: "too many pings".) The server also pings silent clients.
 KEEPALIVE_MS = 30_000
 KEEPALIVE_TIMEOUT_MS = 10_000
 PING_INTERVAL_MIN_MS = 10_000
 
-# How soon a thread that waits for the interpreter gets it: the answer to a watch must not stand behind a decoding.
+# After so long the interpreter switches threads, so that the reply to a watch does not wait for a long decoding.
 SWITCH_INTERVAL_S = 0.001
 
-# Threads for calls that are neither reports nor watches: settlements, the figures.
+# Threads for calls that are neither reports nor watches, for example Settle and Stats.
 OTHER_CALLS = 8
 HEALTH_CALLS = 2
 
-# How long a server tries to reach itself at the address that it advertises.
+# How long a server tries to reach itself at its advertised address.
 ADVERTISED_S = 10.0
-# A server that has not got at its shard by then, or lets a call wait for longer, is not ready. Probes give it a second.
+# A server is not ready if the shard's lock is not free within ANSWER_S, or if a call has waited WAITED_S for a thread.
+# Probes time out after a second.
 ANSWER_S = 0.75
 WAITED_S = 5.0
-# A connection that has not said which protocol it speaks by then is closed.
+# A connection without a complete HTTP/2 handshake by then is closed.
 HANDSHAKE_MS = 10_000
 
 log = Log("acker.server")
 
 
 class StartError(Exception):
-    """A server that cannot start; the text says what to do."""
+    """The server cannot start; the text says what to do."""
 
 
 class Server:
-    """One acker server in this process. ``start`` it once, ``stop`` it once."""
+    """One acker server in this process. Call ``start`` once and ``stop`` once."""
 
     def __init__(self, options: Config, on_drained: Callable[[], object] = lambda: None) -> None:
-        """Take the state and the ports; answers nothing yet. Raises :class:`StartError`, :class:`StateError`.
+        """Read the state, bind the ports and register, but answer no calls yet.
 
-        ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for.
+        ``on_drained``: called once when a drain is over, from a thread that :meth:`stop` waits for. Raises
+        :class:`StartError` and :class:`StateError`.
         """
         self._options = options
         self._on_drained = on_drained
@@ -103,7 +105,7 @@ class Server:
         self._http: HttpServer | None = None
         self._registry: Registry | None = None
         self._listening: grpc.Server | None = None
-        self._state_dir = _claim(options)
+        self._state_dir = _open_state_dir(options)
         try:
             opened = time.monotonic()
             self.shard = self._open_shard(opened)
@@ -115,12 +117,12 @@ class Server:
                 since=opened,
             )
             self._ticker = _Ticker("acker-tick", self._tick)
-            # Apart: a tick waits for the shard's lock.
             self._overdue_lines = RateLimit(time.monotonic)
-            self._relief = _Ticker("acker-relief", self._relieve)
+            # In a ticker of its own, since a tick waits for the shard's lock.
+            self._relief = _Ticker("acker-relief", self._relieve_workers)
             self._heap = Heap()
-            self._giving_back = _Ticker("acker-heap", self._give_back, TRIM_S)
-            self._draining = _Ticker("acker-drain", self._look_for_end, DRAIN_LOOK_S)
+            self._trimming = _Ticker("acker-heap", self._trim_heap, TRIM_S)
+            self._draining = _Ticker("acker-drain", self._check_drain, DRAIN_POLL_S)
             self._drains_until: float | None = None
             self._is_drained = False
             self._metrics = Metrics(self._shared, self._overdue, self.view, self._is_connected)
@@ -129,7 +131,7 @@ class Server:
                 "call": self._make_workers("call", OTHER_CALLS + options.max_watches),
                 "health": self._make_workers("health", HEALTH_CALLS),
             }
-            self._health = Health(self._workers["health"], self._trouble)
+            self._health = Health(self._workers["health"], self._not_ready_reason)
             self.servicer = self._make_servicer()
             self._grpc, self.address = self._bind()
             self._http = self._bind_http()
@@ -137,7 +139,7 @@ class Server:
             self._ready_file.write(self._places | {"pid": os.getpid()})
             self._check_advertised()
             self._registry = self._register()
-            # Last, when nothing can fail any more: a start that fails leaves the state to the next one.
+            # Comes last, when nothing can fail any more: after a failed start the next one finds the state.
             self._consume_state()
         except BaseException:
             self._release()
@@ -153,10 +155,10 @@ class Server:
         return {"address": self.address, "http_address": self.http_address, "version": VERSION}
 
     def start(self) -> None:
-        """Serve."""
+        """Start to answer calls, and publish the ready file."""
         self._ticker.start()
         self._relief.start()
-        self._giving_back.start()
+        self._trimming.start()
         if self._http is not None:
             self._http.start()
         self._listen()
@@ -172,9 +174,9 @@ class Server:
             raise
 
     def stop(self, grace_s: float | None = None) -> None:
-        """Stop: health first, calls under way may finish, then the state is written. Raises :class:`StateError`.
+        """Report NOT_SERVING, let calls under way finish for ``grace_s``, then write the state.
 
-        A second stop does nothing.
+        A second call does nothing. Raises :class:`StateError`.
         """
         if self._is_stopped:
             return
@@ -192,8 +194,10 @@ class Server:
         log.info("stopped")
 
     def drain(self) -> DrainReply:
-        """From now on take no new batches and no new sources; ``on_drained`` is called once nothing is left of those
-        that are here, or after ``drain_s``."""
+        """Take no new batches and no new sources from now on.
+
+        ``on_drained`` is called when the present ones have ended, or after ``drain_s``.
+        """
         with self._drain_lock:
             is_first = not self._shared.is_draining
             reply = self._shared.drain()
@@ -205,7 +209,7 @@ class Server:
                 self._draining.start()
         return reply
 
-    def _look_for_end(self) -> None:
+    def _check_drain(self) -> None:
         left = self._shared.left
         if self._drains_until is None or (left and time.monotonic() < self._drains_until):
             return
@@ -217,7 +221,7 @@ class Server:
         self._on_drained()
 
     def view(self) -> ViewReply:
-        """The servers there are, as this one saw them last; itself alone where it knows of no other."""
+        """Return the latest view of the servers; this server alone if there is no registry."""
         incarnation = self.shard.incarnation
         if self._registry is not None:
             return ViewReply(incarnation, *self._registry.view())
@@ -226,7 +230,7 @@ class Server:
         return ViewReply(incarnation, 0, (ListedMember(member, state),))
 
     def hurry(self) -> None:
-        """Cut the grace of a stop short: calls under way are cancelled. The state is written all the same."""
+        """End the grace period of a stop now, and cancel the calls under way. The state is still written."""
         self._hurried.set()
 
     def _stop_serving(self, grace_s: float) -> None:
@@ -238,11 +242,11 @@ class Server:
             self._registry.leave(self._options.away_s if will_be_back else None)
         self._shared.stop_waiting()
         stopped = self._grpc.stop(grace_s)
-        # Streams of health checks never end by themselves: they do not hold up a stop once the calls are answered.
+        # Does not wait for streams of health checks, since these never end by themselves.
         while not stopped.wait(STOP_POLL_S) and self.servicer.calls_under_way and not self._hurried.is_set():
             pass
         self._grpc.stop(None).wait()
-        for ticker in (self._ticker, self._relief, self._giving_back, self._draining):
+        for ticker in (self._ticker, self._relief, self._trimming, self._draining):
             ticker.stop()
 
     def _write_state(self) -> None:
@@ -254,7 +258,7 @@ class Server:
                 log.warning("state_lost", reason=reason, **had)
             return
         started = time.monotonic()
-        # Closed also where the writing fails: it holds the shard's lock.
+        # The dump holds the shard's lock, so it is closed even if writing fails.
         with contextlib.closing(self._shared.dump()) as parts:
             size = self._state_dir.write(parts)
         duration_s = round(time.monotonic() - started, 3)
@@ -307,15 +311,15 @@ class Server:
             log.info("state_restored", pending=stats.pending, sources=stats.sources)
 
     def _listen(self) -> None:
-        """Take calls, if that is not so yet."""
+        """Start the gRPC server, unless it is running."""
         if self._listening is None:
             self._grpc.start()
             self._listening = self._grpc
 
     def _check_advertised(self) -> None:
-        """See that clients whom the registry sends to this server reach it. Raises :class:`StartError`.
+        """Check that the advertised address leads to this server. Raises :class:`StartError`.
 
-        Without a registry nobody is sent anywhere: clients have a list of their own.
+        Only needed with a registry, which tells clients this address. Without one, clients have their own list.
         """
         options = self._options
         if options.zookeeper is None or options.advertise is None:
@@ -331,7 +335,7 @@ class Server:
                 return
             unchecked = f", or add {config.flag('advertise_unchecked')} if only this machine does not reach it there"
             raise StartError(
-                f"{config.label('advertise')}: {trouble}, and clients would be sent there: give the host:port at which "
+                f"{config.label('advertise')}: {trouble}, but clients would connect there: give the host:port at which "
                 f"they reach this server, which listens on {self.address}{'' if trouble.is_another else unchecked}"
             ) from None
 
@@ -385,7 +389,7 @@ class Server:
 
     def _bind(self) -> tuple[grpc.Server, str]:
         options = self._options
-        # Every call has workers of its own; these threads are left with reflection.
+        # All calls have their own workers. Only reflection uses these threads.
         server = grpc.server(ThreadPoolExecutor(2, thread_name_prefix="acker-grpc"), options=_grpc_options(options))
         server.add_generic_rpc_handlers((self.servicer.handler(), self._health.handler()))
         if options.reflection:
@@ -419,22 +423,22 @@ class Server:
     def _is_connected(self) -> bool:
         return self._registry is not None and self._registry.is_connected
 
-    def _relieve(self) -> None:
+    def _relieve_workers(self) -> None:
         before = self._overdue()
         for workers in self._workers.values():
             workers.relieve()
         calls = self._overdue() - before
         left_out = self._overdue_lines.admit("calls_overdue") if calls else None
         if left_out is not None:
-            # Their callers see CANCELLED, which says nothing; an honest one on a slow line needs a longer --receive-s.
+            # Callers only see CANCELLED, without a reason. A caller on a slow line needs a longer --receive-s.
             log.warning("calls_overdue", calls=calls, receive_s=self._options.receive_s, left_out=left_out)
 
-    def _give_back(self) -> None:
+    def _trim_heap(self) -> None:
         stats = self._shared.stats
         self._heap.note(stats.ledger_bytes + stats.identity_bytes + OUTCOME_BYTES * stats.unconfirmed)
 
-    def _trouble(self) -> str:
-        """Why no call should be sent here now, or nothing. Asks the shard, and waits for it for a moment."""
+    def _not_ready_reason(self) -> str:
+        """Return why this server should get no calls now, or "". Waits up to ANSWER_S for the shard's lock."""
         if not self._is_serving:
             return "stopping"
         if self._shared.is_draining:
@@ -448,19 +452,19 @@ class Server:
         return HTTPStatus.OK, CONTENT_TYPE, self._metrics.render()
 
     def _livez(self) -> Page:
-        # While it stops there are no ticks: to write a large state takes as long as it takes.
+        # A stopping server has no ticks, and writing a large state may take long.
         silent_s = self._ticker.silent_s if self._is_serving else 0.0
         if silent_s > STUCK_S:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, f"stuck: no tick for {silent_s:.1f} s")
         return text(HTTPStatus.OK, "ok")
 
     def _readyz(self) -> Page:
-        trouble = self._trouble()
+        trouble = self._not_ready_reason()
         return text(HTTPStatus.SERVICE_UNAVAILABLE, trouble) if trouble else text(HTTPStatus.OK, "ok")
 
 
 class _Ticker:
-    """Calls ``tick`` every so many seconds by the clock, whatever a tick takes."""
+    """A thread that calls ``tick`` every ``every_s`` seconds, measured from start to start."""
 
     def __init__(self, name: str, tick: Callable[[], None], every_s: float = TICK_S) -> None:
         self._tick, self._every_s = tick, every_s
@@ -493,32 +497,31 @@ class _Ticker:
 
 
 def run(options: Config, signals: Signals) -> int:
-    """Serve until SIGTERM, SIGINT or the end of a drain and return the exit status: 0, or 1 when the state could not be
-    written.
+    """Serve until SIGTERM, SIGINT or the end of a drain. Returns the exit status: 0, or 1 if the state was not written.
 
-    Raises :class:`StartError` or :class:`StateError` when it cannot start. A second signal cuts the grace short, and
-    nothing else: the state is written all the same.
+    A second signal only ends the grace period; the state is still written. Raises :class:`StartError` or
+    :class:`StateError` if the server cannot start.
     """
     logs.configure(sys.stderr, format=options.log_format, level=options.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     _raise_descriptors()
     server = Server(options, on_drained=signals.interrupt)
-    # What has been loaded stays; the collector need not look at it again and again while calls wait.
+    # Loaded modules stay loaded, so the garbage collector need not scan them while calls wait.
     gc.freeze()
     server.start()
     _log_signal(signals.wait())
-    threading.Thread(target=_hurry, args=(signals, server), name="acker-signals", daemon=True).start()
+    threading.Thread(target=_hurry_on_signal, args=(signals, server), name="acker-signals", daemon=True).start()
     try:
         server.stop()
     except StateError as error:
-        log.error("state_lost", error=str(error))  # noqa: TRY400  # a full disk is no bug: no traceback
+        log.error("state_lost", error=str(error))  # noqa: TRY400  # no traceback, since a full disk is not a bug
         return 1
     finally:
         signals.ignore()
     return 0
 
 
-def _hurry(signals: Signals, server: Server) -> None:
+def _hurry_on_signal(signals: Signals, server: Server) -> None:
     while True:
         sent = signals.wait()
         _log_signal(sent)
@@ -532,13 +535,13 @@ def _log_signal(sent: signal.Signals | None) -> None:
 
 
 def _raise_descriptors() -> None:
-    """As many descriptors as this process may have: a connection takes one, and systems begin with 1024."""
+    """Raise the limit of file descriptors, since each connection needs one and the default is often 1024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _claim(options: Config) -> StateDir | None:
+def _open_state_dir(options: Config) -> StateDir | None:
     if options.state_dir is None:
         return None
     state_dir = StateDir(options.state_dir)
@@ -551,9 +554,9 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Two servers on one port would each see half of the calls: a port in use has to be an error.
+        # A port in use must be an error, since two servers on one port would each get half of the calls.
         ("grpc.so_reuseport", 0),
-        # What one connection may take of the threads and of the memory for requests, and how many there may be.
+        # Bound the calls per connection, and so the threads and memory it uses, and the number of connections.
         ("grpc.max_concurrent_streams", options.max_calls_per_connection),
         ("grpc.max_allowed_incoming_connections", options.max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
@@ -566,7 +569,7 @@ def _grpc_options(options: Config) -> list[tuple[str, int]]:
 
 
 def _check_host(host: str) -> None:
-    """Raise :class:`StartError` where nothing can listen on ``host``, whatever the port."""
+    """Raise :class:`StartError` if this machine cannot listen on ``host``."""
     try:
         HttpServer(host, 0, {}).stop()
     except OSError as error:
@@ -577,7 +580,7 @@ def _check_host(host: str) -> None:
 
 
 def _port_error(name: str, host: str, port: int) -> StartError:
-    """Why a port cannot be had: gRPC does not say, so ask the system."""
+    """Return the error for a port that cannot be bound. gRPC gives no reason, so this tries to bind the port itself."""
     reason = "it cannot be bound"
     try:
         HttpServer(host, port, {}).stop()
@@ -585,7 +588,7 @@ def _port_error(name: str, host: str, port: int) -> StartError:
         reason = (error.strerror or str(error)).lower()
     return StartError(
         f"{config.label(name)}: {_address(host, port)}: {reason}. "
-        f"Stop whoever has the port, or choose another with {config.flag(name)} (0 takes a free one)"
+        f"Stop the process that uses the port, or choose another with {config.flag(name)} (0 takes a free one)"
     )
 
 
@@ -594,34 +597,35 @@ def _address(host: str, port: int) -> str:
 
 
 class _ReadyFile:
-    """The file that says where this server serves: written before the state is consumed, in its place once it does."""
+    """The file with the server's addresses. It is written under a temporary name before the state is consumed, and
+    renamed once the server serves."""
 
     def __init__(self, name: str | None) -> None:
         self._path = None if name is None else Path(name)
 
     def write(self, fields: dict[str, Any]) -> None:
-        """Beside its place. Raises :class:`StartError`."""
+        """Write the file under its temporary name. Raises :class:`StartError`."""
         if self._path is not None:
-            with self._complaining(self._path):
-                self._beside(self._path).write_text(json.dumps(fields) + "\n")
+            with self._naming_errors(self._path):
+                self._temporary(self._path).write_text(json.dumps(fields) + "\n")
 
     def publish(self) -> None:
-        """Into its place. Raises :class:`StartError`."""
+        """Rename the file to its final name. Raises :class:`StartError`."""
         if self._path is not None:
-            with self._complaining(self._path):
-                self._beside(self._path).replace(self._path)
+            with self._naming_errors(self._path):
+                self._temporary(self._path).replace(self._path)
 
     @staticmethod
-    def _beside(path: Path) -> Path:
+    def _temporary(path: Path) -> Path:
         return path.with_name(path.name + ".tmp")
 
     @contextlib.contextmanager
-    def _complaining(self, path: Path) -> Iterator[None]:
+    def _naming_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._beside(path).unlink()
+                self._temporary(path).unlink()
             raise StartError(
-                f"--ready-file {path}: cannot be written ({error.strerror}); name a file in a directory that can be"
+                f"--ready-file {path}: cannot be written ({error.strerror}); name a file in a writable directory"
             ) from None

@@ -1,4 +1,4 @@
-"""Testing: for users' tests. A real shard in memory, without a server, a socket or a wait; and whole pipelines.
+"""Testing: tools for users' tests. A real shard in memory without a server process or socket, and whole pipelines.
 
     from acker_client import AckerClient, Verdict
     from acker_testing import LocalServer, SimulatedTime
@@ -12,7 +12,7 @@
     client.flush()
     assert [outcome.verdict for outcome in client.watch().outcomes] == [Verdict.ACKED]
 
-A :class:`Pipeline` runs a job as it is, on a Spark session and a server of its own:
+A :class:`Pipeline` runs an unchanged job on a Spark session, with its own server:
 
     with Pipeline() as pipeline:
         result = pipeline.run(["a line", "another"], process)
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs Spark is imported when it is asked for: the rest works without."""
+    """Import what needs Spark only when it is used, so that the rest works without Spark."""
     if name not in ("Pipeline", "Result", "Dead", "Outcome"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,6 +1,6 @@
-"""Child: a server as a process of its own, on a free port of this machine, that ends with the process that started it.
+"""Child: a server process on a free port of this machine, which ends with the process that started it.
 
-Decides how it is started, awaited and ended. Nobody else shares it, and what it knew is gone when it ends.
+Decides how it is started, awaited and ended. Its state is gone when it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acker_testing import standstill
 START_S = 60.0
 PAUSE_S = 0.02
 
-# Its standard input ends when whoever holds the other end closes it or dies, in whatever way.
+# Its standard input ends when the parent process closes the other end, or dies in any way.
 _PROGRAM = """
 import os, signal, sys, threading
 
@@ -36,11 +36,11 @@ class Child:
     """A running server: ``address`` is "127.0.0.1:port" once ``await_ready`` has returned."""
 
     def __init__(self, folder: Path, *flags: str) -> None:
-        """``flags``: of ``acker serve``, beside those that are given here; one of theirs may be another value."""
+        """``flags``: further flags of ``acker serve``. They may override the default flags given here."""
         self.address = ""
         self._ready = folder / "ready.json"
         self._log = folder / "server.log"
-        # The server's own settings in the environment are for the server of somebody else.
+        # ACKER_ variables in the environment are meant for another server.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("ACKER_")}
         environment["PYTHONPATH"] = python_path()
         given = {flag.partition("=")[0]: flag for flag in flags}
@@ -61,7 +61,7 @@ class Child:
             )
 
     def await_ready(self) -> str:
-        """Wait until it serves; returns its address. ImportError where it lacks a package, else RuntimeError."""
+        """Wait until it serves, and return its address. Raises ImportError if it lacks a package, else RuntimeError."""
         deadline = time.monotonic() + START_S
         while not self._ready.exists():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -72,7 +72,7 @@ class Child:
         return self.address
 
     def end(self) -> None:
-        """End it, at once."""
+        """End the process at once."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -83,41 +83,41 @@ class Child:
 
     @property
     def log(self) -> str:
-        """What it has logged."""
+        """The log of the server so far."""
         return self._log.read_text(errors="replace")
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until it has ended by itself; returns the exit status. RuntimeError after ``timeout_s``."""
+        """Wait until it ends by itself, and return the exit status. Raises RuntimeError after ``timeout_s``."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"the server did not end within {timeout_s:g} s: {self.log}") from None
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Send SIGKILL, and wait for the end."""
         self._process.kill()
         self.end()
 
     def terminate(self, timeout_s: float | None = None) -> int:
-        """SIGTERM: a planned stop; returns the exit status. RuntimeError after ``timeout_s``."""
+        """Send SIGTERM (a planned stop), and return the exit status. Raises RuntimeError after ``timeout_s``."""
         self._process.terminate()
         return self.wait(timeout_s)
 
     def stop(self) -> None:
-        """SIGSTOP: it answers nothing until :meth:`cont`."""
+        """Send SIGSTOP: it answers nothing until :meth:`cont`."""
         standstill.stop_child(self._process)
 
     def cont(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def _failed(self) -> Exception:
-        said = self.log.strip()
-        if "pip install" in said:
-            return ImportError(f"acker_testing.Pipeline: {said.splitlines()[-1]}")
-        return RuntimeError(f"the server did not start within {START_S:g} s: {said or 'it said nothing'}")
+        log = self.log.strip()
+        if "pip install" in log:
+            return ImportError(f"acker_testing.Pipeline: {log.splitlines()[-1]}")
+        return RuntimeError(f"the server did not start within {START_S:g} s: {log or 'its log is empty'}")
 
 
 def python_path() -> str:
-    """Where this process imports from, for processes that are to import the same; pytest adds to it."""
+    """Return the import path of this process, which pytest extends, for processes that must import the same modules."""
     return os.pathsep.join(dict.fromkeys(os.path.abspath(path) for path in sys.path))

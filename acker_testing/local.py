@@ -1,7 +1,6 @@
-"""Local: a real shard in memory behind the transport port, and time that passes only when something sleeps.
+"""Local: a real shard in memory behind the client's transport interface, and time that passes only in ``sleep``.
 
-Decides nothing of the acker: what it answers is what the server's own shard answers, and every message goes through the
-wire's translation on its way. Needs the extra `service`.
+Answers as a server does, since the shard is the server's own. Needs the extra `service`.
 """
 
 from __future__ import annotations
@@ -47,30 +46,30 @@ Reply = TypeVar("Reply")
 
 SEQUENCE_WINDOW = 64
 MAX_MESSAGE_BYTES = 4 << 20
-# How often a waiting watch looks: in simulated time this is free.
+# How often a waiting watch asks the shard. In simulated time this costs nothing.
 _STEP_S = 0.01
 
 
 class SimulatedTime:
-    """Time that passes only when something sleeps. ``clock`` and ``sleep`` are what clients and servers here take."""
+    """Time that passes only when something sleeps. Give ``clock`` and ``sleep`` to clients and servers."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
 
     def clock(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, at once."""
+        """Advance the time without waiting."""
         self._now += seconds
 
 
 class LocalServer:
-    """A server in memory: a shard, a lock and a clock. ``connect`` is what ``AckerClient(connect=...)`` takes.
+    """A server in memory: a shard, a lock and a clock. Give ``connect`` to ``AckerClient(connect=...)``.
 
-    ``shard``: one of ``acker_service.core.shard.Shard``, or None for a new one. Any number of clients may share it.
-    ``id``: of this server as a member; it knows of no other.
+    ``shard``: an ``acker_service.core.shard.Shard``, or None for a new one. Any number of clients may share it. ``id``:
+    the member id of this server, which knows of no other server.
     """
 
     def __init__(
@@ -89,21 +88,21 @@ class LocalServer:
         self._lock = threading.Lock()
 
     def connect(self, address: str) -> LocalTransport:
-        """A transport to this server, whatever the address."""
+        """Return a transport to this server, for any address."""
         return LocalTransport(self, address)
 
     def stop(self) -> None:
-        """From now on no call is answered."""
+        """Answer no calls from now on."""
         self.is_up = False
 
     def start(self, *, with_state: bool = True) -> None:
-        """Answer again: with everything that was known (as after a planned restart), or without (as after a crash)."""
+        """Answer calls again, with the state (as after a planned restart) or without it (as after a crash)."""
         if not with_state:
             self.shard = new_shard()
         self.is_up = True
 
     def ask(self, question: Callable[[Shard, float], Reply]) -> Reply:
-        """Ask the shard, after it has done what is due by now. Unavailable while the server is stopped."""
+        """Call the shard after a tick. Raises Unavailable while the server is stopped."""
         with self._lock:
             if not self.is_up:
                 raise Unavailable("the local server is stopped: start() it")
@@ -112,7 +111,7 @@ class LocalServer:
             return question(self.shard, now)
 
     def watch(self, request: Watch) -> WatchReply:
-        """Answer a watch: when there are outcomes, or when its time is over."""
+        """Answer a watch when there are outcomes, or after its wait_ms."""
         waited_until = self._clock() + request.wait_ms / 1000
         while True:
             reply = self.ask(lambda shard, now: shard.watch(request, now))
@@ -122,7 +121,7 @@ class LocalServer:
 
 
 class LocalTransport:
-    """:class:`acker_protocol.messages.Transport` to a :class:`LocalServer`: to one of its own unless one is given."""
+    """A :class:`acker_protocol.messages.Transport` to a :class:`LocalServer`, which is new unless one is given."""
 
     def __init__(
         self,
@@ -153,7 +152,7 @@ class LocalTransport:
         try:
             arrived = wire.decode(Apply, wire.encode(message))
         except wire.Malformed as error:
-            raise Rejected(f"the acker in memory answered INVALID_ARGUMENT: {error}") from None
+            raise Rejected(f"the local server answered INVALID_ARGUMENT: {error}") from None
         return self.server.ask(lambda shard, now: shard.apply(arrived, now))
 
     def open_batch(self, request: OpenBatch, timeout_s: float) -> OpenBatchReply:
@@ -187,11 +186,11 @@ class LocalTransport:
         return self.server.ask(lambda shard, now: shard.pins(Pins(session)))
 
     def close(self) -> None:
-        """Nothing to close: the server lives as long as somebody holds it."""
+        """Do nothing: there is no connection."""
 
 
 def new_shard(*, incarnation: int | None = None, generation: int | None = None, **limits: Any) -> Shard:
-    """An empty shard. ``limits``: of ``acker_service.core.shard.Shard``. ImportError without the extra `service`."""
+    """Return an empty shard. ``limits``: keyword arguments of ``Shard``. ImportError without the extra `service`."""
     try:
         from acker_service.core.shard import Shard
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Pipeline: a user's job run as a whole in a test: real Spark, a real server, records from a list.
+"""Pipeline: runs a user's whole job in a test, with real Spark, a real server, and records from a list.
 
-Decides what a test gets to see: which records were acked, which ended in the dead letters and why, and every outcome on
-the way. What the job does is the job's own; nothing of it is replaced. Needs the extras `service` and `spark`.
+Decides what a test sees: which records were acked, which became dead letters and why, and every outcome on the way. No
+part of the job is replaced. Needs the extras `service` and `spark`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from acker_testing.child import Child, python_path
 
 Record = str | Mapping[str, Any]
 
-# One replay, and none has to be waited for.
+# One replay, without a delay.
 QUICK = Retry(max_retries=1, initial_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A record that has used up its retries; ``reason``: of its last failure, without a traceback."""
+    """A record that has used up its retries. ``reason``: that of its last failure, without the traceback."""
 
     record: Any
     reason: str
@@ -39,7 +39,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one emission of a record ended; a record that was replayed has several."""
+    """How one emission of a record ended. A replayed record has several outcomes."""
 
     record: Any
     verdict: Verdict
@@ -48,8 +48,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of the records, each as it was given. ``acked`` and ``dead`` are in the order given, ``outcomes`` in
-    the order in which they came."""
+    """The result for each record, shown as it was given. ``acked`` and ``dead`` are in the order of the records,
+    ``outcomes`` in the order of their arrival."""
 
     acked: list[Any]
     dead: list[Dead]
@@ -58,12 +58,11 @@ class Result:
 
 
 class Pipeline:
-    """Runs pipelines in tests: a context manager that holds a Spark session and a server of its own.
+    """Runs pipelines in tests: a context manager with a Spark session and its own server.
 
-    ``spark``: the session to run in; None: the one that runs in this process already, else a local one, which is
-    stopped at the end. ``conf``: settings of a session that is made here. Starting Spark takes seconds: hold one
-    Pipeline in a fixture for all tests. Workers import from where this process does, so that functions of a test module
-    reach them.
+    ``spark``: the session to use. None: the active session of this process, else a new local one, which is stopped at
+    the end. ``conf``: settings of a new session. Starting Spark takes seconds, so share one Pipeline in a fixture for
+    all tests. Spark's workers use the import path of this process, so they can import functions of a test module.
 
     >>> @pytest.fixture(scope="session")
     ... def pipeline():
@@ -79,7 +78,7 @@ class Pipeline:
 
     @property
     def spark(self) -> Any:
-        """The session that it runs in."""
+        """The Spark session in use."""
         return self._opened()
 
     def run(
@@ -90,15 +89,15 @@ class Pipeline:
         schema: Any = None,
         **options: Any,
     ) -> Result:
-        """Run ``process`` over ``records`` as ``Files(...).run(spark, process)`` does, and say what became of them.
+        """Run ``process`` over ``records`` as ``Files(...).run(spark, process)`` does, and return their results.
 
         Strings are lines of text: ``batch.df`` has ``value string, path string, line bigint``. With ``schema`` (DDL
-        text or ``StructType``) records are dictionaries, or lines of JSON, and ``batch.df`` has its columns.
-        ``options`` are those of ``Files``; unless given, a record is replayed once, at once, and nothing is too many
-        dead letters.
+        text or ``StructType``), records are dictionaries or lines of JSON, and ``batch.df`` has the schema's columns.
+        ``options``: those of ``Files``. By default a record is replayed once without delay, and the run allows any
+        number of dead letters.
         """
         if "listener" in options:
-            raise ValueError("listener: a Pipeline has one of its own; look at Result.outcomes, or use Files")
+            raise ValueError("listener: Pipeline sets its own; read Result.outcomes, or use Files")
         spark, given = self._opened(), list(records)
         with tempfile.TemporaryDirectory(prefix="acker-pipeline-") as folder:
             seen = _Seen(given, f"{folder}/")
@@ -143,7 +142,7 @@ class Pipeline:
 
 
 class _Seen(Listener):
-    """Notes how each emission ended. Records are numbered as they were given."""
+    """Collects how each emission ended. Records are numbered in the order given."""
 
     def __init__(self, records: Sequence[Record], folder: str) -> None:
         self._records = records
@@ -169,7 +168,7 @@ class _Seen(Listener):
         return Result(acked, dead, self._outcomes, summary)
 
     def _reason(self, why: Failures, k: int) -> str:
-        """Without its traceback, and without the folder, which is another one each time."""
+        """Return the reason without its traceback, and without the folder, whose name differs in each run."""
         return why.reason(k).partition(TRACEBACK)[0].replace(self._folder, "")
 
 
@@ -177,9 +176,9 @@ def _lines(records: Sequence[Record], schema: Any) -> list[str]:
     lines = [record if isinstance(record, str) else _json(index, record) for index, record in enumerate(records)]
     for index, line in enumerate(lines):
         if schema is None and not isinstance(records[index], str):
-            raise ValueError(f"records[{index}] is no string: give schema='sku string, qty int' with dictionaries")
+            raise ValueError(f"records[{index}] is not a string: give schema='sku string, qty int' with dictionaries")
         if "\n" in line:
-            raise ValueError(f"records[{index}] has a line feed in it: a record is one line")
+            raise ValueError(f"records[{index}] contains a line feed: a record is one line")
     return lines
 
 
@@ -193,7 +192,7 @@ def _json(index: int, record: Mapping[str, Any]) -> str:
 
 
 def _set(undo: ExitStack, spark: Any, address: str) -> None:
-    """Point the session at the server, and its workers to where this process imports from, until it is undone."""
+    """Set the server's address and the workers' import path in the session. ``undo`` restores the previous values."""
     before = spark.conf.get(SERVERS, None)
     spark.conf.set(SERVERS, address)
     undo.callback(lambda: spark.conf.unset(SERVERS) if before is None else spark.conf.set(SERVERS, before))

@@ -1,7 +1,7 @@
-"""Standstill: a process that answers nothing, though it is there.
+"""Standstill: stops a process, so that it exists and answers nothing.
 
-Decides when it stands still: SIGSTOP is taken by one of its threads, and until that one gets a processor the others go
-on, also with a call that comes after the signal.
+Decides when the process is stopped. One of its threads takes SIGSTOP. Until that thread gets a processor, the other
+threads continue, and may even answer a call that comes after the signal.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = 0.001
-# As /proc calls the state of a thread: stopped, stopped by a debugger, ended.
+# States of a thread in /proc: stopped, stopped by a debugger, zombie, dead.
 STILL = frozenset("TtZX")
 
 
 def stop(pid: int) -> None:
-    """SIGSTOP; returns when all threads of the process stand still (where there is no /proc, at once). Raises
-    ProcessLookupError when there is no such process."""
+    """Send SIGSTOP, and return when all threads have stopped (at once on systems without /proc).
+
+    Raises ProcessLookupError if there is no such process.
+    """
     os.kill(pid, signal.SIGSTOP)
     while any(_runs(thread) for thread in Path(f"/proc/{pid}/task").glob("*")):
         time.sleep(PAUSE_S)
 
 
 def stop_child(process: subprocess.Popen[Any]) -> None:
-    """As :func:`stop`, for a process of this one's own; one that has ended is left alone."""
+    """Like :func:`stop`, for a child process; does nothing if it has ended."""
     if process.poll() is None:
         stop(process.pid)
 
@@ -35,5 +37,5 @@ def stop_child(process: subprocess.Popen[Any]) -> None:
 def _runs(thread: Path) -> bool:
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] not in STILL
-    except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+    except (FileNotFoundError, ProcessLookupError):  # the thread has ended
         return False

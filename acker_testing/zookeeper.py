@@ -1,7 +1,7 @@
-"""ZooKeeper: a real one as a process of its own, on this machine, that ends with the process that started it.
+"""ZooKeeper: a real ZooKeeper process on this machine, which ends with the process that started it.
 
-Decides how it is started, awaited, ended and started again with what it had. It is the one whose jars PySpark brings,
-so it needs the extra `spark` and a Java of 17 or newer (JAVA_HOME, or on PATH).
+Decides how it is started, awaited, ended, and restarted with its data. It runs from the jars of PySpark, so it needs
+the extra `spark` and Java 17 or newer (JAVA_HOME, or on PATH).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from acker_testing import standstill
 
 START_S = 30.0
 PAUSE_S = 0.02
-# Sessions last two ticks at least.
+# The shortest session is two ticks.
 TICK_MS = 250
 SESSION_MAX_MS = 60_000
-# Of PySpark's jars those that ZooKeeper loads: all of them take three times as long to start.
+# The jars of PySpark that ZooKeeper needs. With all jars the start takes three times as long.
 JARS = ("zookeeper-*.jar", "slf4j-api-*.jar", "netty-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
-# It says its number and ends with its standard input, which whoever holds the other end closes, or dies.
+# Prints its process id, and ends when its standard input ends: when the parent process closes it or dies.
 _PROGRAM = (
     '"$@" </dev/null >>"$ACKER_ZOOKEEPER_LOG" 2>&1 & echo $!; exec >&-; cat >/dev/null; kill -9 $! 2>/dev/null; wait'
 )
@@ -35,7 +35,7 @@ class ZooKeeperProcess:
     """A running ZooKeeper: ``address`` is "127.0.0.1:port" and stays the same over restarts."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: for its data and its log. Starts it, and returns when it serves. ImportError without PySpark."""
+        """Start it, and return when it serves. ``folder``: for data and log. Raises ImportError without PySpark."""
         self._folder, self._port = folder, _free_port()
         self._command = [_java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         self._command += ["-Dzookeeper.forceSync=no", "-cp", _class_path()]
@@ -47,7 +47,7 @@ class ZooKeeperProcess:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it with the data that it has, and return when it serves."""
+        """Start it with its present data, and return when it serves."""
         log = self._folder / "zookeeper.log"
         self._guard = subprocess.Popen(
             ["sh", "-c", _PROGRAM, "sh", *self._command],
@@ -56,8 +56,8 @@ class ZooKeeperProcess:
             env={**os.environ, "ACKER_ZOOKEEPER_LOG": str(log)},
         )
         assert self._guard.stdout is not None
-        with self._guard.stdout as said:
-            self.pid = int(said.readline())
+        with self._guard.stdout as output:
+            self.pid = int(output.readline())
         deadline = time.monotonic() + START_S
         while not self._serves():
             if not _runs(self.pid) or time.monotonic() > deadline:
@@ -66,7 +66,7 @@ class ZooKeeperProcess:
             time.sleep(PAUSE_S)
 
     def kill(self) -> None:
-        """End it, at once; what it has on disk stays."""
+        """End it at once; its data stays on disk."""
         if self._guard.stdin is not None:
             self._guard.stdin.close()
         self._guard.wait()
@@ -76,17 +76,17 @@ class ZooKeeperProcess:
         self.start()
 
     def empty(self) -> None:
-        """End it, and start it without its data, as an ensemble that lost its disks."""
+        """End it, and start it without its data, like an ensemble that has lost its disks."""
         self.kill()
         shutil.rmtree(self._folder / "data")
         self.start()
 
     def stop(self) -> None:
-        """SIGSTOP: it answers nothing until :meth:`cont`."""
+        """Send SIGSTOP: it answers nothing until :meth:`cont`."""
         standstill.stop(self.pid)
 
     def cont(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def _configuration(self) -> Path:

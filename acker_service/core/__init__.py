@@ -1,1 +1,4 @@
-"""The server's core, pure: what every call means, and all that is kept. No socket, thread, clock or protobuf."""
+"""Core: the pure part of the server: all data, and what every call does to it. No socket, thread, clock or protobuf.
+
+Entry point: ``shard.Shard``, with one method for each call of the API.
+"""

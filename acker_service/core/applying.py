@@ -1,8 +1,8 @@
 """Applying: what one message of a report does to the state, and how it is answered.
 
-Decides in which order its effects happen. A message that is refused leaves no trace. Acks are never refused for want of
-room; inits of an open batch neither, since their room was reserved. The arithmetic is ``ledger``'s, what counted before
-is ``dedupe``'s.
+Decides which messages are refused and in which order the others take effect. A refused message changes nothing. Acks
+are never refused for want of room, and neither are inits of an open batch, since their room was reserved. ``ledger``
+does the arithmetic, and ``dedupe`` knows which sections were applied before.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from acker_service.core.state import State
 
 Array = npt.NDArray[Any]
 
-# After an answer that there is no room, or that a source is not known yet.
+# How long a client waits after OVERLOADED or UNKNOWN_SOURCE.
 RETRY_DELAY_MS = 200
 
 
 class Applying:
-    """``incarnation``: of the process that answers."""
+    """Applies messages of reports to a state. ``incarnation`` names this process in every reply."""
 
     def __init__(self, state: State, orphans: Orphans, incarnation: int) -> None:
         self._state = state
         self._orphans = orphans
         self._incarnation = incarnation
-        self._marked_at = -1
-        self._spoilt = 0
+        self._reasons_freed_at = -1
+        self._conflicts = 0
 
     def apply(self, message: Apply) -> ApplyReply:
-        """Apply the sections of a message that were not applied before. Raises nothing: what is wrong is a status."""
+        """Apply the sections of a message that were not applied before. Errors are statuses, never exceptions."""
         state, entries = self._state, message.entries
         batch = self._batch_of(message.inits)
         trouble = malformed_apply(message, batch)
@@ -49,19 +49,19 @@ class Applying:
             return self._refuse(Status.INVALID, sections)
         foreign = batch.foreign_slot(sections.bits) if batch is not None and batch.is_open else None
         if foreign is not None:
-            detail = f"root_ids: slot {foreign} of this batch is not on this server: send it to the one that has it"
+            detail = f"root_ids: slot {foreign} of this batch is not on this server: send it to a server that holds it"
             return self._refuse(Status.INVALID, detail)
-        known = state.dedupe.look(message.identity, message.digest)
+        known = state.dedupe.find_applied(message.identity, message.digest)
         if isinstance(known, Status):
             if known == Status.CONFLICT and message.inits is None and not message.identity.sequenced:
-                self._spoil(sections)
+                self._block_acks(sections)
             return self._refuse_sections(known, len(sections.slots))
         asked = int.from_bytes(sections.bits.tobytes(), "little")
         if message.inits is not None and (asked & ~known or not asked):
             refusal = self._refuse_inits(message.inits, batch, sections, asked & ~known)
             if refusal:
                 return refusal
-        state.dedupe.note(message.identity, message.digest, asked, state.now)
+        state.dedupe.record_applied(message.identity, message.digest, asked, state.now)
         effect = self._apply(message, batch, sections, asked & ~known) if asked & ~known else Effect()
         if message.inits is not None and batch is not None and batch.is_open and len(message.inits.covered):
             batch.cover(_column(message.inits.covered, np.uint64))
@@ -71,19 +71,19 @@ class Applying:
         source = self._state.sources.get(scope.session) if scope is not None else None
         return source.batches.get(scope.batch) if source is not None and scope is not None else None
 
-    # -- refused
+    # -- refusals
 
     def _refuse_inits(
         self, scope: InitScope, batch: BatchState | None, sections: Sections, fresh: int
     ) -> ApplyReply | None:
         source = self._state.sources.get(scope.session)
         if source is None:
-            return self._refuse(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
+            return self._refuse(Status.UNKNOWN_SOURCE, "no source has this session: send its Watch first")
         if batch is None or not batch.is_open:
             return self._refuse(Status.UNKNOWN_BATCH, f"batch {scope.batch} of source {source.name!r} is not open")
         if batch.number:
             return None
-        trouble = self._state.lacks_room(source, _entries_in(sections, fresh))
+        trouble = self._state.shortage(source, _entries_in(sections, fresh))
         return self._refuse(Status.OVERLOADED, trouble) if trouble else None
 
     def _refuse(self, status: Status, detail: str) -> ApplyReply:
@@ -96,10 +96,10 @@ class Applying:
             detail = f"sequence: older than the last {self._state.dedupe.window} of its session"
         else:
             counters.sections_conflict += sections
-            detail = "identity: known with another digest; two reports of different content say they are the same work"
+            detail = "identity: known with another digest; two different reports have the same identity"
         return ApplyReply(self._incarnation, status, detail=detail)
 
-    # -- applied
+    # -- effects
 
     def _apply(self, message: Apply, batch: BatchState | None, sections: Sections, fresh: int) -> Effect:
         slots = np.frombuffer(fresh.to_bytes(128, "little"), np.uint64)
@@ -131,28 +131,31 @@ class Applying:
         state.counters.orphans_dropped += effect.dropped
         state.deliver(state.ledger.outcomes(), entries.reasons)
         if len(tombstones):
-            self._label(sections, entries, tombstones)
+            self._keep_reasons(sections, entries, tombstones)
         return effect
 
-    def _spoil(self, sections: Sections) -> None:
-        """Two attempts at the same work made different things of these roots. Which of them was committed nobody here
-        can tell, and the second one may have failed a root that the first one finished: none of them gets to zero."""
-        self._spoilt += 1
-        vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._spoilt)), np.uint64)
+    def _block_acks(self, sections: Sections) -> None:
+        """XOR a random number into the ack vals of these roots, so that none of them reaches zero.
+
+        Two attempts at the same work had different results for these roots. The server cannot know which attempt was
+        committed, and the second one may have failed a root that the first one finished.
+        """
+        self._conflicts += 1
+        vals = np.full(len(sections.keys), mix64(self._incarnation ^ mix64(self._conflicts)), np.uint64)
         self._apply_updates(Entries(sections.keys, vals), sections, vals, ALL_SLOTS)
 
-    def _label(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
-        """Keep the reasons of new tombstones."""
+    def _keep_reasons(self, sections: Sections, entries: Entries, tombstones: Array) -> None:
+        """Store the reasons of new tombstones. Frees unused reasons when the table is full, at most once a second."""
         ledger, reasons, tick = self._state.ledger, self._state.reasons, self._state.tick
         fails = np.cumsum(entries.kinds & FAIL != 0) - 1
         local, positions = np.unique(entries.reason_ids[fails[tombstones]], return_inverse=True)
         ids = [reasons.id_of(entries.reasons[number]) for number in local.tolist()]
-        ledger.label(sections.keys[tombstones], np.array(ids, np.uint64)[positions])
-        if reasons.is_full and tick >= self._marked_at + kernels.TICKS_A_SECOND:
-            self._marked_at = tick
+        ledger.set_reasons(sections.keys[tombstones], np.array(ids, np.uint64)[positions])
+        if reasons.is_full and tick >= self._reasons_freed_at + kernels.TICKS_A_SECOND:
+            self._reasons_freed_at = tick
             used = reasons.empty_marks()
             ledger.mark_reasons(used)
-            reasons.keep(used)
+            reasons.free_unused(used)
 
     def _reply(self, sections: Sections, asked: int, known: int, effect: Effect) -> ApplyReply:
         counters = self._state.counters
@@ -170,18 +173,18 @@ class Applying:
 
 
 def delay_ms(status: Status) -> int:
-    """After how many ms to ask again, where that can help."""
+    """Return after how many ms to retry; 0 where a retry cannot help."""
     return RETRY_DELAY_MS if status in (Status.OVERLOADED, Status.UNKNOWN_SOURCE) else 0
 
 
 def _column(values: Array, dtype: type[Any]) -> Array:
-    """As the kernels want it: contiguous and aligned; the same array where it is."""
+    """Return ``values`` contiguous and aligned, as the kernels need it; the same array if it already is."""
     column = np.ascontiguousarray(values, dtype)
     return column if column.flags.aligned else column.copy()
 
 
 def _entries_in(sections: Sections, slots: int) -> int:
-    """How many entries lie in slots of a 1024-bit map, all of which are in the report."""
+    """Count the entries in ``slots``, a 1024-bit map of slots that are all in the report."""
     if slots.bit_count() == len(sections.slots):
         return len(sections.keys)
     bits = np.unpackbits(np.frombuffer(slots.to_bytes(128, "little"), np.uint8), bitorder="little")

@@ -1,7 +1,7 @@
-"""Batches: the numbered sets of roots of a source, what is reserved, read and settled of them.
+"""Batches: the numbered roots of a source: which are reserved, initialised, and read by a task.
 
-Decides which numbers of a batch count as read, how limits become ticks, and which batch index (the 14 bits that a cell
-has for it) belongs to whom. Never looks into the ledger; ``shard`` does both.
+Decides which numbers of a batch count as read, how timeouts become ticks, and which batch has which batch index (14
+bits in each cell of the ledger). Never looks into the ledger; ``state`` combines the two.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from acker_protocol.messages import TIMEOUT_MAX_S, Limits, OpenBatch
 from acker_service.core import kernels
 from acker_service.core.ledger import Numbering
 
-# Ticks are modulo 72 h; a day leaves them a wide margin.
+# Ticks wrap around after 72 h, so a limit of 24 h leaves a wide margin.
 LIMIT_MAX_MS = TIMEOUT_MAX_S * 1000
 NO_MAP: Column = np.empty(0, np.uint64)
-# A bit a slot.
+# One bit per slot.
 ALL_SLOTS: Column = np.full(16, np.iinfo(np.uint64).max, np.uint64)
 
 
 @dataclass(eq=False, slots=True)
 class BatchState:
-    """One batch of one source; number 0 is the open stream. ``seen`` and ``covered``: uint64 maps of its numbers, those
-    initialised and those that a read task has covered; one bit each a root. ``slots``: uint64[16], a map of those that
-    live here, and ``roots``: how many of its numbers have their roots in them. ``idle_at``: when nothing of it was seen
-    pending last."""
+    """One batch of one source; number 0 is the open stream.
+
+    ``seen`` and ``covered``: bit maps (uint64) of its numbers, those initialised and those that a read task covered.
+    ``slots``: uint64[16], bit map of the slots on this server. ``roots``: how many of its numbers have a root in these
+    slots. ``inits``: how many were initialised. ``idle_at``: the last time at which it had no pending root.
+    """
 
     session: int
     number: int
@@ -50,7 +52,7 @@ class BatchState:
 
     @classmethod
     def of(cls, request: OpenBatch, roots: int, index: int, now: float) -> BatchState:
-        """``roots``: :func:`count_roots` of the request."""
+        """``roots``: what :func:`count_roots` counts in the request."""
         words = (request.up_to + 63) // 64
         return cls(
             request.session,
@@ -70,73 +72,71 @@ class BatchState:
 
     @property
     def numbering(self) -> Numbering | None:
-        """The roots that it may have; None for the open stream, which may have any."""
+        """The roots that the batch may have; None for the open stream, which takes any root, and for a closed batch."""
         return Numbering(self.first, self.up_to, self.seen) if self.number and self.is_open else None
 
     @property
     def reserved(self) -> int:
-        """Roots for which room is kept."""
+        """How many roots have reserved room and are not initialised yet."""
         return self.roots - self.inits if self.is_open else 0
 
     def matches(self, request: OpenBatch) -> bool:
-        """Is this the batch that was asked for, whatever the slots?"""
+        """Does the request have the parameters of this batch, apart from the slots?"""
         asked = (request.number, request.first, request.up_to, request.held, request.limits)
         return asked == (self.number, self.first, self.up_to, self.held, self.limits)
 
     def fresh_slots(self, request: OpenBatch) -> Column:
-        """The slots asked for that do not live here yet: uint64[16], a map."""
+        """Return the requested slots that this server does not have yet: uint64[16], a bit map."""
         fresh: Column = _map(request.slots) & ~self.slots
         return fresh
 
     def extend(self, slots: Column, roots: int) -> None:
-        """``slots``, a map, live here too from now on, and ``roots`` more of its numbers with them. What was covered
-        before says nothing of these."""
+        """Add ``slots``, a bit map, and their ``roots``. Earlier covers do not hold for the added slots."""
         if np.any(self.covered):
             numbers = np.flatnonzero(np.unpackbits(self.covered.view(np.uint8), bitorder="little")).astype(np.uint64)
             kernels.uncover(self.covered, numbers[_within(slots, root_ids(self.first, numbers))])
         self.slots, self.roots = _shared(self.slots | slots), self.roots + roots
 
     def foreign_slot(self, asked: Column) -> int | None:
-        """One of the slots ``asked`` (uint64[16], a map) that does not live here; None when all of them do."""
-        if self.slots is ALL_SLOTS:  # as nearly always; what is below costs some microseconds a message
+        """Return one of the slots ``asked`` (uint64[16], a bit map) that is not on this server; None if all are."""
+        if self.slots is ALL_SLOTS:  # the usual case; the code below costs some microseconds per message
             return None
         foreign = np.flatnonzero(np.unpackbits((asked & ~self.slots).view(np.uint8), bitorder="little"))
         return int(foreign[0]) if len(foreign) else None
 
     def cover(self, ranges: Column) -> None:
-        """Numbers [start, stop) of ``ranges: uint64[k, 2]`` have been read: all that was emitted of them is
-        initialised."""
+        """Mark numbers [start, stop) of ``ranges: uint64[k, 2]`` as read: all their emitted roots are initialised."""
         for start, stop in _merged(ranges):
             kernels.cover(self.covered, start, stop)
 
     def unread(self) -> Column:
-        """Root ids, of the slots that live here, of the numbers that nobody covered and that were never initialised."""
+        """Return the root ids, in the slots of this server, of numbers neither covered nor initialised."""
         read = np.unpackbits((self.covered | self.seen).view(np.uint8), count=self.up_to, bitorder="little")
         unread = root_ids(self.first, np.flatnonzero(read == 0).astype(np.uint64))
         if self.roots == self.up_to:
             return unread
-        here: Column = unread[_within(self.slots, unread)]
-        return here
+        in_slots: Column = unread[_within(self.slots, unread)]
+        return in_slots
 
     def close(self) -> None:
-        """No more inits: what was kept to judge them may go."""
+        """Take no more inits, and free the maps that are only needed to check inits."""
         self.is_open = False
         self.seen = self.covered = NO_MAP
 
     @property
     def longest_ms(self) -> int:
-        """The longer of its limits; 0: it has none."""
+        """The longer of its two timeouts; 0 if it has none."""
         return max(self.limits.message_timeout_ms, self.limits.progress_timeout_ms)
 
     def busy_s(self, now: float) -> float:
-        """For how long it has had roots pending; one that is not held is never older than its message timeout."""
+        """Return how long the batch has had pending roots. At most the message timeout if the batch is not held."""
         timeout_ms = 0 if self.held else self.limits.message_timeout_ms
         return min(now - self.idle_at, timeout_ms / 1000) if timeout_ms else now - self.idle_at
 
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """What is small of it: all but its maps, of which it gives the length."""
+        """Return JSON fields of the batch: all but its maps, and the length of the maps."""
         names = ("number", "index", "first", "up_to", "held", "is_open", "inits")
         return {
             **{name: getattr(self, name) for name in names},
@@ -150,7 +150,7 @@ class BatchState:
 
     @classmethod
     def load(cls, session: int, content: dict[str, Any], seen: Column, covered: Column, now: float) -> BatchState:
-        """What `dump` gave, with its maps."""
+        """Restore what `dump` returned, with the maps."""
         return cls(
             session,
             content["number"],
@@ -171,7 +171,7 @@ class BatchState:
 
 
 class Indexes:
-    """Who has which batch index. Index 0 is nobody's: entries without an init have it."""
+    """The batch of each batch index. Index 0 belongs to no batch: entries without an init have it."""
 
     def __init__(self) -> None:
         self._batches: dict[int, BatchState] = {}
@@ -187,17 +187,17 @@ class Indexes:
     def is_full(self) -> bool:
         return not self._free
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         return self._free.pop()
 
     def claim(self, batch: BatchState) -> None:
-        """A batch comes with an index that it took, or had before a restart. Raises ValueError if another has it."""
+        """Enter a batch under its index, allocated or restored. Raises ValueError if another batch has the index."""
         if not 0 < batch.index < kernels.INDEXES or batch.index in self._batches:
-            raise ValueError("two batches in it have one index")
+            raise ValueError("two batches in it have the same index")
         self._batches[batch.index] = batch
 
-    def settle_free(self) -> None:
-        """After claims: what nobody has is free."""
+    def rebuild_free(self) -> None:
+        """Find the free indexes after restored batches were claimed."""
         self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
 
     def release(self, batch: BatchState) -> None:
@@ -206,19 +206,20 @@ class Indexes:
 
 
 def count_roots(request: OpenBatch) -> int:
-    """Count the roots of a batch in the slots that this server is to hold. Takes time for each of its numbers."""
+    """Count the roots of a batch in the requested slots; looks at each number unless all slots are requested."""
     if not request.slots:
         return request.up_to
     return roots_within(request, _map(request.slots))
 
 
 def roots_within(request: OpenBatch, slots: Column) -> int:
-    """How many roots of a batch fall into ``slots``, a map; looks at each of its numbers."""
+    """Count the roots of a batch in ``slots``, a bit map; looks at each of its numbers."""
     return int(kernels.count_within(request.first, request.up_to, slots))
 
 
 def limit_ticks(limits: Limits) -> tuple[int, int]:
-    """(Message, progress) timeout in ticks: rounded up, and one more, since a stamp may be almost a tick old."""
+    """Return the (message, progress) timeouts in ticks, rounded up. One tick is added, as a stamp may be almost a tick
+    old."""
     return _ticks(limits.message_timeout_ms), _ticks(limits.progress_timeout_ms)
 
 
@@ -231,12 +232,12 @@ def _map(slots: bytes) -> Column:
 
 
 def _shared(slots: Column) -> Column:
-    """A map, ``ALL_SLOTS`` itself where it is that."""
+    """Return the bit map; the object ``ALL_SLOTS`` if it is equal."""
     return ALL_SLOTS if np.array_equal(slots, ALL_SLOTS) else slots
 
 
 def _within(slots: Column, roots: Column) -> npt.NDArray[np.bool_]:
-    """Which of ``roots: uint64[n]`` fall into ``slots``, a map."""
+    """Return which of ``roots: uint64[n]`` fall into ``slots``, a bit map."""
     bits = np.unpackbits(slots.view(np.uint8), bitorder="little").astype(np.bool_)
     within: npt.NDArray[np.bool_] = bits[mix64_column(roots) >> np.uint64(SLOT_SHIFT)]
     return within
@@ -247,7 +248,7 @@ def _ticks(timeout_ms: int) -> int:
 
 
 def _merged(ranges: Column) -> list[list[int]]:
-    """Ranges that overlap or touch made one, so that covering costs no more than the batch is long."""
+    """Merge ranges that overlap or touch, so that covering takes no longer than the batch has numbers."""
     if not len(ranges):
         return []
     ordered = ranges[np.argsort(ranges[:, 0])]

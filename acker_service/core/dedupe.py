@@ -1,11 +1,11 @@
 """Dedupe: which sections of which reports have been applied.
 
-XOR is not idempotent, so a section counts once: per identity a map of the 1024 slots whose sections were applied, and
-the report's digest. Decides which sections are fresh, whether a report is in conflict or stale, and what is
-forgotten when; never looks at entries.
+XOR is not idempotent, so each section must count once. For each identity of a report, Dedupe keeps the report's digest
+and a map of the 1024 slots whose sections were applied. Decides which sections are new, whether a report is in conflict
+or stale, and when identities are forgotten. Never looks at entries.
 
-To forget too early is safe: an init counts once per root in the ledger and in its batch, and an ack that counts twice
-undoes itself, so that its tree stalls and is replayed; it never makes a tree look done.
+Forgetting an identity too early is safe. An init counts once per root in the ledger and in its batch. An ack that is
+applied twice undoes itself, so its tree stalls and is replayed; it never makes a tree look done.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from acker_protocol.messages import Identity, Status
 Array = npt.NDArray[Any]
 
 MAP_BYTES = SLOTS // 8
-# What one identity takes in memory, measured: two ids, a digest, the map, and their objects. A sequence takes less.
+# Measured memory of one identity: two ids, a digest, the map, and their objects. A sequence takes less.
 IDENTITY_BYTES = 525
-# Identities that a dump copies out at once.
+# How many identities a dump copies at once.
 PART_IDENTITIES = 1 << 14
 
 
 @dataclass(slots=True)
 class AppliedSections:
-    """What is known of one identity: the digest of its report and the slots applied, as an int of 1024 bits."""
+    """One identity: the digest of its report, and ``applied``, the applied slots as an int of 1024 bits."""
 
     digest: int
     applied: int = 0
@@ -42,7 +42,7 @@ class AppliedSections:
 
 @dataclass(slots=True)
 class Session:
-    """The window of one sequenced sender."""
+    """The remembered sequences of one sequenced sender."""
 
     highest: int
     by_sequence: dict[int, AppliedSections] = field(default_factory=dict)
@@ -50,14 +50,13 @@ class Session:
 
 
 class Dedupe:
-    """``window``: how many sequences of a session are remembered. ``identities_max``: content identities and sequences
-    of all sessions that are remembered at most, together; whoever was silent for longest is forgotten first, and
-    counted."""
+    """``window``: how many sequences of a session are remembered. ``identities_max``: how many content identities and
+    sequences are remembered together. Beyond that, the least recently used is evicted and counted in ``dropped``."""
 
     def __init__(self, window: int, identities_max: int) -> None:
         self.window, self.identities_max = window, identities_max
         self.dropped = self.sequences = 0
-        # Both in the order in which they were last touched.
+        # Both are in the order of last use.
         self._contents: dict[tuple[int, int], AppliedSections] = {}
         self._sessions: dict[int, Session] = {}
 
@@ -70,11 +69,11 @@ class Dedupe:
 
     @property
     def memory_bytes(self) -> int:
-        """What all of it takes, about."""
+        """Approximate memory of all identities and sequences."""
         return IDENTITY_BYTES * (len(self._contents) + self.sequences)
 
-    def look(self, identity: Identity, digest: int) -> Status | int:
-        """The slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
+    def find_applied(self, identity: Identity, digest: int) -> Status | int:
+        """Return the slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
         known = self._find(identity)
         if known is not None:
             return known.applied if known.digest == digest else Status.CONFLICT
@@ -84,8 +83,8 @@ class Dedupe:
                 return Status.STALE
         return 0
 
-    def note(self, identity: Identity, digest: int, applied: int, now: float) -> None:
-        """Remember that the sections of ``applied`` (1024 bits) count now."""
+    def record_applied(self, identity: Identity, digest: int, applied: int, now: float) -> None:
+        """Remember that the sections of the slots ``applied`` (1024 bits) were applied."""
         known = self._touch_sequence(identity, digest, now) if identity.sequenced else self._touch(identity, digest)
         known.applied |= applied
         known.touched = now
@@ -95,7 +94,7 @@ class Dedupe:
             self._drop_oldest()
 
     def forget(self, contents_before: float, sessions_before: float) -> None:
-        """Forget the content identities and the idle sessions that were last touched before these times."""
+        """Forget the content identities and the sessions that were last used before these times."""
         while self._contents and next(iter(self._contents.values())).touched < contents_before:
             del self._contents[next(iter(self._contents))]
         while self._sessions and next(iter(self._sessions.values())).touched < sessions_before:
@@ -150,7 +149,7 @@ class Dedupe:
     # -- state
 
     def dump_contents(self, now: float) -> Iterator[dict[str, Array]]:
-        """Content identities, some at a time: ``keys`` uint64[n, 3] (high, low, digest), ``ages`` (s), ``maps``."""
+        """Yield content identities in pieces: ``keys`` uint64[n, 3] (high, low, digest), ``ages`` (s), ``maps``."""
         for some in _pieces(self._contents.items()):
             yield {
                 "keys": _table([(*key, known.digest) for key, known in some], 3),
@@ -159,7 +158,7 @@ class Dedupe:
             }
 
     def dump_sessions(self, now: float) -> Iterator[dict[str, Array]]:
-        """Sessions, some at a time: ``keys`` uint64[n, 2] (session, highest), ``ages`` (s)."""
+        """Yield sessions in pieces: ``keys`` uint64[n, 2] (session, highest), ``ages`` (s)."""
         for some in _pieces(self._sessions.items()):
             yield {
                 "keys": _table([(key, session.highest) for key, session in some], 2),
@@ -167,7 +166,7 @@ class Dedupe:
             }
 
     def dump_sequences(self) -> Iterator[dict[str, Array]]:
-        """Sequences of the sessions, some at a time: ``keys`` uint64[n, 3] (session, sequence, digest), ``maps``."""
+        """Yield sequences of the sessions in pieces: ``keys`` uint64[n, 3] (session, sequence, digest), ``maps``."""
         rows = ((s, n, known) for s, session in self._sessions.items() for n, known in session.by_sequence.items())
         for some in _pieces(rows):
             yield {
@@ -176,31 +175,32 @@ class Dedupe:
             }
 
     def load_contents(self, part: Mapping[str, Array], now: float) -> None:
-        """Take one of what `dump_contents` gave, in its order. All of these raise ValueError if it is not whole."""
+        """Load a piece of `dump_contents`; pieces come in their order. Raises ValueError if it is not whole, as the
+        other load methods do."""
         rows = zip(part["keys"].tolist(), part["ages"].tolist(), _ints(part["maps"]), strict=True)
         for (high, low, digest), age, applied in rows:
             if (high, low) in self._contents:
-                raise ValueError("it remembers an identity twice")
+                raise ValueError("it holds an identity twice")
             self._contents[high, low] = AppliedSections(digest, applied, now - age)
 
     def load_sessions(self, part: Mapping[str, Array], now: float) -> None:
-        """Take one of what `dump_sessions` gave."""
+        """Load a piece of `dump_sessions`."""
         for (key, highest), age in zip(part["keys"].tolist(), part["ages"].tolist(), strict=True):
             if key in self._sessions:
-                raise ValueError("it remembers a session twice")
+                raise ValueError("it holds a session twice")
             self._sessions[key] = Session(highest, touched=now - age)
 
     def load_sequences(self, part: Mapping[str, Array], now: float) -> None:
-        """Take one of what `dump_sequences` gave, after all sessions."""
+        """Load a piece of `dump_sequences`. All sessions must be loaded before."""
         for (key, sequence, digest), applied in zip(part["keys"].tolist(), _ints(part["maps"]), strict=True):
             if key not in self._sessions:
-                raise ValueError("it remembers a sequence of no session")
+                raise ValueError("it holds a sequence without its session")
             self._sessions[key].by_sequence[sequence] = AppliedSections(digest, applied, now)
             self.sequences += 1
 
 
 def _pieces(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """``rows``, PART_IDENTITIES at a time; at least one piece."""
+    """Yield lists of at most PART_IDENTITIES ``rows``; at least one list, which may be empty."""
     left = iter(rows)
     some = list(islice(left, PART_IDENTITIES))
     yield some

@@ -1,20 +1,18 @@
 """Kernels: the ledger's inner loops, compiled by numba. They release the GIL and are cached on disk.
 
-Decides how a cell looks and how a sub-table is probed; decides nothing about which message may be applied
-(``applying``) and never allocates or grows a table (``ledger``): a kernel that runs out of room stops before a section
-and says so.
+Decides the layout of a cell and how a sub-table is probed. ``applying`` decides which messages may be applied, and
+``ledger`` allocates and grows tables: a kernel that runs out of room stops and returns the section that it stopped at.
 
-A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)`` (bijective, so nothing is lost), 0 is an
-empty cell. There is one *sub-table* per slot; the home of a key in it grows with the key, so that the entries of a
-report, which ascend by key, walk memory forward. Probing is linear, deletion shifts back, so that
-nothing is left of a deleted entry.
+A *cell* is three uint64: key, ack val, meta. The key is ``mix64(root id)``, which can be inverted; key 0 marks an empty
+cell. There is one *sub-table* per slot. Larger keys have later home cells, so a report, whose entries ascend by key,
+reads memory forward. Probing is linear. Deletion shifts later entries back, so no markers of deleted entries remain.
 
 Meta, from the lowest bit: batch index (14), INIT, FAILED, HELD, one bit unused, start tick (23), progress tick (23).
 Ticks are 1/32 s, modulo 2**23 (72 h). A limit is at most 24 h.
 
 The *directory* is int64[1024, COLUMNS], a row per slot: address of the cells, capacity, count, tick at which the next
-entry of the sub-table may expire, largest count of late; eight columns make a row one cache line. The arrays behind the
-addresses are kept alive by ``ledger.Ledger``.
+entry of the sub-table may expire, and the largest count in the present window. Eight columns make a row one cache line.
+``ledger.Ledger`` keeps the arrays behind the addresses alive.
 """
 
 # numba reads these signatures; mypy cannot.
@@ -40,9 +38,9 @@ INDEX_BITS = 14
 INDEXES = 1 << INDEX_BITS
 NEVER = 1 << 60
 
-# Load in percent above which a sub-table must grow before another entry comes. Above LOAD_MAX_* it is to grow when
-# there is time: a long one early, since its probes miss the cache; a short one, whose count goes up and down by a
-# larger share of it, late, to stay below 40 bytes a root.
+# Loads in percent. Above LOAD_FULL a sub-table must grow before it takes another entry. Above LOAD_MAX_* it grows when
+# there is time. A long sub-table (LONG cells or more) grows early, since its probes miss the cache. A short one grows
+# late, to stay below 40 bytes a root, since its count varies by a larger share.
 LOAD_FULL = 92
 LOAD_MAX_LONG, LOAD_MAX_SHORT, LONG = 74, 87, 512
 
@@ -50,23 +48,23 @@ LOAD_MAX_LONG, LOAD_MAX_SHORT, LONG = 74, 87, 512
 ADDRESS, CAPACITY, COUNT, DUE, PEAK = range(5)
 COLUMNS = 8
 
-# What a kernel counts, as positions in its int64 array of counters.
+# Positions in the int64 array of counters that kernels write.
 OUTCOMES, VARIETY, CREATED, FINISHED, ORPHANS, KNOWN, CONFLICTS, DROPPED, TOMBSTONES, FAILS, APPLIED, RESUME, FULL = (
     range(13)
 )
 COUNTERS = 16
 
-# Why `check` refuses a report.
+# Results of `check`.
 FINE, UNSORTED, ZERO, BEYOND = range(4)
 
-# How `settle` ends the roots of a batch index.
+# What `end_roots` does with the roots of a batch index.
 KEEP, FINISH, ABANDON, DROP = range(4)
 
-# Reasons that the server itself gives, as `settle` and `expire` number them (0: none).
+# The server's own reasons, as `end_roots` and `expire` number them (0: none).
 REASONS = ("message_timeout", "progress_timeout", "unfinished", "abandoned", "unread")
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
-# What `apply_inits` gives stands in the table of the tombstones' reasons (see `reasons`), whose texts are numbered up
-# to TOMBSTONE_REASONS; the last two ids of it are the server's own.
+# `apply_inits` takes reasons from the table of tombstones' reasons (see `reasons`). Its ids up to TOMBSTONE_REASONS are
+# texts of clients; the two after them are the server's own.
 TOMBSTONE_REASONS = 4096
 BY_LOST_REASON, BY_ROOT_CONFLICT = TOMBSTONE_REASONS + 1, TOMBSTONE_REASONS + 2
 
@@ -96,7 +94,7 @@ _ACKED, _FAILED_VERDICT = np.uint64(Verdict.ACKED), np.uint64(Verdict.FAILED)
 _TIMED_OUT, _LOST = np.uint64(Verdict.TIMED_OUT), np.uint64(Verdict.LOST)
 _ROOT_CONFLICT = np.uint64(BY_ROOT_CONFLICT)
 
-# How far ahead of the entry at hand its successors' cells are fetched into the cache.
+# How many entries ahead cells are prefetched into the cache.
 _AHEAD = 12
 
 _U64S = types.Array(types.uint64, 1, "C")
@@ -123,7 +121,7 @@ def _pointer(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def _prefetch(_context: Any, address: Any) -> Any:
-    """Ask for the cache line at an address (int64); never faults."""
+    """Prefetch the cache line at an address (int64). An invalid address is harmless."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         line = builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -151,13 +149,13 @@ def _unmix(value):
 
 @njit(nogil=True)
 def _home(key, capacity):
-    """Home cell of a key: 32 bits of it below the slot's ten, scaled to the capacity."""
+    """Return the home cell of a key: the 32 bits below the slot's ten bits, scaled to the capacity."""
     return np.int64((((key << _U10) >> _U32) * np.uint64(capacity)) >> _U32)
 
 
 @njit(nogil=True)
 def _find(cells, capacity, key):
-    """Index of the key's cell, or of the empty cell where it belongs."""
+    """Return the index of the key's cell, or of the empty cell where it belongs."""
     cell = _home(key, capacity)
     while True:
         found = cells[3 * cell]
@@ -170,7 +168,7 @@ def _find(cells, capacity, key):
 
 @njit(nogil=True)
 def _erase(cells, capacity, hole):
-    """Empty a cell and shift back those behind it that may move nearer to their home."""
+    """Empty a cell, and shift back the cells behind it that can move nearer to their home."""
     cell = hole
     while True:
         cell += 1
@@ -204,8 +202,8 @@ def _fetch(directory, key):
 
 
 @njit(nogil=True)
-def _tell(out_roots, out_info, counters, key, index, verdict, reason):
-    """Write one outcome: the root, and (batch index, verdict at bit 16, reason at bit 32)."""
+def _write_outcome(out_roots, out_info, counters, key, index, verdict, reason):
+    """Append one outcome: the root, and (batch index, verdict at bit 16, reason at bit 32)."""
     at = counters[OUTCOMES]
     info = index | (verdict << _U16) | (reason << _U32)
     out_roots[at] = _unmix(key)
@@ -222,7 +220,7 @@ def _tell(out_roots, out_info, counters, key, index, verdict, reason):
     cache=True,
 )  # fmt: skip
 def check(roots, keys, starts, slots, bits, first, up_to, numbered, sections):
-    """Check a report before anything of it is applied; find its sections.
+    """Check a whole report before any entry is applied, and find its sections.
 
     Writes ``keys[:n]`` (mix64 of the roots), ``starts[:k + 1]`` (where sections start, and n), ``slots[:k]``,
     ``bits`` (uint64[16]: the slots as a map) and ``sections[0] = k``. If ``numbered``, each root must be number 0 to
@@ -259,13 +257,13 @@ def _is_fresh(fresh, slot):
 
 @njit(nogil=True)
 def _is_full(count, capacity):
-    """May no entry be added before the sub-table has grown? Never full, so that no probe is long or endless."""
+    """Must the sub-table grow before it takes another entry? Some cells stay empty, so that every probe ends soon."""
     return 100 * (count + 1) > LOAD_FULL * capacity
 
 
 @njit(nogil=True)
-def _leave(directory, slot, count, counters):
-    """Note how full a sub-table is after a section."""
+def _store_count(directory, slot, count, counters):
+    """Store the count of a sub-table after a section; counts FULL if it should grow."""
     directory[slot, COUNT] = count
     if count > directory[slot, PEAK]:
         directory[slot, PEAK] = count
@@ -275,8 +273,8 @@ def _leave(directory, slot, count, counters):
 
 
 @njit(nogil=True)
-def _hasten(directory, slot, tick):
-    """Note that something in the sub-table may expire at ``tick``."""
+def _note_due(directory, slot, tick):
+    """Note that an entry of the sub-table may expire at ``tick``."""
     if tick < directory[slot, DUE]:
         directory[slot, DUE] = tick
 
@@ -301,10 +299,9 @@ def apply_inits(
 ):  # fmt: skip
     """Apply the inits of sections ``section`` to ``sections - 1`` that are in ``fresh`` to batch index ``index``.
 
-    ``seen``: uint64 map of the batch's numbers that were initialised before (empty: not a numbered batch). An init of a
-    root that is pending in another batch ends it in both: two outcomes, so twice as many may come as there are entries.
-    Returns ``sections``, or the section whose sub-table has to grow first; called again with it, goes on where it
-    stopped.
+    ``seen``: bit map (uint64) of the batch's numbers that were initialised before; empty for the open stream. An init
+    of a root that is pending in another batch ends it in both, so there may be two outcomes per entry. Returns
+    ``sections``, or the section whose sub-table must grow first; a call with this section continues there.
     """
     stamps = _stamps(tick)
     meta = index | _INIT | (_HELD if held else _ZERO) | stamps
@@ -337,8 +334,8 @@ def apply_inits(
                         seen[number >> _U6] |= _ONE << (number & _U63)
                     counters[CREATED] += 1
                     counters[CONFLICTS] += 1
-                    _tell(out_roots, out_info, counters, key, owner, _LOST, _ROOT_CONFLICT)
-                    _tell(out_roots, out_info, counters, key, index, _LOST, _ROOT_CONFLICT)
+                    _write_outcome(out_roots, out_info, counters, key, owner, _LOST, _ROOT_CONFLICT)
+                    _write_outcome(out_roots, out_info, counters, key, index, _LOST, _ROOT_CONFLICT)
                     pending[owner] -= 1
                     _erase(cells, capacity, cell)
                     count -= 1
@@ -351,14 +348,14 @@ def apply_inits(
                 seen[number >> _U6] |= _ONE << (number & _U63)
             counters[CREATED] += 1
             if old & _FAILED != _ZERO:
-                _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, cells[3 * cell + 1])
+                _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, cells[3 * cell + 1])
                 _erase(cells, capacity, cell)
                 count -= 1
                 continue
             if cells[3 * cell] != _ZERO:
                 val ^= cells[3 * cell + 1]
             if val == _ZERO and not held:
-                _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+                _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
                 if cells[3 * cell] != _ZERO:
                     _erase(cells, capacity, cell)
                     count -= 1
@@ -369,8 +366,8 @@ def apply_inits(
             cells[3 * cell + 1] = val
             cells[3 * cell + 2] = meta
             pending[index] += 1
-        _leave(directory, slot, count, counters)
-        _hasten(directory, slot, tick + lifetime)
+        _store_count(directory, slot, count, counters)
+        _note_due(directory, slot, tick + lifetime)
         counters[APPLIED] += end - starts[at]
     return sections
 
@@ -389,10 +386,10 @@ def apply_updates(
 ):  # fmt: skip
     """Apply the acks, fails and resets of sections ``section`` to ``sections - 1`` that are in ``fresh``.
 
-    ``kinds`` empty: all ACK. An outcome's reason is the entry's of ``reasons``, plus one. At most ``orphan_room``
-    entries are created in all; ``lifetime`` is theirs, in ticks. A tombstone's ack val is left at the entry's of
-    ``reasons`` and its position in the report is written to ``tombstones``: the ledger puts its own reason id in the
-    place. Returns ``sections``, or the section for which there is first to be made room.
+    ``kinds`` empty: all ACK. The reason of an outcome is the entry's value in ``reasons``, plus one. At most
+    ``orphan_room`` orphans are created in all, which live for ``lifetime`` ticks. A new tombstone's position in the
+    report is written to ``tombstones``, and its ack val is the entry's value in ``reasons`` until `set_reasons` stores
+    the id of the reason there. Returns ``sections``, or the section whose sub-table must grow first.
     """
     stamps = _stamps(tick)
     progress = (np.uint64(tick) & _TICK_MASK) << _PROGRESS_SHIFT
@@ -426,7 +423,7 @@ def apply_updates(
                     directory[slot, COUNT], counters[RESUME] = count, i
                     counters[FAILS] -= kind & _FAIL != 0
                     return at
-                _hasten(directory, slot, tick + lifetime)
+                _note_due(directory, slot, tick + lifetime)
                 cells[3 * cell] = key
                 cells[3 * cell + 1] = _ZERO
                 cells[3 * cell + 2] = stamps
@@ -436,12 +433,12 @@ def apply_updates(
             if kind & _ACK != 0 and meta & _FAILED == _ZERO:
                 val = cells[3 * cell + 1]
                 if val == _ZERO and meta & _HELD != _ZERO:
-                    # While it was zero it did not age; from now on it does again.
-                    _hasten(directory, slot, tick)
+                    # A held root with ack val 0 has no timeout; now it has one again.
+                    _note_due(directory, slot, tick)
                 val ^= vals[i]
                 if val == _ZERO and meta & (_INIT | _HELD) == _INIT and kind & _FAIL == 0:
                     index = meta & _INDEX_MASK
-                    _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+                    _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
                     pending[index] -= 1
                     _erase(cells, capacity, cell)
                     count -= 1
@@ -451,7 +448,7 @@ def apply_updates(
             if kind & _FAIL != 0:
                 if meta & _INIT != _ZERO:
                     index = meta & _INDEX_MASK
-                    _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, reason + _ONE)
+                    _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, reason + _ONE)
                     pending[index] -= 1
                     _erase(cells, capacity, cell)
                     count -= 1
@@ -464,14 +461,14 @@ def apply_updates(
             if kind & _RESET != 0:
                 meta = (meta & _NOT_PROGRESS & _NOT_START) | stamps
             cells[3 * cell + 2] = meta
-        _leave(directory, slot, count, counters)
+        _store_count(directory, slot, count, counters)
         counters[APPLIED] += end - starts[at]
     return sections
 
 
 @njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
 def move(cells, capacity, wider, room):
-    """Move all entries of a sub-table into ``wider``: empty cells for ``room`` entries, more than there are entries."""
+    """Copy all entries of a sub-table into ``wider``, ``room`` empty cells; ``room`` is more than the entries."""
     for cell in range(capacity):
         key = cells[3 * cell]
         if key != _ZERO:
@@ -489,7 +486,7 @@ def _age(tick, stamp):
 
 @njit(nogil=True)
 def _overdue(val, meta, tick, limits, orphan_ticks):
-    """(Ticks until an entry expires, not above 0 if it is due; which limit it reaches first)."""
+    """Return (ticks until an entry expires, 0 or less if it is due; the reason of the limit that it reaches first)."""
     progress_age = _age(tick, meta >> _PROGRESS_SHIFT)
     if meta & _INIT == _ZERO:
         return orphan_ticks - progress_age, 0
@@ -514,11 +511,10 @@ def _overdue(val, meta, tick, limits, orphan_ticks):
 def expire(
     slot, slots, budget, directory, limits, pending, orphan_ticks, tick, out_roots, out_info, counters,
 ):  # fmt: skip
-    """Expire what is due in ``slots`` slots from ``slot`` on (round and round), looking at about ``budget`` cells.
+    """Expire what is due in ``slots`` slots from ``slot`` on, cyclically, checking about ``budget`` cells.
 
     ``limits``: int64[16384, 2], message and progress timeout in ticks per batch index, NEVER if off. Skips slots in
-    which nothing can be due, and stops before a slot whose outcomes might not fit. Returns how many slots it went
-    through.
+    which nothing can be due, and stops before a slot whose outcomes might not fit. Returns the number of slots done.
     """
     for walked in range(slots):
         at = (slot + walked) % len(directory)
@@ -545,7 +541,7 @@ def expire(
                 counters[ORPHANS] -= 1
             else:
                 index = meta & _INDEX_MASK
-                _tell(out_roots, out_info, counters, key, index, _TIMED_OUT, np.uint64(reason))
+                _write_outcome(out_roots, out_info, counters, key, index, _TIMED_OUT, np.uint64(reason))
                 pending[index] -= 1
             _erase(cells, capacity, cell)
             directory[at, COUNT] -= 1
@@ -558,10 +554,10 @@ def expire(
     nogil=True,
     cache=True,
 )
-def settle(slot, directory, actions, pending, out_roots, out_info, counters):
-    """End all roots of the batch indexes to which ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP) says so.
+def end_roots(slot, directory, actions, pending, out_roots, out_info, counters):
+    """End all roots of each batch index according to ``actions`` (uint8[16384]: KEEP, FINISH, ABANDON, DROP).
 
-    Starts at ``slot``; returns 1024, or the slot at which to go on when the outcomes so far have been taken away.
+    Starts at ``slot``. Returns 1024, or the slot to continue at once the caller has taken the outcomes so far.
     """
     for at in range(slot, len(directory)):
         if counters[OUTCOMES] + directory[at, COUNT] > len(out_roots):
@@ -576,11 +572,11 @@ def settle(slot, directory, actions, pending, out_roots, out_info, counters):
                 continue
             key = cells[3 * cell]
             if actions[index] == ABANDON:
-                _tell(out_roots, out_info, counters, key, index, _LOST, np.uint64(BY_ABANDONED))
+                _write_outcome(out_roots, out_info, counters, key, index, _LOST, np.uint64(BY_ABANDONED))
             elif actions[index] == FINISH and cells[3 * cell + 1] == _ZERO:
-                _tell(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
+                _write_outcome(out_roots, out_info, counters, key, index, _ACKED, _ZERO)
             elif actions[index] == FINISH:
-                _tell(out_roots, out_info, counters, key, index, _FAILED_VERDICT, np.uint64(BY_UNFINISHED))
+                _write_outcome(out_roots, out_info, counters, key, index, _FAILED_VERDICT, np.uint64(BY_UNFINISHED))
             pending[index] -= 1
             counters[FINISHED] += 1
             _erase(cells, capacity, cell)
@@ -589,8 +585,8 @@ def settle(slot, directory, actions, pending, out_roots, out_info, counters):
 
 
 @njit(types.void(_U64S_IN, _U64S_IN, _DIRECTORY), nogil=True, cache=True)
-def label(keys, vals, directory):
-    """Write the ack vals of entries that are there: the reasons of new tombstones."""
+def set_reasons(keys, vals, directory):
+    """Store the reason ids of new tombstones as their ack vals. Skips keys without an entry."""
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
         cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
@@ -600,8 +596,8 @@ def label(keys, vals, directory):
 
 
 @njit(types.void(_DIRECTORY, _U8S), nogil=True, cache=True)
-def mark(directory, used):
-    """Set ``used[reason id]`` for every tombstone."""
+def mark_reasons(directory, used):
+    """Set ``used[reason id]`` for the reason of every tombstone."""
     for slot in range(len(directory)):
         cells = _cells(directory, slot)
         for cell in range(directory[slot, CAPACITY]):
@@ -630,7 +626,7 @@ def copy_out(directory, tick, keys, vals, flags, ages):
 
 @njit(types.boolean(_DIRECTORY, types.int64, _U64S_IN, _U64S_IN, _U64S_IN, _I64S), nogil=True, cache=True)
 def copy_in(directory, tick, keys, vals, flags, ages):
-    """Insert what :func:`copy_out` gave into empty sub-tables that have room; False if a key comes twice."""
+    """Insert entries of :func:`copy_out` into empty sub-tables that have room. Returns False if a key comes twice."""
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
         cells = _cells(directory, slot)
@@ -649,7 +645,7 @@ def copy_in(directory, tick, keys, vals, flags, ages):
 
 @njit(types.int64(types.uint64, types.uint64, _U64S_IN), nogil=True, cache=True)
 def count_within(first, up_to, slots):
-    """How many of the roots of numbers 0 to ``up_to - 1``, counted from ``first``, fall into ``slots`` (a map)."""
+    """Count how many roots of numbers 0 to ``up_to - 1``, counted from ``first``, fall into ``slots`` (a bit map)."""
     count = 0
     for number in range(up_to):
         slot = _mix(_mix(first + np.uint64(number))) >> _U54
@@ -660,14 +656,14 @@ def count_within(first, up_to, slots):
 
 @njit(types.void(_U64S, _U64S), nogil=True, cache=True)
 def uncover(bits, numbers):
-    """Clear the bits ``numbers`` of a uint64 map."""
+    """Clear the bits ``numbers`` of a bit map (uint64)."""
     for number in numbers:
         bits[number >> _U6] &= ~(_ONE << (number & _U63))
 
 
 @njit(types.void(_U64S, types.uint64, types.uint64), nogil=True, cache=True)
 def cover(bits, start, stop):
-    """Set bits ``start`` to ``stop - 1`` of a uint64 map."""
+    """Set bits ``start`` to ``stop - 1`` of a bit map (uint64)."""
     at = start
     while at < stop:
         if at & _U63 == _ZERO and at + np.uint64(64) <= stop:

@@ -1,8 +1,8 @@
-"""Ledger: one ack val per pending root, in 1024 sub-tables that grow and shrink alone.
+"""Ledger: one ack val per pending root, in 1024 sub-tables that grow and shrink independently.
 
-Decides where entries live, when a sub-table grows and when it shrinks; ``kernels`` does the arithmetic. Knows batches
-only by their index and time only in ticks; what an outcome means, and whether a message may be applied, is
-``shard``'s. Not thread-safe; kernels release the GIL, so the caller holds a lock.
+Decides where entries live, and when a sub-table grows or shrinks; ``kernels`` does the arithmetic. Knows batches only
+by their index and time only in ticks. ``applying`` and ``shard`` decide whether a message may be applied and what an
+outcome means. Not thread-safe: kernels release the GIL, so the caller must hold a lock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from acker_service.core.kernels import ADDRESS, CAPACITY, CELL_BYTES, COUNT, DUE
 
 Array = npt.NDArray[Any]
 
-# An empty sub-table; eight cells hold the seven entries that `kernels` lets in.
+# Cells of an empty sub-table. `kernels` lets seven entries into eight cells.
 CAPACITY_MIN = 8
-# The load that a sub-table has after it grew or shrank (long ones, short ones: see `kernels`), and the one below which
-# it shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
+# The load of a sub-table after it was resized (long and short ones: see `kernels`), and the load below which it
+# shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
-# A burst is forgotten with the second window that ends after it. A window is so many calls of `fit`, of which the
-# server makes 20 a second: a batch that comes within 10 s of another as large finds the room that one had.
+# A window is so many calls of `fit`; the server makes 20 a second. A sub-table keeps the capacity for a peak until the
+# window after the peak's has ended, so a batch within 10 s of an equally large one finds enough room.
 WINDOW_FITS = 200
-# Cells that growth moves at once when it need not yet: some 5 to 10 ms.
+# How many cells are moved at once where a resize is not urgent, in some 5 to 10 ms.
 MOVED_MAX = 250_000
-# Entries that a dump copies out at once: 10 MB.
+# How many entries a dump copies at once: 10 MB.
 PART_ENTRIES = 1 << 18
-# Outcomes that a sweep hands on at once.
+# How many outcomes fit into the scratch columns at least.
 OUTCOMES_MIN = 1 << 16
 
 TROUBLES = {
@@ -45,8 +45,8 @@ TROUBLES = {
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The roots that a batch may have: number i, below ``up_to``, is ``mix64(first + i)``. ``seen``: uint64 map of
-    those that were initialised."""
+    """The roots of a batch: number i, below ``up_to``, is ``mix64(first + i)``. ``seen``: bit map (uint64) of the
+    numbers that were initialised."""
 
     first: int
     up_to: int
@@ -55,9 +55,10 @@ class Numbering:
 
 @dataclass(frozen=True, slots=True)
 class Sections:
-    """The sections of one message as `check` found them; valid until the next `check`.
+    """The k sections of one message that `check` found; valid until the next `check`.
 
-    ``keys``: uint64[n], mix64 of the roots. ``starts``: int32[k + 1]. ``slots``: uint16[k]. ``bits``: uint64[16].
+    ``keys``: uint64[n], mix64 of the roots. ``starts``: int32[k + 1], where sections start. ``slots``: uint16[k].
+    ``bits``: uint64[16], the slots as a bit map.
     """
 
     keys: Column
@@ -68,8 +69,8 @@ class Sections:
 
 @dataclass(frozen=True, slots=True)
 class LedgerOutcomes:
-    """Outcomes: ``roots: uint64[m]``, ``info: uint64[m]`` = batch index | verdict << 16 | reason << 32; views that the
-    next call overwrites. ``is_uniform``: all of ``info`` are the same."""
+    """Outcomes: ``roots: uint64[m]``, ``info: uint64[m]`` = batch index | verdict << 16 | reason << 32. Both are views
+    that the next call overwrites. ``is_uniform``: all values of ``info`` are equal."""
 
     roots: Column
     info: Column
@@ -78,8 +79,9 @@ class LedgerOutcomes:
 
 @dataclass(slots=True)
 class Effect:
-    """What one call did, in numbers of roots. ``created``: inits that counted. ``conflicts``: of those, the ones whose
-    root was pending in another batch, so that it ended in both."""
+    """What one call did, as numbers of entries. ``created``: inits that counted. ``known``: inits that were known.
+    ``conflicts``: inits, among those created, whose root was pending in another batch and ended in both. ``dropped``:
+    updates of unknown roots without room. ``applied``: all entries."""
 
     created: int = 0
     known: int = 0
@@ -89,7 +91,7 @@ class Effect:
 
 
 class Ledger:
-    """``orphans_max``: how many entries without an init are kept at most; see ``shard`` for why that is safe."""
+    """``orphans_max``: how many entries without an init are kept at most; ``orphans`` says why that is safe."""
 
     def __init__(self, orphans_max: int) -> None:
         self.orphans, self.orphans_max = 0, orphans_max
@@ -97,7 +99,7 @@ class Ledger:
         self.limits = np.full((kernels.INDEXES, 2), NEVER, np.int64)
         self._directory = np.zeros((SLOTS, kernels.COLUMNS), np.int64)
         self._directory[:, DUE] = NEVER
-        # All in one at first: a thousand small arrays take milliseconds to make.
+        # One array for all sub-tables at first, since a thousand small arrays take milliseconds to make.
         empty = np.zeros((SLOTS, 3 * CAPACITY_MIN), np.uint64)
         self._tables = list(empty)
         self._directory[:, ADDRESS] = empty.ctypes.data + np.arange(SLOTS) * empty.strides[0]
@@ -105,7 +107,7 @@ class Ledger:
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._starts, self._slots = np.zeros(SLOTS + 1, np.int32), np.zeros(SLOTS, np.uint16)
         self._bits, self._sections = np.zeros(SLOTS // 64, np.uint64), np.zeros(1, np.int64)
-        # The most entries of each sub-table in the last window that ended; of the present one they are in PEAK.
+        # The largest count of each sub-table in the previous window. The column PEAK has that of the present window.
         self._peaks_before = np.zeros(SLOTS, np.int64)
         self._next = self._fits = 0
         self._make_scratch(OUTCOMES_MIN)
@@ -113,7 +115,7 @@ class Ledger:
     # -- messages
 
     def check(self, roots: Column, numbering: Numbering | None) -> Sections | str:
-        """Find the sections of ``roots: uint64[n]``, or say what is wrong with them. Changes nothing that lasts."""
+        """Return the sections of ``roots: uint64[n]``, or an error sentence. Changes no entry."""
         if len(roots) > len(self._keys):
             self._make_scratch(len(roots))
         first, up_to = (numbering.first, numbering.up_to) if numbering else (0, 0)
@@ -143,7 +145,7 @@ class Ledger:
         numbering: Numbering | None,
         tick: int,
     ) -> Effect:
-        """Apply inits in the slots of ``fresh`` (uint64[16]) to a batch index; `outcomes` has what ended by it."""
+        """Apply the inits in the slots of ``fresh`` (uint64[16]) for a batch index. Then read `outcomes`."""
         section, count = 0, len(sections.slots)
         first, seen = (numbering.first, numbering.seen) if numbering else (0, _NOTHING_SEEN)
         lifetime = int(self.limits[index].min())
@@ -167,9 +169,9 @@ class Ledger:
         orphan_ticks: int,
         tick: int,
     ) -> tuple[Effect, Array]:
-        """Apply updates in the slots of ``fresh`` (uint64[16]); `outcomes` has what ended by it, its reasons plus one.
+        """Apply the updates in the slots of ``fresh`` (uint64[16]). Then read `outcomes`; its reasons are ids plus one.
 
-        Second value: int32[t], positions of the entries that became tombstones; the caller is to `label` them.
+        Also returns int32[t], the positions of entries that became tombstones: the caller must call `set_reasons`.
         """
         section, count, room = 0, len(sections.slots), self.orphans_max - self.orphans
         self._counters[:] = 0
@@ -188,18 +190,18 @@ class Ledger:
         count = int(self._counters[kernels.OUTCOMES])
         return LedgerOutcomes(self._roots[:count], self._info[:count], not self._counters[kernels.VARIETY])
 
-    def label(self, keys: Column, reason_ids: Column) -> None:
-        """Give tombstones (by key) their reason ids."""
-        kernels.label(keys, reason_ids, self._directory)
+    def set_reasons(self, keys: Column, reason_ids: Column) -> None:
+        """Store the reason ids of tombstones, which are given by key."""
+        kernels.set_reasons(keys, reason_ids, self._directory)
 
     def mark_reasons(self, used: Kinds) -> None:
-        """Set ``used[reason id]`` of every tombstone."""
-        kernels.mark(self._directory, used)
+        """Set ``used[reason id]`` for the reason of every tombstone."""
+        kernels.mark_reasons(self._directory, used)
 
     # -- sweeps
 
     def expire(self, tick: int, orphan_ticks: int, cells: int) -> Iterator[LedgerOutcomes]:
-        """Expire what is due, looking at about ``cells`` cells; goes on next time where it stopped."""
+        """Expire what is due, checking about ``cells`` cells. The next call continues where this one stopped."""
         left = SLOTS
         while left and cells > 0:
             self._counters[:] = 0
@@ -214,17 +216,19 @@ class Ledger:
             if not walked:
                 self._fit_scratch()
 
-    def hasten(self) -> None:
-        """Limits became shorter: look at every sub-table anew."""
+    def recheck_expiry(self) -> None:
+        """Check every sub-table at the next `expire`, because limits became shorter."""
         self._directory[:, DUE] = 0
 
-    def settle(self, actions: Kinds) -> Iterator[LedgerOutcomes]:
-        """End the roots of batch indexes as ``actions`` (uint8[16384]) says; one sweep of the table."""
+    def end_roots(self, actions: Kinds) -> Iterator[LedgerOutcomes]:
+        """End the roots of each batch index according to ``actions`` (uint8[16384]), in one sweep."""
         slot = 0
         while slot < SLOTS:
             self._fit_scratch()
             self._counters[:] = 0
-            slot = kernels.settle(slot, self._directory, actions, self.pending, self._roots, self._info, self._counters)
+            slot = kernels.end_roots(
+                slot, self._directory, actions, self.pending, self._roots, self._info, self._counters
+            )
             yield self.outcomes()
 
     # -- room
@@ -243,7 +247,7 @@ class Ledger:
         if self._fits % WINDOW_FITS == 0:
             self._peaks_before[:] = self._directory[:, PEAK]
             self._directory[:, PEAK] = self._directory[:, COUNT]
-        # A sub-table that fills again and again does not shrink in between.
+        # By peaks and not by counts, so that a sub-table which fills again and again does not shrink in between.
         peaks, capacities = np.maximum(self._directory[:, PEAK], self._peaks_before), self._directory[:, CAPACITY]
         idle = (peaks < LOAD_MIN * capacities - 2) & (capacities > CAPACITY_MIN)
         if idle.any():
@@ -266,13 +270,13 @@ class Ledger:
                 return
 
     def _widen(self, sections: Sections, section: int) -> None:
-        """Make room in its sub-table for what is left of a section, of which some may be there already."""
+        """Make room for the rest of a section in its sub-table."""
         slot = int(sections.slots[section])
         coming = int(sections.starts[section + 1] - max(sections.starts[section], self._counters[kernels.RESUME]))
         self._move(slot, int(self._directory[slot, COUNT]) + coming)
 
     def _move(self, slot: int, entries: int) -> None:
-        """Move a sub-table to one of the right size for ``entries``."""
+        """Replace a sub-table with one of the right size for ``entries``."""
         load = LOAD_NEW_SHORT if entries < LOAD_NEW_SHORT * kernels.LONG else LOAD_NEW_LONG
         capacity = max(CAPACITY_MIN, int(entries / load) + 2)
         wider = np.zeros(3 * capacity, np.uint64)
@@ -298,20 +302,20 @@ class Ledger:
         )
 
     def _fit_scratch(self) -> None:
-        """Make sure that the outcomes of any one sub-table fit."""
+        """Grow the scratch columns until the outcomes of the largest sub-table fit."""
         most = int(self._directory[:, COUNT].max())
         if most > len(self._roots):
             self._make_scratch(most)
 
     def _make_scratch(self, entries: int) -> None:
         self._keys, self._tombstones = np.empty(entries, np.uint64), np.empty(entries, np.int32)
-        # An init that is in conflict ends two roots.
+        # Twice the entries, since a conflicting init ends its root in two batches.
         self._roots, self._info = np.empty(2 * entries, np.uint64), np.empty(2 * entries, np.uint64)
 
     # -- state
 
     def dump(self, tick: int) -> Iterator[dict[str, Array]]:
-        """All entries, some whole sub-tables at a time, as columns: keys, vals, flags (uint64[n]) and ages
+        """Yield all entries, some whole sub-tables at a time, as columns: keys, vals, flags (uint64[n]) and ages
         (int64[n, 2], ticks since start and progress)."""
         for slots in _parts(self._directory[:, COUNT]):
             count = int(self._directory[slots, COUNT].sum())
@@ -321,7 +325,7 @@ class Ledger:
             yield {"keys": keys, "vals": vals, "flags": flags, "ages": ages.reshape(count, 2)}
 
     def load(self, part: Mapping[str, Array], tick: int) -> None:
-        """Take one of what `dump` gave, into sub-tables that are empty. Raises ValueError if it is not whole."""
+        """Load a piece of `dump` into empty sub-tables. Raises ValueError if it is not whole."""
         keys, vals, flags = (np.ascontiguousarray(part[name], np.uint64) for name in ("keys", "vals", "flags"))
         ages = np.ascontiguousarray(part["ages"], np.int64)
         if not len(keys) == len(vals) == len(flags) == len(ages) or ages.shape != (len(keys), 2):
@@ -345,7 +349,7 @@ class Ledger:
 
 
 def _parts(counts: Array) -> Iterator[slice]:
-    """Stretches of sub-tables that hold some PART_ENTRIES entries; at least one."""
+    """Yield ranges of sub-tables that hold about PART_ENTRIES entries each; at least one range."""
     start = entries = 0
     for slot, count in enumerate(counts.tolist()):
         entries += count

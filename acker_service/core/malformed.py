@@ -1,4 +1,4 @@
-"""Malformed: what is wrong with a request as such, whatever the server knows. Each gives a sentence, "" for nothing."""
+"""Malformed: checks of a request that need no state of the server. Each returns an error sentence, "" if it is fine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from acker_service.core.sources import NAME_CHARACTERS
 
 
 def malformed_apply(message: Apply, batch: BatchState | None) -> str:
-    """Of the columns; order and numbers are the ledger's to check. ``batch``: that of its inits."""
+    """Check the columns; the ledger checks order and numbers. ``batch``: the batch of the inits, if known."""
     scope = message.inits
     trouble = malformed(message.entries, are_inits=scope is not None)
     if trouble or scope is None:
@@ -20,7 +20,7 @@ def malformed_apply(message: Apply, batch: BatchState | None) -> str:
         if not batch.number:
             return "covered: the open stream, batch 0, has no numbers to cover"
         if np.any(scope.covered[:, 0] > scope.covered[:, 1]) or int(scope.covered.max()) > batch.up_to:
-            return f"covered: a range does not lie within the {batch.up_to} numbers of its batch"
+            return f"covered: a range is not within the {batch.up_to} numbers of its batch"
     return ""
 
 
@@ -30,15 +30,15 @@ def malformed_open_batch(request: OpenBatch) -> str:
     if not request.first or request.first + request.up_to > 1 << 64:
         return "first: must be above 0, and first + up_to must not pass 2**64"
     if request.slots and not any(request.slots):
-        return "slots: none of them; a server that has no slot of a batch is not asked to open it"
+        return "slots: none is set; send OpenBatch only to servers that hold a slot of the batch"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""
 
 
 def malformed_watch(request: Watch) -> str:
     if not request.source or len(request.source) > NAME_CHARACTERS:
-        return f"source: a name of 1 to {NAME_CHARACTERS} characters is needed"
+        return f"source: must be a name of 1 to {NAME_CHARACTERS} characters"
     if not request.lease_ms and not request.close:
-        return "lease_ms: 0 would end at once; ask for as long as the source may be silent"
+        return "lease_ms: a lease of 0 expires at once; ask for as long as the source may be silent"
     if len(request.pins) > PINS_MAX_BYTES:
-        return f"pins: {len(request.pins)} bytes; {PINS_MAX_BYTES} are kept at most"
+        return f"pins: {len(request.pins)} bytes; at most {PINS_MAX_BYTES} are kept"
     return "limits: a timeout is at most 24 h (86400000 ms)" if are_too_long(request.limits) else ""

@@ -1,7 +1,7 @@
-"""Outbox: the outcomes on their way to one source, until it confirms them.
+"""Outbox: the outcomes for one source, kept until the source confirms them.
 
-Decides how outcomes are kept, cut into answers and forgotten. A *cursor* counts outcomes since the session began:
-outcome number c stands at cursor c, the first one at 1. Never decides a verdict.
+Decides how outcomes are stored, split into replies and forgotten. A *cursor* counts outcomes since the session began;
+the first outcome has cursor 1. Never decides a verdict.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 
 from acker_protocol.ids import Column
 from acker_protocol.messages import Kinds, Outcomes
-from acker_service.core.reasons import cut
+from acker_service.core.reasons import truncated
 
 Array = npt.NDArray[Any]
 
 CHUNK_MIN, CHUNK_MAX = 256, 1 << 16
-# Reasons are text from clients: what a chunk of them may take is bounded, in bytes as they travel, tag and length too.
+# Reasons are text from clients, so their number and size in a chunk are bounded. Sizes are those on the wire; the head
+# is the protobuf tag and length.
 REASONS_MAX = 4096
 REASONS_BYTES = 1 << 19
 REASON_HEAD_BYTES = 4
-# What an answer may carry: a gRPC client takes 4 MiB unless configured otherwise, and there is more in it than
-# outcomes.
+# The most outcomes in a reply, in bytes. A gRPC client accepts 4 MiB by default, and the reply has other fields too.
 ANSWER_BYTES = (4 << 20) - (64 << 10)
 # Root id, verdict, reason id.
 OUTCOME_BYTES = 13
@@ -33,7 +33,7 @@ DROPPED_REASON = "(there were too many reasons to keep this one)"
 
 
 class Chunk:
-    """Up to CHUNK_MAX outcomes in a row: growing columns and a table of their reasons."""
+    """Up to CHUNK_MAX consecutive outcomes: growing columns, and a table of their reasons."""
 
     __slots__ = ("_ids", "_reason_ids", "_roots", "_verdicts", "count", "reasons", "reasons_bytes")
 
@@ -59,11 +59,11 @@ class Chunk:
 
     @property
     def reason_ids(self) -> Array:
-        """uint32[count], 0: none; or empty, when no outcome has a reason."""
+        """uint32[count], 0 for no reason. Empty when no outcome has a reason."""
         return self._reason_ids[: self.count]
 
     def append(self, roots: Column, verdicts: Kinds | int, reasons: Array | int) -> None:
-        """``reasons``: uint32[n] or one for all, from `reason_id`. There must be room."""
+        """Append outcomes; there must be room. ``reasons``: ids from `reason_id`, uint32[n] or one for all."""
         start, stop = self.count, self.count + len(roots)
         if stop > len(self._roots):
             self._grow(stop)
@@ -76,10 +76,10 @@ class Chunk:
         self.count = stop
 
     def reason_id(self, reason: str) -> int:
-        """Index of a reason in ``reasons``, plus one; 0 for the empty one."""
+        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds it if there is room."""
         if not reason:
             return 0
-        reason = cut(reason)
+        reason = truncated(reason)
         if reason in self._ids:
             return self._ids[reason]
         size = len(reason.encode()) + REASON_HEAD_BYTES
@@ -92,7 +92,7 @@ class Chunk:
         return self._ids[reason]
 
     def _grow(self, count: int) -> None:
-        """Room for ``count`` outcomes, and for some of the next ones."""
+        """Grow the columns to hold ``count`` outcomes, and some more."""
         room = min(CHUNK_MAX, max(count, 4 * len(self._roots)))
         self._roots, self._verdicts = _widened(self._roots, room), _widened(self._verdicts, room)
         if len(self._reason_ids):
@@ -100,7 +100,7 @@ class Chunk:
 
 
 class Outbox:
-    """Outcomes after ``freed``; those up to it were confirmed and are gone."""
+    """The outcomes from cursor ``freed`` + 1 to ``cursor``. Those up to ``freed`` were confirmed and forgotten."""
 
     __slots__ = ("_chunks", "_skipped", "cursor", "freed")
 
@@ -113,8 +113,11 @@ class Outbox:
         return self.cursor - self.freed
 
     def append(self, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
-        """``roots: uint64[n]`` with ``verdicts`` and ``codes`` (0: no reason, else index into ``texts`` plus one), each
-        uint8[n] and uint[n] or one for all."""
+        """Append outcomes of ``roots: uint64[n]``.
+
+        ``verdicts``: uint8[n], or one for all. ``codes``: uint[n], or one for all: 0 for no reason, else an index into
+        ``texts`` plus one.
+        """
         start = 0
         while start < len(roots):
             chunk = self._last(len(roots) - start)
@@ -130,7 +133,7 @@ class Outbox:
         self.cursor += len(roots)
 
     def confirm(self, cursor: int) -> int:
-        """Forget outcomes up to ``cursor``, which is not beyond the last; returns how many those were."""
+        """Forget outcomes up to ``cursor``, which must not be beyond the last. Returns how many were forgotten."""
         freed = max(0, cursor - self.freed)
         self.freed += freed
         self._skipped += freed
@@ -139,14 +142,14 @@ class Outbox:
         return freed
 
     def read(self, outcomes_max: int) -> Outcomes:
-        """The outcomes from the oldest on: as many as asked for, fewer if they do not fit into one answer."""
+        """Return up to ``outcomes_max`` of the oldest outcomes, fewer if they do not fit into one reply."""
         parts: list[tuple[Chunk, slice]] = []
         skipped, left, room = self._skipped, outcomes_max, ANSWER_BYTES
         for chunk in self._chunks:
             some = slice(
                 skipped, min(chunk.count, skipped + left, skipped + (room - chunk.reasons_bytes) // OUTCOME_BYTES)
             )
-            # A chunk of any size and all its reasons fit into an empty answer, so the first one always has something.
+            # Any chunk fits into an empty reply together with its reasons, so the first chunk always gives something.
             if some.stop <= some.start:
                 break
             parts.append((chunk, some))
@@ -164,26 +167,26 @@ class Outbox:
 
     # -- state
 
-    def stretches(self) -> list[list[Any]]:
-        """Of what `dump` gives, one by one: the number of outcomes, and their reasons."""
-        return [[some.stop - some.start, chunk.reasons] for chunk, some in self._stretches()]
+    def piece_headers(self) -> list[list[Any]]:
+        """Return for each piece of `dump` the number of outcomes and their reasons."""
+        return [[some.stop - some.start, chunk.reasons] for chunk, some in self._pieces()]
 
     def dump(self) -> Iterator[dict[str, Array]]:
-        """All outcomes, a stretch at a time, as columns: roots, verdicts and reason_ids."""
-        for stretch in self._stretches():
-            columns = _columns([stretch])
+        """Yield all outcomes in pieces, as columns: roots, verdicts and reason_ids."""
+        for piece in self._pieces():
+            columns = _columns([piece])
             yield {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids}
 
     def load(self, count: int, reasons: Sequence[str], columns: Mapping[str, Array]) -> None:
-        """Append a stretch that `dump` gave. Raises ValueError if a reason is missing."""
+        """Append a piece of `dump`. Raises ValueError if it is not whole or a reason is missing."""
         codes = columns["reason_ids"]
         if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
-            raise ValueError("a stretch of outcomes in it is shorter than its header says")
+            raise ValueError("a piece of the outcomes in it is shorter than its header says")
         if codes.max(initial=0) > len(reasons):
             raise ValueError("outcomes in it lack their reasons")
         self.append(columns["roots"], columns["verdicts"], codes, reasons)
 
-    def _stretches(self) -> list[tuple[Chunk, slice]]:
+    def _pieces(self) -> list[tuple[Chunk, slice]]:
         return [(chunk, slice(0 if n else self._skipped, chunk.count)) for n, chunk in enumerate(self._chunks)]
 
 
@@ -194,7 +197,7 @@ def _widened(column: Array, room: int) -> Array:
 
 
 def _reason_ids(chunk: Chunk, codes: Array | int, texts: Sequence[str]) -> Array | int:
-    """Codes into ``texts`` as reason ids of the chunk."""
+    """Convert codes (see `Outbox.append`) into reason ids of the chunk."""
     if not isinstance(codes, np.ndarray):
         return chunk.reason_id(texts[codes - 1]) if codes else 0
     if not codes.any():
@@ -206,7 +209,7 @@ def _reason_ids(chunk: Chunk, codes: Array | int, texts: Sequence[str]) -> Array
 
 
 def _columns(parts: list[tuple[Chunk, slice]]) -> Outcomes:
-    """The columns of several stretches, end to end; each stretch numbers its reasons itself."""
+    """Concatenate the columns of several pieces. Reason ids stay those of each piece's chunk."""
     if not parts:
         return Outcomes()
     ids = [
@@ -221,7 +224,7 @@ def _columns(parts: list[tuple[Chunk, slice]]) -> Outcomes:
 
 
 def _joined(parts: list[tuple[Chunk, slice]]) -> Outcomes:
-    """The outcomes of several stretches with one table of those reasons that they use."""
+    """Concatenate several pieces, with one table of the reasons that they use."""
     columns = _columns(parts)
     if not columns.reason_ids.any():
         return Outcomes(columns.root_ids, columns.verdicts)

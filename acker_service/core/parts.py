@@ -1,7 +1,7 @@
-"""Parts: how a dumped state is laid out: parts in a fixed order, each a name and some columns of numbers.
+"""Parts: the layout of a dumped state. Parts come in a fixed order; each has a name and columns of numbers.
 
-Decides names, columns and types, and refuses a part that is not the one that has to come. What is in them is dumped and
-loaded by its owner.
+Decides the names, columns and types, and refuses a part that comes in the wrong place. The owner of each part fills and
+reads its content.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ PARTS = {
 }
 
 
-def take(name: str, parts: Iterator[StatePart]) -> dict[str, Array]:
-    """The columns of the next part, which has to be ``name``. Raises ValueError."""
+def next_part(name: str, parts: Iterator[StatePart]) -> dict[str, Array]:
+    """Return the columns of the next part. Raises ValueError unless it is ``name`` with its columns."""
     found, columns = next(parts, ("nothing", {}))
     if found != name:
-        raise ValueError(f"{name} is missing, and {found} in its place")
-    check(name, columns)
+        raise ValueError(f"expected part {name}, found {found}")
+    check_columns(name, columns)
     return columns
 
 
-def check(name: str, columns: Mapping[str, Array]) -> None:
-    """Raise ValueError unless ``columns`` are those of the part ``name``."""
+def check_columns(name: str, columns: Mapping[str, Array]) -> None:
+    """Raise ValueError unless ``columns`` holds the columns of the part ``name`` in their types."""
     for column, kind in PARTS[name].items():
         if column not in columns:
             raise ValueError(f"{name}.{column} is missing")
@@ -47,20 +47,20 @@ def check(name: str, columns: Mapping[str, Array]) -> None:
             raise ValueError(f"{name}.{column} is {columns[column].dtype}, not {np.dtype(kind)}")
 
 
-def joined(stretches: list[Array], dtype: type[Any]) -> Array:
-    """All of ``stretches`` as one column, which :func:`taker` hands out again."""
-    return np.concatenate([*stretches, np.empty(0, dtype)])
+def joined(pieces: list[Array], dtype: type[Any]) -> Array:
+    """Concatenate ``pieces`` into one column. :func:`piece_reader` splits it again."""
+    return np.concatenate([*pieces, np.empty(0, dtype)])
 
 
-def taker(column: Array) -> Callable[[int], Array]:
-    """Hands out a column stretch by stretch. Raises ValueError when it is too short."""
+def piece_reader(column: Array) -> Callable[[int], Array]:
+    """Return a function that returns the next ``count`` values of a column. It raises ValueError past the end."""
     at = 0
 
-    def stretch(count: int) -> Array:
+    def read_piece(count: int) -> Array:
         nonlocal at
         if at + count > len(column):
             raise ValueError("a column is shorter than its header says")
         at += count
         return column[at - count : at].copy()
 
-    return stretch
+    return read_piece

@@ -1,7 +1,7 @@
-"""Reasons: the texts that tombstones keep until their init arrives, by a small number.
+"""Reasons: a table of the texts that tombstones keep until their init arrives. A tombstone holds the text's number.
 
-Decides how much text is kept (it comes from clients) and what happens beyond: the tombstone stays, its text is lost.
-The table holds the server's own reason for an init in conflict too, since outcomes of inits take their reasons from it.
+Decides how much text is kept, since it comes from clients. When the table is full, a new tombstone stays without its
+text. The table also holds the server's own reason for a conflicting init, since inits take their reasons from here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from acker_protocol.messages import Kinds
 from acker_service.core import kernels
 
-# Of one reason, in bytes as they travel.
+# The longest reason that is kept, in bytes of UTF-8.
 REASON_BYTES = 4096
 REASONS_MAX = kernels.TOMBSTONE_REASONS
 LOST = "(the server kept too many reasons to keep this one)"
@@ -21,7 +21,7 @@ ROOT_CONFLICT = "root_conflict"
 
 
 class Reasons:
-    """Ids 1 to REASONS_MAX; 0 is the empty reason; the last two ids are `LOST` and `ROOT_CONFLICT`."""
+    """Ids 1 to REASONS_MAX are texts of clients. Id 0 is the empty reason; the last two are `LOST`, `ROOT_CONFLICT`."""
 
     def __init__(self) -> None:
         self.texts: list[str] = [LOST] * kernels.BY_LOST_REASON + [ROOT_CONFLICT]
@@ -33,10 +33,10 @@ class Reasons:
         return not self._free
 
     def id_of(self, text: str) -> int:
-        """The id of a text, cut to what is kept of it, made if there is room."""
+        """Return the id of a text, truncated to REASON_BYTES. Adds the text; the id of `LOST` when there is no room."""
         if not text:
             return 0
-        text = cut(text)
+        text = truncated(text)
         known = self._ids.get(text)
         if known is not None:
             return known
@@ -47,7 +47,7 @@ class Reasons:
         self.texts[reason_id - 1] = text
         return reason_id
 
-    def keep(self, used: Kinds) -> None:
+    def free_unused(self, used: Kinds) -> None:
         """Free the ids that no tombstone uses. ``used``: uint8[REASONS_MAX + 2], by id."""
         for text, reason_id in list(self._ids.items()):
             if not used[reason_id]:
@@ -66,13 +66,13 @@ class Reasons:
     def load(self, pairs: Sequence[tuple[int, str]]) -> None:
         for reason_id, text in pairs:
             if not 0 < reason_id <= REASONS_MAX:
-                raise ValueError("it numbers a reason beyond the table")
+                raise ValueError("a reason has a number beyond the table")
             self._ids[text] = reason_id
             self.texts[reason_id - 1] = text
         self._free = sorted(set(range(1, REASONS_MAX + 1)) - set(self._ids.values()), reverse=True)
 
 
-def cut(reason: str) -> str:
-    """A reason as it is kept: its first REASON_BYTES, no character in halves."""
+def truncated(reason: str) -> str:
+    """Return the first REASON_BYTES of a reason, without cutting a character in half."""
     reason = reason[:REASON_BYTES]
     return reason if reason.isascii() else reason.encode()[:REASON_BYTES].decode(errors="ignore")

@@ -1,7 +1,7 @@
-"""Room: the one account of what a server has room for: roots pending, roots reserved, outcomes not confirmed.
+"""Room: counts pending roots, reserved roots and unconfirmed outcomes against the limits of the server.
 
-Decides whether so many more roots fit, into the server and of one source; every change of the three goes through here.
-Knows neither roots nor sources: who asks says how many it has.
+Decides whether more roots fit, both in the server and for one source. Every change of the three counts goes through
+here. Knows neither roots nor sources: the caller says how many a source has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Room:
-    """``max_pending`` bounds all three together, ``max_per_source`` those of one source."""
+    """``max_pending`` bounds the sum of the three counts; ``max_per_source`` bounds their sum for one source."""
 
     max_pending: int
     max_per_source: int
@@ -21,11 +21,11 @@ class Room:
 
     @property
     def batch_max(self) -> int:
-        """The largest batch that ever fits."""
+        """The largest batch that can ever fit."""
         return min(self.max_pending, self.max_per_source)
 
-    def lacks(self, roots: int, of_source: int) -> str:
-        """Why ``roots`` more do not fit, of a source that has ``of_source`` of the three; nothing ("") when they do."""
+    def shortage(self, roots: int, of_source: int) -> str:
+        """Return why ``roots`` more do not fit, or "" when they do. ``of_source``: what the source has already."""
         if self.pending + self.reserved + self.unconfirmed + roots > self.max_pending:
             return f"no room for {roots} more roots: max_pending is {self.max_pending}"
         if of_source + roots > self.max_per_source:
@@ -33,31 +33,31 @@ class Room:
         return ""
 
     def reserve(self, roots: int) -> None:
-        """A batch was opened for so many."""
+        """Count the roots of a batch that was opened."""
         self.reserved += roots
 
     def initialise(self, roots: int, *, were_reserved: bool) -> None:
-        """Roots are pending now; those of a batch were reserved before."""
+        """Count roots as pending. ``were_reserved``: they belong to a batch, so their room was reserved before."""
         self.pending += roots
         if were_reserved:
             self.reserved -= roots
 
     def finish(self, roots: int) -> None:
-        """Pending roots have their outcomes."""
+        """Count pending roots as unconfirmed outcomes."""
         self.pending -= roots
         self.unconfirmed += roots
 
-    def close(self, reserved: int, unread: int) -> None:
-        """A batch that had ``reserved`` left was settled, and ``unread`` of them got an outcome."""
+    def close_batch(self, reserved: int, unread: int) -> None:
+        """Release the ``reserved`` roots of a settled batch; ``unread`` of them got an outcome."""
         self.reserved -= reserved
         self.unconfirmed += unread
 
     def confirm(self, outcomes: int) -> None:
-        """Outcomes were confirmed."""
+        """Release confirmed outcomes."""
         self.unconfirmed -= outcomes
 
     def drop(self, pending: int, reserved: int, unconfirmed: int) -> None:
-        """Sources are gone, with all that they had."""
+        """Release everything of sources that closed or expired."""
         self.pending -= pending
         self.reserved -= reserved
         self.unconfirmed -= unconfirmed

@@ -1,34 +1,37 @@
-"""Running time: a clock that stands still while its process does. Pure.
+"""Running time: a clock that stops while its process is paused. Pure.
 
-Decides what counts as a pause: two readings of the clock PAUSE_S or more apart, where ticks come every 50 ms. A paused
-process cannot have heard from anybody, so leases, deadlines and memories must not run out by the pause; and what its
-callers sent meanwhile waits in its sockets, so time goes on only when they have had RESUME_S to be served.
+Decides what counts as a pause: two readings of the clock PAUSE_S or more apart, although ticks come every 50 ms. A
+paused process receives nothing, so a pause must not use up leases, deadlines or retention times. Messages that callers
+sent during the pause wait in the sockets, so the clock also stops for RESUME_S after a pause, until they are served.
 
-A process whose every tick is late is not paused but slow, and its timeouts still have to come: only a pause after at
-least RUN_S of running time is excused as a whole. Of any other gap PAUSE_S counts at most.
+If every tick is late, the process is slow and not paused, and its timeouts must still expire. So a pause is only taken
+out as a whole if at least RUN_S of running time came before it. Any other gap counts as PAUSE_S at most.
 """
 
 from __future__ import annotations
 
-# Ticks are planned every 50 ms; on a machine that is merely busy they come some hundreds of ms apart.
+# Ticks are planned every 50 ms. On a busy machine they come some hundreds of ms apart.
 PAUSE_S = 1.0
 RESUME_S = 2.0
 RUN_S = 10.0
 
 
 class RunningTime:
-    """Seconds, of which ``paused`` were taken out. To be asked often, under one lock, also when nothing happens."""
+    """Converts clock readings to running time; ``paused`` is the total time taken out, in seconds.
+
+    Call :meth:`at` often, under one lock, also when nothing happens: a long gap between two calls looks like a pause.
+    """
 
     def __init__(self, now: float) -> None:
         self._last = now
-        # What has run since the last pause, and what is left of the time after it in which the sockets are served.
+        # Running time since the last pause, and what is left of the RESUME_S after it.
         self._ran = RUN_S
         self._grace = 0.0
         self.paused = 0.0
         self.pauses = 0
 
     def at(self, now: float) -> float:
-        """Running time at ``now``, in seconds of the same clock as ``now``; never goes back."""
+        """Return the running time at ``now``, in seconds; it never goes back."""
         elapsed = max(0.0, now - self._last)
         self._last += elapsed
         counted = self._counted(elapsed)

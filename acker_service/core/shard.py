@@ -1,9 +1,9 @@
-"""Shard: all state of one server behind seven calls. The pure core: no socket, no thread, no clock.
+"""Shard: all state of one server behind the calls of the API. The pure core: no socket, no thread, no clock.
 
-Decides what each call means: what is refused, and in which order its effects happen. A call that is refused leaves no
-trace. What a report does is ``applying``'s, what is kept and who gets an outcome ``state``'s, how much fits ``room``'s.
+Decides what each call does: what is refused, and in which order its effects happen. A refused call changes nothing.
+``applying`` applies reports, ``state`` keeps the data and routes outcomes, and ``room`` decides what fits.
 
-Not thread-safe: the caller holds one lock. ``now`` is in seconds of a clock that does not go back.
+Not thread-safe: the caller holds one lock. ``now`` is in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from acker_service.core.sources import NUMBERS_A_ROOT, OPEN_MAX, Change, SourceC
 from acker_service.core.state import State
 from acker_service.core.stats import ShardStats, SourceStats
 
-# Cells that one tick looks at: some 5 ms, so that 1 M pending roots are walked through in one tick, 10 M in eight.
+# How many cells one tick checks for expiry, in some 5 ms: one tick checks 1 M pending roots, eight ticks 10 M.
 EXPIRE_CELLS = 1_800_000
 
-DRAINING = "this server drains and takes nothing new: place it on another"
+DRAINING = "this server drains and takes no new batches and sources: use another server"
 
 _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON}
 
@@ -49,11 +49,10 @@ _ACTIONS = {Settlement.DONE: kernels.FINISH, Settlement.ABANDON: kernels.ABANDON
 class Shard:
     """The state of one server.
 
-    ``incarnation`` names this process and ``generation`` this state (it travels with it; ``registrations`` counts the
-    sources it ever had, and both together make the token that every answer to a watch carries). ``max_pending`` bounds
-    pending roots, roots reserved by open batches and outcomes not confirmed, together; ``max_pending_per_source`` the
-    same of one source. Orphans are bounded by half of it. ``max_identity_bytes`` bounds what identities of reports and
-    sequences take. Times are in seconds.
+    ``incarnation`` names this process; ``generation`` names the state and stays with it over restarts. ``max_pending``
+    bounds the sum of pending roots, reserved roots of open batches, and unconfirmed outcomes;
+    ``max_pending_per_source`` bounds the same for one source. Orphans are bounded by half of ``max_pending``.
+    ``max_identity_bytes`` bounds the memory of report identities and sequences. Times are in seconds.
     """
 
     def __init__(
@@ -81,22 +80,21 @@ class Shard:
     # -- apply
 
     def apply(self, message: Apply, now: float) -> ApplyReply:
-        """Apply the sections of a message that were not applied before. Raises nothing: what is wrong is a status."""
+        """Apply the sections of a message that were not applied before. Errors are statuses, never exceptions."""
         self._state.advance(now)
         return self._applying.apply(message)
 
     # -- batches
 
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
-        """Open a batch and reserve its room, or add slots to one that is open. The same request again is answered
-        APPLIED again."""
+        """Open a batch and reserve its room, or add slots to an open batch. A repeated request is APPLIED again."""
         state = self._state
         state.advance(now)
         source = state.sources.get(request.session)
         if source is None:
             if self.is_draining:
                 return self._answer(Status.DRAINING, DRAINING)
-            return self._answer(Status.UNKNOWN_SOURCE, "no source of this session watches: its Watch comes first")
+            return self._answer(Status.UNKNOWN_SOURCE, "no source has this session: send its Watch first")
         trouble = malformed_open_batch(request)
         if trouble:
             return self._answer(Status.INVALID, trouble)
@@ -106,27 +104,27 @@ class Shard:
         if request.number <= source.last_settled:
             last = source.last_settled
             return self._answer(
-                Status.UNKNOWN_BATCH, f"number: {request.number}; it must be above {last}, settled last"
+                Status.UNKNOWN_BATCH, f"number: {request.number}; must be above {last}, the last settled batch"
             )
         if self.is_draining:
             return self._answer(Status.DRAINING, DRAINING)
         return self._reserve(source, request)
 
     def _extend(self, source: SourceState, batch: BatchState, request: OpenBatch) -> OpenBatchReply:
-        """An open batch is opened again: slots that it does not have are added to it, if there is room."""
+        """Add the requested slots that an open batch does not have yet, if there is room."""
         if not batch.matches(request):
             return self._answer(Status.CONFLICT, f"batch {request.number} is open with other parameters")
         fresh = batch.fresh_slots(request)
         if not fresh.any():
             return self._answer(Status.APPLIED)
-        trouble = self._state.lacks_room(source, 1)
+        trouble = self._state.shortage(source, 1)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
         roots = roots_within(request, fresh)
         if batch.roots + roots > self._state.room.batch_max:
             most = self._state.room.batch_max
             return self._answer(Status.INVALID, f"up_to: {batch.roots + roots} roots never fit into {most}")
-        trouble = self._state.lacks_room(source, roots)
+        trouble = self._state.shortage(source, roots)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
         batch.extend(fresh, roots)
@@ -134,7 +132,7 @@ class Shard:
         return self._answer(Status.APPLIED)
 
     def _reserve(self, source: SourceState, request: OpenBatch) -> OpenBatchReply:
-        """Open a batch of a number that is free, if there is room for it."""
+        """Open a new batch, if there is room for it."""
         state = self._state
         if request.up_to > state.room.batch_max * (NUMBERS_A_ROOT if request.slots else 1):
             detail = f"up_to: {request.up_to} roots never fit into {state.room.batch_max}; make smaller batches"
@@ -142,22 +140,22 @@ class Shard:
         if state.indexes.is_full or len(source.batches) > OPEN_MAX:
             return self._answer(Status.OVERLOADED, "too many batches are open: settle some first")
         if request.slots:
-            # To count the roots of some slots looks at each number, and need not be done where nothing fits.
-            trouble = state.lacks_room(source, 1) or self._lacks_maps(request)
+            # Comes first, since counting the roots of some slots looks at every number of the batch.
+            trouble = state.shortage(source, 1) or self._map_shortage(request)
             if trouble:
                 return self._answer(Status.OVERLOADED, trouble)
         roots = count_roots(request)
         if roots > state.room.batch_max:
             return self._answer(Status.INVALID, f"up_to: {roots} roots never fit into {state.room.batch_max}")
-        trouble = state.lacks_room(source, roots)
+        trouble = state.shortage(source, roots)
         if trouble:
             return self._answer(Status.OVERLOADED, trouble)
-        state.open(source, BatchState.of(request, roots, state.indexes.take(), state.now))
+        state.add_batch(source, BatchState.of(request, roots, state.indexes.allocate(), state.now))
         state.room.reserve(roots)
         return self._answer(Status.APPLIED)
 
-    def _lacks_maps(self, request: OpenBatch) -> str:
-        """Why the maps of one more batch, a bit a number, would be too large; nothing ("") when they would not."""
+    def _map_shortage(self, request: OpenBatch) -> str:
+        """Return why there is no room for the bit maps of one more batch, or "" if there is."""
         most = NUMBERS_A_ROOT * self._state.room.max_pending
         numbers = sum(batch.up_to for batch in self._state.indexes if batch.is_open)
         return f"open batches have {numbers} numbers; the server holds {most}" if numbers + request.up_to > most else ""
@@ -166,8 +164,7 @@ class Shard:
         return OpenBatchReply(self.incarnation, status, delay_ms(status), detail)
 
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
-        """Settle batches with one sweep of the table. For a batch that is settled already, the answer is the same as
-        before."""
+        """Settle batches with one sweep of the ledger. A batch that is settled already gets the same answer again."""
         state = self._state
         state.advance(now)
         batches: dict[BatchState, Settlement] = {}
@@ -176,17 +173,17 @@ class Shard:
             batch = source.batches.get(request.number) if source is not None else None
             if batch is not None and batch.is_open and batch.number:
                 batches.setdefault(batch, request.settlement)
-        # Unheld batches that are done keep what is pending, under its timeouts.
+        # A batch that is not held keeps its pending roots and their timeouts when it is settled as DONE.
         state.sweep({batch: _ACTIONS[how] for batch, how in batches.items() if batch.held or how == Settlement.ABANDON})
         for batch, settlement in batches.items():
-            state.settle(batch, settlement)
-        state.release()
-        return [self._settled(request) for request in requests]
+            state.settle_batch(batch, settlement)
+        state.release_closed()
+        return [self._settle_reply(request) for request in requests]
 
-    def _settled(self, request: Settle) -> SettleReply:
+    def _settle_reply(self, request: Settle) -> SettleReply:
         source = self._state.sources.get(request.session)
         if source is None:
-            detail = "no source of this session watches; what it thinks pending is lost"
+            detail = "no source has this session; its pending roots are lost"
             return SettleReply(self.incarnation, Status.UNKNOWN_SOURCE, detail)
         settled = source.settled.get(request.number)
         if settled is None:
@@ -199,32 +196,33 @@ class Shard:
     # -- sources
 
     def watch(self, request: Watch, now: float) -> WatchReply:
-        """Open a source or renew its lease, forget what it confirms, answer what it has not yet. Never waits."""
+        """Open a source or renew its lease, forget confirmed outcomes, and return those after them. Never waits."""
         state = self._state
         state.advance(now)
         source = state.sources.get(request.session)
         trouble = malformed_watch(request)
         if trouble:
-            return self._watched(Status.INVALID, source, trouble)
+            return self._watch_reply(Status.INVALID, source, trouble)
         is_new = source is None
         if request.close:
-            state.drop([source] if source is not None else [], Change.CLOSED)
-            return self._watched(Status.APPLIED, source, is_new=is_new)
+            state.drop_sources([source] if source is not None else [], Change.CLOSED)
+            return self._watch_reply(Status.APPLIED, source, is_new=is_new)
         if source is None:
             if self.is_draining:
-                return self._watched(Status.DRAINING, source, DRAINING)
+                return self._watch_reply(Status.DRAINING, source, DRAINING)
             if state.indexes.is_full:
-                return self._watched(Status.OVERLOADED, source, "too many sources: try again when a lease has run out")
+                detail = "too many sources: try again when a lease has expired"
+                return self._watch_reply(Status.OVERLOADED, source, detail)
             source = self._register(request)
         elif request.confirmed > source.outbox.cursor:
             last = source.outbox.cursor
             detail = f"confirmed: {request.confirmed} is beyond the last outcome, {last}"
-            return self._watched(Status.INVALID, source, detail)
+            return self._watch_reply(Status.INVALID, source, detail)
         else:
             state.room.confirm(source.outbox.confirm(request.confirmed))
         lease_ms = self._renew(source, request)
         if request.pins:
-            source.keep(request.pins)
+            source.keep_pins(request.pins)
         outcomes = source.outbox.read(request.max_outcomes or len(source.outbox))
         return WatchReply(
             self.incarnation,
@@ -239,59 +237,59 @@ class Shard:
         )
 
     def pins(self, request: Pins) -> PinsReply:
-        """Where the roots live that a source emits, as its Watch said last."""
+        """Return the pins of a source, as its last Watch with pins brought them."""
         source = self._state.sources.get(request.session)
         if source is None:
-            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source of this session watches here")
+            return PinsReply(self.incarnation, Status.UNKNOWN_SOURCE, "no source has this session on this server")
         return PinsReply(self.incarnation, Status.APPLIED, "", source.pins)
 
     # -- drain
 
     def drain(self) -> DrainReply:
-        """From now on take no new batches and no new sources."""
+        """Take no new batches and no new sources from now on."""
         self.is_draining = True
         return DrainReply(self.incarnation, Status.APPLIED, self.left)
 
     @property
     def left(self) -> str:
-        """What keeps a server that drains from ending, for people; nothing ("") where nothing does."""
+        """What a draining server still has to finish, as text for people; "" when it may end."""
         stats = self.stats
         counts = {
             "open batches": stats.open_batches,
             "pending roots": stats.pending,
             "unconfirmed outcomes": stats.unconfirmed,
         }
-        return ", ".join(f"{what}: {count}" for what, count in counts.items() if count)
+        return ", ".join(f"{name}: {count}" for name, count in counts.items() if count)
 
     def take_changes(self) -> list[SourceChange]:
-        """Which sources have opened, closed or expired since this was asked last, oldest first."""
+        """Return which sources have opened, closed or expired since the last call, oldest first."""
         changes = list(self._state.changes)
         self._state.changes.clear()
         return changes
 
     def name_of(self, session: int) -> str | None:
-        """The name of the source that has a session, if one has it."""
+        """Return the name of the source with this session; None if there is none."""
         source = self._state.sources.get(session)
         return None if source is None else source.name
 
     def has_outcomes(self, session: int, confirmed: int) -> bool:
-        """Is there something to answer to a watch that confirmed so much: outcomes, or that its session is gone?"""
+        """Are there news for a watch that confirmed this cursor: outcomes after it, or the end of its session?"""
         source = self._state.sources.get(session)
         return source is None or source.outbox.cursor > confirmed
 
     def _register(self, request: Watch) -> SourceState:
-        # "New" is said once and may be lost on its way; the token of the registration is said with every answer.
+        # The reply with is_new may be lost on its way, so every reply carries a generation that names the registration.
         state = self._state
         state.registrations += 1
         generation = mix64(state.generation ^ mix64(state.registrations))
         source = state.sources[request.session] = SourceState(request.source, request.session, 0.0, generation)
-        index, now = state.indexes.take(), state.now
-        state.open(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
+        index, now = state.indexes.allocate(), state.now
+        state.add_batch(source, BatchState(request.session, 0, index, now, limits=request.limits, idle_at=now))
         state.changes.append(SourceChange(Change.OPENED, source.name, source.session))
         return source
 
     def _renew(self, source: SourceState, request: Watch) -> int:
-        """Start the lease anew; gives what is granted, in ms."""
+        """Renew the lease and update the limits of the open stream. Returns the granted lease in ms."""
         state = self._state
         source.watched_at = state.now
         lease_ms = min(request.lease_ms, int(self._max_lease_s * 1000))
@@ -300,10 +298,10 @@ class Shard:
         if source.stream.limits != request.limits:
             source.stream.limits = request.limits
             state.ledger.limits[source.stream.index] = limit_ticks(request.limits)
-            state.ledger.hasten()
+            state.ledger.recheck_expiry()
         return lease_ms
 
-    def _watched(
+    def _watch_reply(
         self, status: Status, source: SourceState | None, detail: str = "", is_new: bool = False
     ) -> WatchReply:
         generation = self.generation if source is None else source.generation
@@ -312,25 +310,25 @@ class Shard:
     # -- time
 
     def tick(self, now: float) -> None:
-        """Let time pass: leases, timeouts, orphans, memory of identities. To be called every 50 to 100 ms."""
+        """Expire leases, pending roots, orphans and identities. Call it every 50 to 100 ms."""
         state = self._state
         state.advance(now)
-        late = [source for source in state.sources.values() if source.expires <= state.now]
-        state.counters.leases_expired += len(late)
-        if late:
-            state.drop(late, Change.EXPIRED)
+        expired = [source for source in state.sources.values() if source.expires <= state.now]
+        state.counters.leases_expired += len(expired)
+        if expired:
+            state.drop_sources(expired, Change.EXPIRED)
         orphans = state.ledger.orphans
         for outcomes in state.ledger.expire(state.tick, self._orphans.ticks, EXPIRE_CELLS):
             state.deliver(outcomes, kernels.REASONS)
         state.counters.orphans_expired += orphans - state.ledger.orphans
-        self._orphans.press()
+        self._orphans.update_pressure()
         state.ledger.fit()
-        self._forget()
+        self._forget_identities()
         for batch in state.indexes:
             if not state.ledger.pending[batch.index]:
                 batch.idle_at = state.now
 
-    def _forget(self) -> None:
+    def _forget_identities(self) -> None:
         state = self._state
         longest_ms = max((batch.longest_ms for batch in state.indexes), default=0)
         age_s = max(self._memory_s, longest_ms / 1000 + self._orphans.timeout_s)
@@ -342,12 +340,12 @@ class Shard:
 
     @property
     def generation(self) -> int:
-        """Of the state: the first part of the token that an answer to a watch carries."""
+        """The number that names the state; it stays the same over planned restarts."""
         return self._state.generation
 
     @property
     def stats(self) -> ShardStats:
-        """Gauges and counters. Cheap: nothing is swept."""
+        """Gauges and counters. Cheap: does not sweep the ledger."""
         state = self._state
         return ShardStats.of(
             state.counters,
@@ -365,16 +363,16 @@ class Shard:
         )
 
     def oldest_pending_age_s(self, now: float) -> float:
-        """For how long a batch or an open stream has had roots pending, the longest of them; 0 if nothing is pending.
+        """Return the longest time that any batch or open stream has had pending roots; 0 if nothing is pending.
 
-        Looks at no root. Of a held batch it is the age of the first root that was initialised, to a tick; where roots
-        come and go, as in an open stream, it is the age of the oldest or more, but no more than the message timeout.
+        Looks at no root. For a held batch it is the age of its first initialised root, to a tick. In an open stream,
+        where roots come and go, it may be more than the age of the oldest root, but not more than the message timeout.
         """
         busy = (batch for batch in self._state.indexes if self._state.ledger.pending[batch.index])
         return max((batch.busy_s(now) for batch in busy), default=0.0)
 
     def source_stats(self, now: float) -> list[SourceStats]:
-        """Of each source, in the order in which they were opened. Cheap: nothing is swept."""
+        """Return figures of each source, in the order in which they were opened. Cheap: does not sweep the ledger."""
         return [
             SourceStats(source.name, self._state.pending_of(source), now - source.watched_at)
             for source in self._state.sources.values()
@@ -383,16 +381,15 @@ class Shard:
     # -- state
 
     def dump(self, now: float) -> Iterator[StatePart]:
-        """The whole state, part by part, deadlines as time remaining: what `restore` takes. Nothing else may be called
-        until the last part was taken."""
+        """Yield the whole state part by part, for `restore`. Call nothing else before the last part."""
         self._state.advance(now)
         return self._state.dump()
 
     @classmethod
     def restore(cls, parts: Iterable[StatePart], *, incarnation: int, now: float, **limits: Any) -> Shard:
-        """A shard that goes on where the dumped one stopped, ``limits`` as for the constructor.
+        """Return a shard that continues from a dumped state. ``limits``: keyword arguments of the constructor.
 
-        Raises ValueError, and says what is wrong, if the state is not whole.
+        Raises ValueError, with the reason, if the state is not whole.
         """
         shard = cls(incarnation=incarnation, generation=0, **limits)
         shard._state.advance(now)

@@ -1,6 +1,6 @@
-"""Sources: who emits roots and receives outcomes, for how long it is believed to live, and what was answered to it.
+"""Sources: one session that emits roots and receives their outcomes: its lease, its batches and its outbox.
 
-Decides leases and what is remembered of settled batches; knows neither the ledger nor the other sources.
+Decides what is remembered of settled batches. Knows neither the ledger nor other sources.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from acker_protocol.messages import Settlement
 from acker_service.core.batches import BatchState
 from acker_service.core.outbox import Outbox
 
-# Answers to settled batches that are remembered; a driver asks again within seconds, not batches later.
+# How many answers to Settle are remembered per source. A driver retries within seconds, so older ones are not needed.
 SETTLED_MAX = 1024
-# Batches that one source may have open at once, so that it cannot take all indexes.
+# How many batches one source may have open at once, so that it cannot use up all batch indexes.
 OPEN_MAX = 1024
-# Numbers that batches with some of the slots may have for each root that a server holds: maps have a bit for each.
+# A batch with some of the slots has more numbers than roots on this server, and its maps have a bit for each number.
+# This bounds its numbers: so many for each root that the server can hold.
 NUMBERS_A_ROOT = 16
 NAME_CHARACTERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class SettleAnswer:
-    """What a batch was settled as, and what was answered."""
+    """How a batch was settled, and the answer to that Settle."""
 
     settlement: Settlement
     cursor: int
@@ -35,7 +36,7 @@ class SettleAnswer:
 
 
 class Change(StrEnum):
-    """What can become of a source."""
+    """A change in the life of a source."""
 
     OPENED = "opened"
     CLOSED = "closed"
@@ -44,7 +45,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceChange:
-    """What became of a source, and what it had then: roots ``pending``, outcomes ``unconfirmed``, batches open."""
+    """A change of a source, with its pending roots, unconfirmed outcomes and open batches at that moment."""
 
     change: Change
     name: str
@@ -56,10 +57,12 @@ class SourceChange:
 
 @dataclass(eq=False, slots=True)
 class SourceState:
-    """One session of a source. ``lease_s``: as granted last. ``batches``: by number, 0 included; closed ones stay while
-    roots of theirs are pending. ``generation``: token of this registration; a session that is registered anew has
-    another. ``watched_at``: when its last Watch came. ``pins``: as a Watch brought them last, and
-    their ``pins_crc32``."""
+    """One session of a source.
+
+    ``expires``: when the lease ends. ``lease_s``: the lease granted last. ``batches``: by number, with the open stream
+    as 0; a closed batch stays while it has pending roots. ``generation``: token of this registration; it changes when
+    the session registers again. ``watched_at``: when its last Watch came. ``pins``: from the last Watch that had some.
+    """
 
     name: str
     session: int
@@ -79,14 +82,14 @@ class SourceState:
         return self.batches[0]
 
     def changed(self, change: Change, pending: int) -> SourceChange:
-        """What becomes of it, with what it has; ``pending``: its roots that have no outcome."""
+        """Return the change with the counts of this source. ``pending``: its roots without an outcome."""
         open_batches = sum(bool(batch.number and batch.is_open) for batch in self.batches.values())
         return SourceChange(change, self.name, self.session, pending, len(self.outbox), open_batches)
 
-    def keep(self, pins: bytes) -> None:
+    def keep_pins(self, pins: bytes) -> None:
         self.pins, self.pins_crc32 = pins, zlib.crc32(pins)
 
-    def remember(self, number: int, settled: SettleAnswer) -> None:
+    def remember_settled(self, number: int, settled: SettleAnswer) -> None:
         self.settled[number] = settled
         self.last_settled = max(self.last_settled, number)
         if len(self.settled) > SETTLED_MAX:
@@ -95,7 +98,7 @@ class SourceState:
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """What is small of it, with its batches; the columns of these and of its outbox come in parts of their own."""
+        """Return JSON fields of the source and its batches. Columns of batches and outbox are dumped as other parts."""
         return {
             "name": self.name,
             "session": self.session,
@@ -103,7 +106,7 @@ class SourceState:
             "lease_s": self.lease_s,
             "silent_s": now - self.watched_at,
             "freed": self.outbox.freed,
-            "outbox": self.outbox.stretches(),
+            "outbox": self.outbox.piece_headers(),
             "last_settled": self.last_settled,
             "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
             "batches": [batch.dump(now) for batch in self.batches.values()],
@@ -112,14 +115,14 @@ class SourceState:
 
     @classmethod
     def load(cls, content: dict[str, Any], now: float) -> SourceState:
-        """What `dump` gave, without its batches and outcomes."""
-        # Anew: for as long as nobody served, nobody could renew it.
+        """Restore what `dump` returned, without batches and outcomes."""
         lease_s = content["lease_s"]
+        # The lease starts again, since the source could not renew it while no server ran.
         source = cls(content["name"], content["session"], now + lease_s, content["generation"], lease_s)
         source.outbox = Outbox(content["freed"])
         source.last_settled = content["last_settled"]
         source.watched_at = now - content.get("silent_s", 0.0)
-        source.keep(base64.b64decode(content.get("pins", "")))
+        source.keep_pins(base64.b64decode(content.get("pins", "")))
         for number, settlement, cursor, roots in content["settled"]:
             source.settled[number] = SettleAnswer(Settlement(settlement), cursor, roots)
         return source

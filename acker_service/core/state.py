@@ -1,9 +1,9 @@
-"""State: all that a server keeps, and what happens to several of its parts at once.
+"""State: all data of a shard, and the operations that touch several parts of it.
 
-Decides who gets an outcome, what becomes of a batch and of a source that end, and in which order the parts are dumped
-and loaded; each of them dumps and loads itself. What is large comes in many parts, so that neither a stop nor a start
-needs room for it twice. Times are dumped as time remaining or as age, so that a state may travel to a process with
-another clock. Which calls do what is ``shard``'s to decide; reading and writing files is not done here.
+Decides which source gets an outcome, what happens when a batch or a source ends, and in which order the parts are
+dumped and loaded. Each part dumps and loads itself; large ones in many pieces, so that neither a stop nor a start needs
+twice the memory. Times are dumped as remaining time or age, since the next process has another clock. ``shard``
+decides what a call does. ``acker_service.state`` reads and writes the file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from acker_service.core.stats import Counters
 
 Array = npt.NDArray[Any]
 
-# Changes of sources that wait to be taken; where nobody takes them the oldest go.
+# How many changes of sources are kept until they are taken. Beyond that the oldest are dropped.
 CHANGES_MAX = 4096
 _INDEX = kernels.INDEXES - 1
 
 
 class State:
-    """``generation`` names it and travels with it; ``registrations`` counts the sources that it ever had. ``now`` is in
-    seconds of a clock that does not go back, ``tick`` the same in ticks. Orphans are bounded by half of the room."""
+    """``generation`` names the state and stays with it over restarts. ``registrations`` counts the sources it ever had.
+
+    ``now`` is in seconds of a monotonic clock; ``tick`` is the same time in ticks. At most half of the room is orphans.
+    """
 
     def __init__(self, generation: int, room: Room, *, sequence_window: int, max_identity_bytes: int) -> None:
         self.generation, self.registrations = generation, 0
@@ -51,46 +53,46 @@ class State:
         self.sources: dict[int, SourceState] = {}
         self.changes: deque[SourceChange] = deque(maxlen=CHANGES_MAX)
         self.counters = Counters()
-        # Batches that take no more inits, of which roots are pending.
+        # Closed batches that still have pending roots.
         self._closing: set[BatchState] = set()
 
     def advance(self, now: float) -> None:
-        """Time passes; it never goes back."""
+        """Set the time; it never goes back."""
         self.now = max(self.now, now)
         self.tick = int(self.now * kernels.TICKS_A_SECOND)
 
     # -- batches
 
-    def open(self, source: SourceState, batch: BatchState) -> None:
-        """``batch`` is one of ``source`` from now on."""
+    def add_batch(self, source: SourceState, batch: BatchState) -> None:
+        """Add a batch with its index and limits to ``source``."""
         self.indexes.claim(batch)
         source.batches[batch.number] = batch
         self.ledger.limits[batch.index] = limit_ticks(batch.limits)
 
     def sweep(self, actions: Mapping[BatchState, int]) -> None:
-        """Do with all pending roots of these batches what is said (an action of ``kernels``), in one sweep."""
+        """Apply an action of ``kernels`` to all pending roots of each batch, in one sweep of the ledger."""
         table = np.zeros(kernels.INDEXES, np.uint8)
         for batch, action in actions.items():
             table[batch.index] = action
         if not np.any(self.ledger.pending[table != kernels.KEEP]):
             return
-        for outcomes in self.ledger.settle(table):
+        for outcomes in self.ledger.end_roots(table):
             self.deliver(outcomes, kernels.REASONS)
 
-    def settle(self, batch: BatchState, settlement: Settlement) -> None:
-        """``batch``, swept before, takes no more inits; what was not read of it is LOST."""
+    def settle_batch(self, batch: BatchState, settlement: Settlement) -> None:
+        """Close a batch that was swept before: its unread roots are LOST, and the answer is remembered."""
         source = self.sources[batch.session]
         unread = batch.unread()
         source.outbox.append(unread, int(Verdict.LOST), kernels.BY_UNREAD, kernels.REASONS)
         self.counters.lost += len(unread)
-        self.room.close(batch.reserved, len(unread))
+        self.room.close_batch(batch.reserved, len(unread))
         roots = batch.inits - int(self.ledger.pending[batch.index]) + len(unread)
         batch.close()
         self._closing.add(batch)
-        source.remember(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
+        source.remember_settled(batch.number, SettleAnswer(settlement, source.outbox.cursor, roots))
 
-    def release(self) -> None:
-        """Give back the indexes of closed batches of which nothing is pending any more."""
+    def release_closed(self) -> None:
+        """Remove closed batches without pending roots, and free their indexes."""
         for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
             self._closing.discard(batch)
             self.indexes.release(batch)
@@ -101,16 +103,16 @@ class State:
     # -- sources
 
     def pending_of(self, source: SourceState) -> int:
-        """Its roots that have no outcome."""
+        """Count the roots of the source that have no outcome."""
         return sum(int(self.ledger.pending[batch.index]) for batch in source.batches.values())
 
-    def lacks_room(self, source: SourceState, roots: int) -> str:
-        """Why there is no room for ``roots`` more of ``source``; nothing ("") when there is."""
+    def shortage(self, source: SourceState, roots: int) -> str:
+        """Return why there is no room for ``roots`` more of ``source``, or "" if there is."""
         held = self.pending_of(source) + sum(batch.reserved for batch in source.batches.values()) + len(source.outbox)
-        return self.room.lacks(roots, held)
+        return self.room.shortage(roots, held)
 
-    def drop(self, sources: Sequence[SourceState], change: Change) -> None:
-        """Forget sources and all their roots, with one sweep."""
+    def drop_sources(self, sources: Sequence[SourceState], change: Change) -> None:
+        """Forget sources and all their roots, in one sweep. ``change``: why they ended."""
         self.changes.extend(source.changed(change, self.pending_of(source)) for source in sources)
         batches = [batch for source in sources for batch in source.batches.values()]
         pending = sum(self.pending_of(source) for source in sources)
@@ -123,12 +125,12 @@ class State:
             self._closing.add(batch)
         for source in sources:
             del self.sources[source.session]
-        self.release()
+        self.release_closed()
 
     # -- outcomes
 
     def deliver(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
-        """Put outcomes into the outboxes of their sources."""
+        """Put outcomes into the outboxes of their sources. ``texts``: the reasons that the codes of outcomes count."""
         if not len(outcomes.roots):
             return
         if outcomes.is_uniform:
@@ -137,7 +139,7 @@ class State:
         else:
             self._deliver_groups(outcomes, texts)
         self.room.finish(len(outcomes.roots))
-        self.release()
+        self.release_closed()
 
     def _deliver_groups(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
         indexes = outcomes.info & np.uint64(_INDEX)
@@ -155,10 +157,10 @@ class State:
         source.outbox.append(roots, verdicts, codes, texts)
         self.counters.count(verdicts, len(roots))
 
-    # -- dumped and loaded
+    # -- dump and load
 
     def dump(self) -> Iterator[StatePart]:
-        """All of it at its present time, part by part; it must not change until the last one was taken."""
+        """Yield the whole state part by part, at its present time. It must not change before the last part."""
         sources = list(self.sources.values())
         header = {
             "format": FORMAT,
@@ -185,7 +187,7 @@ class State:
         yield from (("sequences", columns) for columns in self.dedupe.dump_sequences())
 
     def load(self, dumped: Iterable[StatePart]) -> None:
-        """Fill this one, which is empty, at its present time. Raises ValueError if what was dumped is not whole."""
+        """Fill this state, which must be empty, at its present time. Raises ValueError if the dump is not whole."""
         try:
             self._load(iter(dumped))
         except (KeyError, TypeError, IndexError, OverflowError, AttributeError, json.JSONDecodeError) as error:
@@ -194,24 +196,24 @@ class State:
             raise ValueError(f"the state is not whole: {error}") from error
 
     def _load(self, dumped: Iterator[StatePart]) -> None:
-        header = json.loads(parts.take("header", dumped)["json"].tobytes())
+        header = json.loads(parts.next_part("header", dumped)["json"].tobytes())
         if header["format"] != FORMAT:
             raise ValueError(f"it has format {header['format']}, this server reads format {FORMAT}")
         self.generation, self.registrations = header["generation"], header["registrations"]
         self.counters = Counters.load(header["counters"])
         self.dedupe.dropped = self.counters.identities_dropped
         self.reasons.load(header["reasons"])
-        self._load_sources(header["sources"], parts.take("batches", dumped))
+        self._load_sources(header["sources"], parts.next_part("batches", dumped))
         for content in header["sources"]:
             outbox = self.sources[content["session"]].outbox
             for count, reasons in content["outbox"]:
-                outbox.load(count, reasons, parts.take("outbox", dumped))
+                outbox.load(count, reasons, parts.next_part("outbox", dumped))
             self.room.unconfirmed += len(outbox)
         for name, columns in dumped:
-            parts.check(name, columns)
+            parts.check_columns(name, columns)
             self._load_part(name, columns)
         if self._totals() != header["totals"]:
-            raise ValueError(f"there should be {header['totals']} in it, and there are {self._totals()}")
+            raise ValueError(f"its header counts {header['totals']}, and it holds {self._totals()}")
         self._check_owners()
 
     def _load_part(self, name: str, columns: dict[str, Array]) -> None:
@@ -224,19 +226,19 @@ class State:
         elif name == "sequences":
             self.dedupe.load_sequences(columns, self.now)
         else:
-            raise ValueError(f"a second {name} in it")
+            raise ValueError(f"it holds a second {name}")
 
     def _load_sources(self, sources: list[dict[str, Any]], batches: Mapping[str, Array]) -> None:
-        seen, covered = parts.taker(batches["seen"]), parts.taker(batches["covered"])
+        seen, covered = parts.piece_reader(batches["seen"]), parts.piece_reader(batches["covered"])
         for content in sources:
             source = self.sources[content["session"]] = SourceState.load(content, self.now)
             for each in content["batches"]:
                 batch = BatchState.load(source.session, each, seen(each["words"]), covered(each["words"]), self.now)
-                self.open(source, batch)
+                self.add_batch(source, batch)
                 self.room.reserve(batch.reserved)
                 if not batch.is_open:
                     self._closing.add(batch)
-        self.indexes.settle_free()
+        self.indexes.rebuild_free()
 
     def _totals(self) -> dict[str, int]:
         return {
@@ -247,10 +249,10 @@ class State:
         }
 
     def _check_owners(self) -> None:
-        """Every pending root belongs to a batch, and every source has its open stream."""
+        """Raise ValueError unless every pending root has a batch, and every source its open stream. Counts pending."""
         owned = [batch.index for batch in self.indexes]
         self.room.pending = int(self.ledger.pending.sum())
         if int(self.ledger.pending[owned].sum()) != self.room.pending:
-            raise ValueError("roots in it belong to no batch")
+            raise ValueError("it holds roots without a batch")
         if any(0 not in source.batches for source in self.sources.values()):
-            raise ValueError("a source in it has no open stream")
+            raise ValueError("it holds a source without its open stream")

@@ -1,4 +1,4 @@
-"""Stats: what a shard counted, how full it is and who fills it, as plain numbers. Decides names."""
+"""Stats: the counters and gauges of a shard and its sources, as plain numbers. Decides their names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from acker_protocol.messages import Kinds, Verdict
 
 @dataclass(slots=True)
 class Counters:
-    """Counted since the state was opened empty."""
+    """Counters since the state was created empty; they survive a planned restart."""
 
     acked: int = 0
     failed: int = 0
     timed_out: int = 0
     lost: int = 0
-    inits: int = 0  # that counted: created or completed an entry, or ended in conflict
-    inits_known: int = 0  # that changed nothing, as their root was initialised before
-    inits_conflicting: int = 0  # that found their root pending in another batch: LOST in both
+    inits: int = 0  # inits that counted: created or completed an entry, or ended in conflict
+    inits_known: int = 0  # inits that changed nothing, as their root was initialised before
+    inits_conflicting: int = 0  # inits whose root was pending in another batch: LOST in both
     updates: int = 0  # entries applied, inits included
     sections_applied: int = 0
     sections_duplicate: int = 0
@@ -28,12 +28,12 @@ class Counters:
     sections_stale: int = 0
     orphans_expired: int = 0
     orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
-    identities_dropped: int = 0  # forgotten early, for want of room
+    identities_dropped: int = 0  # evicted early, for want of room
     leases_expired: int = 0
-    roots_dropped: int = 0  # of sources that closed or whose lease ran out: nobody is left to report to
+    roots_dropped: int = 0  # pending roots of sources that closed or expired: nobody is left to report to
 
     def count(self, verdicts: Kinds | int, roots: int) -> None:
-        """Count ``roots`` outcomes by verdict: uint8[roots], or one for all."""
+        """Count ``roots`` outcomes. ``verdicts``: uint8[roots], or one verdict for all."""
         if isinstance(verdicts, np.ndarray):
             counts = np.bincount(verdicts, minlength=len(Verdict) + 1).tolist()
             self._add(*counts[1:])
@@ -41,7 +41,7 @@ class Counters:
             self._add(*(roots * (verdict == verdicts) for verdict in Verdict))
 
     def _add(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
-        """As ``Verdict`` counts them, from 1 on."""
+        """The parameters are in the order of ``Verdict``, which starts at 1."""
         self.acked += acked
         self.failed += failed
         self.timed_out += timed_out
@@ -49,13 +49,13 @@ class Counters:
 
     @classmethod
     def load(cls, counted: Mapping[str, int]) -> Counters:
-        """What was dumped, as a dictionary; what is missing was not counted yet."""
+        """Restore dumped counters. A missing counter is newer than the dump and starts at 0."""
         return cls(**{field.name: int(counted.get(field.name, 0)) for field in fields(cls)})
 
 
 @dataclass(slots=True)
 class ShardStats(Counters):
-    """The counters as they stood at one moment, and gauges of that moment. A copy: nobody counts on in it."""
+    """A snapshot of the counters, and gauges of the same moment."""
 
     pending: int = 0  # roots that were initialised and have no outcome
     reserved: int = 0  # roots of open batches that were not initialised yet
@@ -76,7 +76,7 @@ class ShardStats(Counters):
 
 @dataclass(frozen=True, slots=True)
 class SourceStats:
-    """One source at one moment. ``pending``: its roots that have no outcome. ``watch_age_s``: since its last Watch."""
+    """One source at one moment. ``pending``: roots without an outcome. ``watch_age_s``: time since its last Watch."""
 
     name: str
     pending: int

@@ -1,7 +1,7 @@
-"""Advertised: does the address at which clients are to reach this server lead to it?
+"""Advertised: checks that the address given to clients leads to this server.
 
-Decides what it means when another server answers there, or nobody. One Hello proves it: only this process answers it
-with this incarnation. Never decides whether the server starts all the same.
+Decides what it means when another server answers at the address, or none. One Hello is enough, because only this
+process answers with its incarnation. The caller decides whether the server starts in spite of a failed check.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from acker_protocol import wire
 from acker_protocol.messages import PROTOCOL_VERSION, Hello, HelloReply
 from acker_protocol.v1.acker_pb2_grpc import AckerStub
 
-# One answer. Names of a server that has just come may not be known everywhere yet, so it is tried again.
+# The timeout of one Hello, and the pause before the next. Retries are needed because the DNS name of a new server may
+# not be known everywhere yet.
 ANSWER_S = 2.0
 RETRY_S = 0.25
 OPTIONS = [
-    # The acker is in the job's own network: a proxy for the web is not the way to it.
+    # The acker is in the job's own network, so an HTTP proxy for the web must not be used.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
 
 class Misdirected(Exception):
-    """The address does not lead to this server; the text says what is there.
+    """The address does not lead to this server; the text says what answers there.
 
-    ``is_another``: another server is, which clients would be sent to in its stead.
+    ``is_another``: another server answers, so clients would use the wrong one.
     """
 
     def __init__(self, sentence: str, *, is_another: bool) -> None:
@@ -37,16 +38,16 @@ class Misdirected(Exception):
 
 
 def check(address: str, incarnation: int, greeting: str, budget_s: float) -> None:
-    """See that the server of ``incarnation`` answers at ``address``, within ``budget_s``; 0: try once.
+    """Check that the server of ``incarnation`` answers at ``address`` within ``budget_s`` (0: try once).
 
-    ``greeting``: by what the server knows this Hello for its own. Raises :class:`Misdirected`.
+    ``greeting``: a client_version by which the server recognises its own Hello. Raises :class:`Misdirected`.
     """
     hello = wire.encode(Hello(PROTOCOL_VERSION, greeting))
     deadline = time.monotonic() + budget_s
     while True:
-        # A channel of its own each time: one that has not found a name asks for it seldom.
+        # Uses a new channel each time, since a channel that failed to resolve a name retries the lookup slowly.
         with grpc.insecure_channel(address, OPTIONS) as channel:
-            trouble = _trouble(AckerStub(channel), hello, address, incarnation)  # type: ignore[no-untyped-call]
+            trouble = _try_hello(AckerStub(channel), hello, address, incarnation)  # type: ignore[no-untyped-call]
         if trouble is None:
             return
         if time.monotonic() >= deadline:
@@ -54,18 +55,18 @@ def check(address: str, incarnation: int, greeting: str, budget_s: float) -> Non
         time.sleep(RETRY_S)
 
 
-def _trouble(stub: AckerStub, hello: Any, address: str, incarnation: int) -> Misdirected | None:
+def _try_hello(stub: AckerStub, hello: Any, address: str, incarnation: int) -> Misdirected | None:
     try:
         reply = wire.decode(HelloReply, stub.Hello(hello, timeout=ANSWER_S))
     except grpc.RpcError as error:
-        return Misdirected(f"this server does not answer at {address} ({_said(error)})", is_another=False)
+        return Misdirected(f"this server does not answer at {address} ({_error_line(error)})", is_another=False)
     if reply.incarnation == incarnation:
         return None
-    who = f"server {reply.id} (acker {reply.server_version})"
-    return Misdirected(f"at {address} another server answers, {who}", is_another=True)
+    other = f"server {reply.id} (acker {reply.server_version})"
+    return Misdirected(f"another server answers at {address}, {other}", is_another=True)
 
 
-def _said(error: grpc.RpcError) -> str:
-    """What gRPC says, in one line."""
+def _error_line(error: grpc.RpcError) -> str:
+    """Return the status and text of a gRPC error in one line."""
     details = " ".join((error.details() or "").split())
     return f"{error.code().name}: {details}" if details else str(error.code().name)

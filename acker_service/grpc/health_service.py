@@ -1,7 +1,7 @@
-"""Health over gRPC: grpc.health.v1, in threads of its own, so that calls which wait or stall are not in its way.
+"""Health over gRPC: grpc.health.v1, in its own threads, so that waiting or stalled calls do not delay it.
 
-Decides what a check is answered: what was set, and NOT_SERVING as well while the server could not answer a call. A
-``Watch`` of health hears of starts and stops only.
+Decides the answer to a check: the status that was set, but NOT_SERVING while the server could not answer a call. A
+``Watch`` of health only reports starts and stops.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """The health of one server. ``trouble`` says why it could not answer a call now, or nothing."""
+    """The health of one server. ``not_ready_reason`` returns why it could not answer a call now, or ""."""
 
-    def __init__(self, workers: Workers, trouble: Callable[[], str]) -> None:
-        self._workers, self._trouble = workers, trouble
+    def __init__(self, workers: Workers, not_ready_reason: Callable[[], str]) -> None:
+        self._workers, self._not_ready_reason = workers, not_ready_reason
         self._servicer = health.HealthServicer()
         self.set(False)
 
@@ -32,7 +32,7 @@ class Health:
             self._servicer.set(name, SERVING if is_serving else NOT_SERVING)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """What a gRPC server takes."""
+        """Return the handler for a gRPC server."""
         watch = received(self._workers, self._servicer.Watch)
         watch.experimental_non_blocking = True  # type: ignore[attr-defined]
         handlers = {
@@ -45,7 +45,7 @@ class Health:
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         reply = self._servicer.Check(request, context)
-        if reply.status == SERVING and self._trouble():
+        if reply.status == SERVING and self._not_ready_reason():
             return health_pb2.HealthCheckResponse(status=NOT_SERVING)
         return reply
 

@@ -1,11 +1,12 @@
 """Servicer: the acker's calls over gRPC.
 
 Decides how a call that cannot be served is answered: malformed -> INVALID_ARGUMENT, another protocol version ->
-FAILED_PRECONDITION, a bug of ours -> INTERNAL, logged. Everything else is one decoding, one call of the shard, one
-encoding. Requests arrive as bytes and are parsed here, so that a malformed one gets an answer of ours.
+FAILED_PRECONDITION, a bug in the server -> INTERNAL, and it is logged. Any other call is decoded, passed to the shard,
+and its reply encoded. Requests arrive as bytes and are parsed here, so that a malformed one gets our own error text.
 
-To gRPC every call here takes a stream of requests, of which the first one counts; on the wire that is the same. It
-hands such a call over before its request has arrived, so that one which never does can be cancelled (see ``workers``).
+Every call is registered with gRPC as one with a stream of requests, of which the first counts; the wire is the same.
+gRPC then hands over a call before its request has arrived, so a request that never arrives can be cancelled (see
+``workers``).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _Call = Callable[[bytes, OnEnd], Answer]
 
 
 class CallRefused(Exception):
-    """A call that is answered with a status instead of a message; the text is for whoever made the call."""
+    """A call that is answered with a gRPC status instead of a message; the text is for the caller."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -59,7 +60,7 @@ class CallRefused(Exception):
 
 
 class Servicer:
-    """Serves a shard. Each call of the .proto is a method: bytes in, bytes out, or CallRefused, or Malformed."""
+    """Serves a shard. Each call of the .proto is a method from bytes to bytes; it raises CallRefused or Malformed."""
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class Servicer:
         reporters: Workers,
         others: Workers,
     ) -> None:
-        """``hello``: the answer to Hello, but for what changes of it. ``view`` and ``drain`` answer these calls;
-        ``epoch``, that of the view, goes with every reply. ``reporters`` answer Apply, ``others`` all other calls."""
+        """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer these calls. ``epoch``: that
+        of the view, which goes into every reply. ``reporters`` answer Apply, ``others`` all other calls."""
         self._shared = shared
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
@@ -83,7 +84,7 @@ class Servicer:
         self._under_way: set[object] = set()
         self._reporters, self._others = reporters, others
         self._greetings = RateLimit(monotonic)
-        # While a server starts, the one Hello that it answers, by its client_version: the server's own.
+        # While the server starts, it only answers its own Hello, which has this client_version.
         self.answers_only: str | None = None
 
     @property
@@ -125,7 +126,7 @@ class Servicer:
 
     def view(self, content: bytes, on_end: OnEnd) -> Answer:
         wire.decode(ViewRequest, content)
-        # Not stamped: the epoch has to be that of these members.
+        # Not stamped with the present epoch, because the reply needs the epoch of these members.
         return Status.APPLIED, wire.encode(self._view()).SerializeToString()
 
     def drain(self, content: bytes, on_end: OnEnd) -> Answer:
@@ -138,7 +139,7 @@ class Servicer:
         return self._answer(reply.status, reply)
 
     def _answer(self, status: Status, reply: object) -> Answer:
-        """An answer, with the epoch that all of them have."""
+        """Add the epoch, as every reply has it, and serialize."""
         return status, wire.stamped(wire.encode(reply), self._epoch()).SerializeToString()
 
     @property
@@ -157,8 +158,8 @@ class Servicer:
         }
 
     def handler(self) -> grpc.GenericRpcHandler[bytes, bytes]:
-        """What a gRPC server takes."""
-        # Few threads, so that a watch which waits for the shard has few before it: locks here are not fair.
+        """Return the handler for a gRPC server."""
+        # Reports have few threads, so that few compete with a watch for the shard's lock, which is not fair.
         workers = {name: self._reporters if name == "Apply" else self._others for name in self.calls}
         handlers = {
             name: grpc.stream_unary_rpc_method_handler(received(workers[name], self._answering(name, call)))
@@ -176,7 +177,7 @@ class Servicer:
                 self._admit(name, content)
                 status, reply = call(content, context.add_callback)
                 code, answered = grpc.StatusCode.OK, status.name
-            except Exception as error:  # noqa: BLE001  # a bug answers its call as well, and is logged
+            except Exception as error:  # noqa: BLE001  # after a bug the call is answered too, and the bug is logged
                 refused = _refusal(name, error)
                 code = refused.code
                 answered = code.name
@@ -203,13 +204,13 @@ class Servicer:
 
 
 def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]:
-    """``answer(request, context, ...)`` as a handler of a stream of requests, in a thread of ``workers``."""
+    """Return a handler of a stream of requests that calls ``answer(request, context, ...)`` in ``workers``."""
 
     def handle(requests: Iterator[bytes], context: grpc.ServicerContext, *others: object) -> Any:
         try:
             request = workers.receive(context.cancel, lambda: next(requests))
         except StopIteration:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request; it takes one message")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call ended without a request; send one message")
         return answer(request, context, *others)
 
     handle.experimental_thread_pool = workers  # type: ignore[attr-defined]
@@ -217,12 +218,10 @@ def received(workers: Workers, answer: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _refusal(name: str, error: Exception) -> CallRefused:
-    """How a failed call is answered. What nobody foresaw is a bug: it is logged; the caller learns its kind."""
+    """Return the answer to a failed call. An unexpected error is a bug: it is logged, and the caller gets its type."""
     if isinstance(error, CallRefused):
         return error
     if isinstance(error, wire.Malformed):
         return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{name}: {error}")
     log.exception("call_failed", call=name)  # noqa: LOG004  # its caller is handling the error
-    return CallRefused(
-        grpc.StatusCode.INTERNAL, f"{name}: a bug of the server ({type(error).__name__}); its log has the rest"
-    )
+    return CallRefused(grpc.StatusCode.INTERNAL, f"{name}: a bug in the server ({type(error).__name__}); see its log")

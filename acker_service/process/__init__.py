@@ -1,1 +1,1 @@
-"""The server's process: signals, threads, memory and log lines. Imports nothing of the acker."""
+"""The server's process: signals, threads, memory and log lines. Imports no other module of the acker."""

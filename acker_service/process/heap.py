@@ -1,26 +1,26 @@
-"""Heap: memory that was freed goes back to the system. The only door to the C library's allocator.
+"""Heap: returns freed memory to the system. The only module that calls the C library's allocator.
 
-Decides when: a ledger that has shrunk leaves its tables' places all over the heap, where the allocator keeps them for
-later; some 200 MB after a peak of 5 M roots. Knows nothing of what they held.
+Decides when to do so. After a ledger has shrunk, the allocator keeps its freed tables for later use: some 200 MB after
+a peak of 5 M roots. Does not know what the memory held.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-# To look for free pages takes some 10 ms for 200 MB; less than this is not worth it.
+# Trimming takes some 10 ms for 200 MB, which is not worth it for less than this.
 FREED_MIN_BYTES = 32 << 20
 
 
 class Heap:
-    """Is notified now and then of how much is held; trims once enough of it was freed."""
+    """Trims the heap once enough memory was freed. The caller reports now and then how much is in use."""
 
     def __init__(self) -> None:
         self._peak = 0
         self.trims = 0
 
     def note(self, held_bytes: int) -> None:
-        """``held_bytes``: of the large tables, about."""
+        """Trim if enough was freed since the peak. ``held_bytes``: approximate size of the large tables."""
         self._peak = max(self._peak, held_bytes)
         if self._peak - held_bytes >= max(FREED_MIN_BYTES, self._peak // 4):
             self._peak = held_bytes
@@ -29,7 +29,7 @@ class Heap:
 
 
 def trim() -> bool:
-    """Give free pages back to the system; False where the C library cannot (musl has no such call, and needs none)."""
+    """Return free pages to the system. False if the C library cannot (musl has no such call, and needs none)."""
     try:
         malloc_trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -1,7 +1,7 @@
-"""Logs: one line an event, with named fields, as text or JSON.
+"""Logs: one line per event, with named fields, as text or JSON.
 
-Decides how a line looks. Goes through the standard library's logging, so that what gRPC logs comes out the same way.
-An event is a few words in snake_case; whatever varies is a field, never part of the event's name.
+Decides the format of a line. Uses the standard library's logging, so that lines of gRPC have the same format. The name
+of an event is a few words in snake_case; everything that varies is a field.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Log:
         self._logger.error(event, extra={_FIELDS: fields})
 
     def exception(self, event: str, **fields: object) -> None:
-        """As :meth:`error`, with the traceback of the exception that is being handled."""
+        """Like :meth:`error`, with the traceback of the exception that is being handled."""
         self._logger.exception(event, extra={_FIELDS: fields})  # noqa: LOG004  # its callers are handling one
 
 
 class RateLimit:
-    """For lines that anybody can cause: lets one through in ``every_s`` for each key, and counts those it holds back.
+    """Limits log lines that any caller can cause to one per key and ``every_s``, and counts the suppressed ones.
 
-    Of keys it knows ``keys_max``; beyond that new ones share one, so that what it lets through has a bound.
+    It tracks at most ``keys_max`` keys. Further keys share one limit, so the total number of lines is bounded.
     """
 
     def __init__(self, clock: Callable[[], float], every_s: float = 60.0, keys_max: int = 256) -> None:
@@ -48,18 +48,18 @@ class RateLimit:
         self._keys: dict[Hashable, tuple[float, int]] = {}
 
     def admit(self, key: Hashable) -> int | None:
-        """How many were held back since the last one that was let through; None where this one is to be held back."""
+        """Return how many lines were suppressed since the last one of this key; None if this one must be suppressed."""
         with self._lock:
             now = self._clock()
             if key not in self._keys and len(self._keys) >= self._keys_max:
                 self._forget(now)
                 key = key if len(self._keys) < self._keys_max else None
-            last, held_back = self._keys.get(key, (now - self._every_s, 0))
+            last, suppressed = self._keys.get(key, (now - self._every_s, 0))
             if now - last < self._every_s:
-                self._keys[key] = last, held_back + 1
+                self._keys[key] = last, suppressed + 1
                 return None
             self._keys[key] = now, 0
-            return held_back
+            return suppressed
 
     def _forget(self, now: float) -> None:
         self._keys = {key: seen for key, seen in self._keys.items() if now - seen[0] < self._every_s}
@@ -105,5 +105,5 @@ def _time(record: logging.LogRecord) -> str:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    # What came from outside may hold what a terminal obeys, or what looks like another line or field.
+    # Values from outside may hold terminal control codes, or text that looks like another line or field.
     return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)

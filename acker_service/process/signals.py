@@ -1,9 +1,9 @@
-"""Signals: SIGTERM and SIGINT as something that a thread waits for.
+"""Signals: lets a thread wait for SIGTERM and SIGINT.
 
-Decides how a signal is noticed. The system gives it to any thread of the process, and a Python handler runs in the
-main thread only, once that is back in the interpreter: a main thread that waits for a lock meanwhile may never be. So
-the interpreter's own C handler, which runs at once wherever the signal lands, writes the signal's number into a socket
-(``signal.set_wakeup_fd``), and whoever waits at its other end has it. None is lost, whatever thread it came to.
+Decides how a signal is noticed. The system delivers a signal to any thread, but a Python handler runs only in the main
+thread, and only when that thread is back in the interpreter. A main thread that waits for a lock may never be. So the
+interpreter's C handler, which runs at once in any thread, writes the signal's number into a socket
+(``signal.set_wakeup_fd``), and a thread waits at the other end. No signal is lost.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ TAKEN = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Takes SIGTERM and SIGINT for this process; to be made in the main thread, once."""
+    """Receives SIGTERM and SIGINT for this process. Create it once, in the main thread."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
-        # The C handler must not wait; 200 KiB of unread signals say no more than one.
+        # The C handler must not block. When the socket is full, many signals are unread and one more does not matter.
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for each in TAKEN:
-            signal.signal(each, _leave_to_the_socket)
+            signal.signal(each, _do_nothing)
 
     def wait(self) -> signal.Signals | None:
-        """The next signal, in any one thread; waits for it. None where :meth:`interrupt` ended the waiting."""
+        """Wait for the next signal, which one waiting thread gets. Returns None after :meth:`interrupt`."""
         number = self._reader.recv(1)[0]
         return signal.Signals(number) if number else None
 
     def interrupt(self) -> None:
-        """End the waiting of one thread without a signal."""
+        """Let one waiting thread return without a signal."""
         self._writer.send(b"\0")
 
     def ignore(self) -> None:
-        """From now on signals do nothing: this process is about to end by itself."""
+        """Ignore signals from now on, because this process is about to end by itself."""
         for each in TAKEN:
             signal.signal(each, signal.SIG_IGN)
 
 
-def _leave_to_the_socket(number: int, frame: FrameType | None) -> None:
-    """Only its being there counts: without a handler of Python's nothing would be written."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """A Python handler must be installed, otherwise the C handler writes nothing into the socket."""

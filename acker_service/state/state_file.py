@@ -1,11 +1,11 @@
 """State file: the whole state of a shard, on disk between two runs of a server.
 
-Decides the file's format, that it is written whole or not at all, and that it is served once: whoever reads it consumes
-it, so that a crash later cannot bring old state back. Knows nothing about what the arrays mean, and holds no more than
-one part of them at a time.
+Decides the file's format. The file is written whole or not at all, and it is served once: the server that reads it
+also consumes it, so a crash later cannot bring old state back. Does not know what the arrays mean, and holds no more
+than one part of them in memory.
 
-    acker-state 2\\n | parts | u32 0 | 32 bytes BLAKE2b of all before
-    part: u32 length of header | header, JSON | arrays, one after another; the first part names the state
+    acker-state 2\\n | parts | u32 0 | 32 bytes: BLAKE2b of everything before
+    part: u32 length of header | header, JSON | arrays, one after another; the name of the first part is the state's id
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ FORMAT = 2
 MAGIC = b"acker-state "
 DIGEST_BYTES = 32
 BLOCK_BYTES = 1 << 20
-# Numbers, flags and raw bytes; nothing that would have to be unpickled.
+# Numbers, flags and raw bytes; no objects, since these would be unpickled.
 DTYPE_KINDS = "biufSU"
-# How many consumed states a directory remembers: more than restarts that anyone would undo.
+# How many ids of consumed states a directory remembers. Nobody restores a state file from so many restarts ago.
 CONSUMED_MAX = 4096
 
 log = Log("acker.state")
 
 
 class StateError(Exception):
-    """A state that is not served; the text names the file and says what to do."""
+    """A state that cannot be served or written; the text names the file and says what to do."""
 
 
 class StateDir:
     """A directory that holds the state of one server: ``acker.state`` while no server runs, a lock while one does."""
 
     def __init__(self, path: str) -> None:
-        """Make and lock the directory. Raises :class:`StateError` when another server has it or it cannot be used."""
+        """Create and lock the directory. Raises :class:`StateError` if another server uses it or it is not writable."""
         self._path = Path(path)
         self._state = self._path / "acker.state"
         self._taken = self._path / "acker.state.taken"
@@ -58,28 +58,28 @@ class StateDir:
             self._path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self._path / "lock", "a+b")  # noqa: SIM115  held while the server runs
         except OSError as error:
-            raise StateError(f"--state-dir {path}: {error.strerror}; name a directory that can be written") from None
+            raise StateError(f"--state-dir {path}: {error.strerror}; name a writable directory") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._lock.close()
             raise StateError(
-                f"--state-dir {path}: another server has it; stop that one, or give this one a directory of its own"
+                f"--state-dir {path}: another server uses it; stop that server, or give this one its own directory"
             ) from None
 
     @property
     def was_lost(self) -> bool:
-        """Has the last server here ended without writing its state?"""
+        """Did the last server with this directory end without writing its state?"""
         return self._serving.exists() and not self._state.exists()
 
     def mark_serving(self) -> None:
-        """Note that a server serves, until it writes its state. Raises :class:`StateError`."""
+        """Create the mark of a serving server; :meth:`write` removes it. Raises :class:`StateError`."""
         with _naming(self._serving, "make room or name another directory"):
             self._serving.touch()
 
     def read(self) -> Iterator[StatePart] | None:
-        """The parts of the state, or None where there is none. Does not consume it. Raises :class:`StateError`, as the
-        iterator does."""
+        """Return the parts of the state, or None if there is none. Does not consume it. Raises :class:`StateError`, and
+        so does the iterator."""
         if not self._state.exists():
             return None
         try:
@@ -90,9 +90,7 @@ class StateDir:
         except (_Damaged, OSError) as error:
             raise self.refusal(str(error)) from None
         if self._id in consumed:
-            raise self.refusal(
-                "has been served before (it was consumed), and serving it twice could report outcomes twice"
-            )
+            raise self.refusal("was served before (it was consumed), and serving it twice could report outcomes twice")
         return self._parts()
 
     def _parts(self) -> Iterator[StatePart]:
@@ -104,20 +102,20 @@ class StateDir:
             raise self.refusal(str(error)) from None
 
     def refusal(self, why: str) -> StateError:
-        """The error for a state that cannot be served."""
+        """Return the error for a state that cannot be served."""
         return StateError(
             f"state file {self._state}: {why}. Nothing of it was used. Move it away or start with --discard-state: "
             "then the server starts empty, and sources replay what was pending"
         )
 
     def consume(self) -> None:
-        """Delete the state that was read, and remember that it has been served. Raises :class:`StateError`; then it
-        serves the next start.
+        """Delete the state that was read, and remember its id. If this raises :class:`StateError`, the state stays for
+        the next start.
 
-        Killed on the way, a server has lost its state, as one has that is killed later; none finds a state there that
-        it has to refuse.
+        A server that is killed during this call has lost its state, as if it were killed later. The next server never
+        finds a state that it must refuse.
         """
-        unused = "the state in it was not used, and serves the next start"
+        unused = "the state in it was not used, and stays for the next start"
         with _naming(self._state, unused):
             os.replace(self._state, self._taken)
         try:
@@ -127,12 +125,12 @@ class StateDir:
         except StateError:
             os.replace(self._taken, self._state)
             raise
-        with _naming(self._taken, "it has been marked as served; delete it"):
+        with _naming(self._taken, "it is marked as served; delete it"):
             self._taken.unlink()
             _sync(self._path)
 
     def discard(self) -> None:
-        """Put a state aside, under a name that no server reads."""
+        """Rename a state so that no server reads it."""
         if self._state.exists():
             aside = self._state.with_suffix(".discarded")
             with _naming(self._state, "move it away by hand"):
@@ -157,7 +155,7 @@ class StateDir:
 
 
 class _Damaged(Exception):
-    """What is wrong with a file, to stand after its name."""
+    """A file that is damaged. The text follows the file's name in an error."""
 
 
 def _write(file: BinaryIO, id: str, parts: Iterable[StatePart]) -> None:
@@ -179,7 +177,7 @@ def _write(file: BinaryIO, id: str, parts: Iterable[StatePart]) -> None:
 
 
 def _check(file: BinaryIO) -> None:
-    """Hold the file against its checksum, so that nothing is made of one that is not whole."""
+    """Verify the checksum before anything of the file is used. Raises `_Damaged`."""
     _first_line(file.readline(32))
     left = os.fstat(file.fileno()).st_size - DIGEST_BYTES
     file.seek(0)
@@ -194,7 +192,7 @@ def _check(file: BinaryIO) -> None:
 
 def _first_line(line: bytes) -> None:
     if not line.startswith(MAGIC) or not line.endswith(b"\n"):
-        raise _Damaged("is not a state of the acker, or cut short within its first line")
+        raise _Damaged("is not a state of the acker, or is cut short within its first line")
     name = line[len(MAGIC) : -1].decode("ascii", "replace")
     if name != str(FORMAT):
         raise _Damaged(f"has format {name}, and this version of the acker reads format {FORMAT} only")
@@ -206,13 +204,13 @@ def _read_id(file: BinaryIO) -> str:
 
 
 def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
-    """Part by part, of what the checksum vouches for; what still does not fit was written wrong."""
+    """Yield the parts. The checksum was verified, so a part that does not parse was written wrong."""
     try:
         while length := struct.unpack("<I", file.read(4))[0]:
             header = json.loads(file.read(length))
             yield str(header["name"]), {row["name"]: _read_array(file, row) for row in header["arrays"]}
         if len(file.read(DIGEST_BYTES + 1)) != DIGEST_BYTES:
-            raise ValueError("bytes left over")
+            raise ValueError("it has bytes after its last part")
     except (struct.error, ValueError, KeyError, TypeError) as error:
         raise _Damaged(f"is not whole ({error})") from None
 
@@ -220,7 +218,7 @@ def _read_parts(file: BinaryIO) -> Iterator[StatePart]:
 def _read_array(file: BinaryIO, row: dict[str, Any]) -> npt.NDArray[Any]:
     dtype = np.dtype(row["dtype"])
     if dtype.kind not in DTYPE_KINDS:
-        raise ValueError(f"array of {dtype}")
+        raise ValueError(f"it has an array of {dtype}")
     array: npt.NDArray[Any] = np.empty(row["shape"], dtype)
     content = array.reshape(-1).view(np.uint8)
     if file.readinto(content.data) != len(content):  # type: ignore[attr-defined]
@@ -230,7 +228,7 @@ def _read_array(file: BinaryIO, row: dict[str, Any]) -> npt.NDArray[Any]:
 
 @contextlib.contextmanager
 def _naming(path: Path, consequence: str) -> Iterator[None]:
-    """What the system says of a file, with the file's name and what follows from it."""
+    """Raise an OSError as a :class:`StateError` with the file's name and the consequence."""
     try:
         yield
     except OSError as error:
@@ -238,7 +236,7 @@ def _naming(path: Path, consequence: str) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace the content of ``path`` atomically; it is on disk before this returns."""
+    """Replace the content of ``path`` atomically. The content is on disk when this returns."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -247,7 +245,7 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        # A full disk is not filled further with what is of no use.
+        # Frees the space of the useless file on a full disk.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

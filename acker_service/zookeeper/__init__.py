@@ -1,1 +1,4 @@
-"""ZooKeeper: the server's registration and its view of the cluster. Only ``registry`` imports kazoo."""
+"""ZooKeeper: the server's registration and its view of the cluster. Entry point: ``registry.Registry``.
+
+Only ``registry`` imports kazoo.
+"""

@@ -1,8 +1,8 @@
 """Registry: this server's registration in ZooKeeper, and the view of all servers.
 
-Decides when a server registers, waits, gives up and comes back, also to an ensemble that has lost its data. One thread
-asks ZooKeeper once the server runs; whoever calls is answered from what was seen last, so ZooKeeper may be slow or away
-and no call notices. What stands in the nodes, and what follows from it, is ``core.members``'s.
+Decides when a server registers, waits, gives up and registers again, also with an ensemble that has lost its data. Once
+the server runs, only one thread talks to ZooKeeper. Callers get the view that was read last, so a slow or absent
+ZooKeeper never delays a call. ``core.members`` decides the content of nodes and what it means.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from acker_service.core.members import Away, Registered, Seen
 from acker_service.process.logs import Log
 from acker_zookeeper.session import KazooSession, NoAnswerError
 
-# One answer of ZooKeeper.
+# The timeout of one ZooKeeper operation.
 ANSWER_S = 5.0
 RETRY_S = 0.5
-# How much longer than its session nodes of a dead process are waited for.
+# How long after the session timeout a node of a dead process may still be there.
 MARGIN_S = 5.0
-# A stop waits no longer: what was not said by then shows itself when the session ends.
+# The timeout of one operation during a stop. If it fails, the nodes go when the session ends.
 LEAVE_S = 2.0
-# Who is away said so by another clock: its node is removed only so long after its time.
+# An away node is removed only so long after its time, since another clock has set that time.
 SKEW_MS = 60_000
 
 FAILURES = (KazooException, KazooTimeoutError)
@@ -43,13 +43,13 @@ log = Log("acker.registry")
 
 
 class RegistryError(Exception):
-    """A server that cannot be one of its cluster; the text says what to do."""
+    """The server cannot join its cluster; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeper:
-    """Where ZooKeeper is and how it is spoken to. ``place``: host:port,host:port/chroot; ``digest``: user:password;
-    ``ca``, ``cert``, ``key``: files; with ``ca`` connections are TLS."""
+    """How to connect to ZooKeeper. ``place``: host:port,host:port/chroot. ``digest``: user:password. ``ca``, ``cert``,
+    ``key``: files; connections use TLS if ``ca`` is given."""
 
     place: str
     session_s: float = 10.0
@@ -69,39 +69,39 @@ class ZooKeeper:
 
 
 class Registry:
-    """One server's place among the others: :meth:`register`, :meth:`leave` and :meth:`close`, each once.
+    """One server's registration. Call :meth:`register`, :meth:`leave` and :meth:`close` once each.
 
-    ``on_taken`` is called once, in a thread of its own, where another server has this one's id after a lost session.
+    ``on_taken`` is called once, in its own thread, if another server takes this one's id after a lost session.
     """
 
     def __init__(self, zookeeper: ZooKeeper, server: Registered, on_taken: Callable[[], object] = lambda: None) -> None:
         self._zookeeper, self._server, self._on_taken = zookeeper, server, on_taken
         self._seen = Seen()
-        # The names that stood in `ids` at that epoch.
+        # The children of `ids` at that epoch.
         self._ids: set[str] = set()
-        # `config` as it was agreed to: it names the incarnation of the ensemble.
+        # The `config` that this server accepted last. It names the incarnation of the ensemble.
         self._config = b""
         self._listed: tuple[ListedMember, ...] = ()
         self._is_draining = self._is_closing = self._is_lost = self._is_taken = False
-        # Why nodes could not be kept at the last try; "" where they could.
+        # Why the last update of the nodes failed; "" if it succeeded.
         self._failure = ""
-        self._heard: deque[str] = deque()
-        # Until then who is missing may be about to come back: `_look`.
-        self._trusts_at = 0.0
+        self._connection_states: deque[str] = deque()
+        # Missing servers stay in the view until then, because they may be about to register again: `_refresh_view`.
+        self._grace_until = 0.0
         self._woken, self._closing = threading.Event(), threading.Event()
         self._connected = threading.Event()
-        self._nodes = _Nodes(zookeeper, self._hear, self._woken.set)
+        self._nodes = _Nodes(zookeeper, self._on_connection_state, self._woken.set)
         self._thread = threading.Thread(target=self._run, name="acker-registry", daemon=True)
 
-    # -- what is known, at once
+    # -- the view that was read last
 
     @property
     def epoch(self) -> int:
         return self._seen.epoch
 
     @property
-    def _said_epoch(self) -> dict[str, int]:
-        """The epoch as fields of a line of the log."""
+    def _epoch_fields(self) -> dict[str, int]:
+        """The epoch as fields of a log line."""
         ensemble, number = parts_of(self.epoch)
         return {"epoch": number, "ensemble": ensemble}
 
@@ -110,7 +110,7 @@ class Registry:
         return self._connected.is_set()
 
     def view(self) -> tuple[int, tuple[ListedMember, ...]]:
-        """Epoch and members as they were seen last; of itself a server knows at once that it drains."""
+        """Return the epoch and members that were read last. This server is listed as draining at once."""
         seen, own = self._seen, self._server.member
         listed = seen.listed(_now_ms())
         if self._is_draining:
@@ -118,30 +118,30 @@ class Registry:
             listed = tuple(drains if each.member == own else each for each in listed)
         return seen.epoch, listed
 
-    # -- joined and left
+    # -- join and leave
 
     def register(self) -> None:
-        """Connect, see that the cluster is this server's, and register. Raises :class:`RegistryError`."""
+        """Connect, check that the chroot is this server's cluster, and register. Raises :class:`RegistryError`."""
         try:
             self._nodes.connect()
             deadline = time.monotonic() + self._zookeeper.session_s + MARGIN_S
-            self._insist(self._join, deadline)
+            self._retry_until(deadline, self._join)
         except BaseException:
             self._nodes.close()
             raise
         self._thread.start()
-        who = {"id": self._server.id, "address": self._server.address}
-        log.info("registered", **who, **self._said_epoch, members=len(self._listed))
+        server = {"id": self._server.id, "address": self._server.address}
+        log.info("registered", **server, **self._epoch_fields, members=len(self._listed))
 
     def drain(self) -> None:
-        """List this server as one that drains, as soon as ZooKeeper can be asked."""
+        """List this server as draining, as soon as ZooKeeper answers."""
         self._is_draining = True
         self._woken.set()
 
     def leave(self, away_s: float | None = None) -> None:
-        """End the registration; ``away_s``: this server will be back with its state within so many seconds.
+        """End the registration. ``away_s``: this server will be back with its state within so many seconds.
 
-        The connection stays, for :meth:`withdraw`, until :meth:`close`.
+        The connection stays open until :meth:`close`, so that :meth:`withdraw` can use it.
         """
         if self._is_closing:
             return
@@ -152,43 +152,43 @@ class Registry:
         if self._thread.ident is None:
             return
         self._thread.join()
-        self._say(lambda: self._say_goodbye(away_s))
+        self._try_update(lambda: self._unregister(away_s))
 
-    def _say_goodbye(self, away_s: float | None) -> None:
+    def _unregister(self, away_s: float | None) -> None:
         if away_s is not None:
             self._nodes.put(self._own("away"), Away(self._server.member, _now_ms() + int(away_s * 1000)).dump())
         self._nodes.delete(self._own("ids"))
 
     def withdraw(self) -> None:
-        """This server will not be back with its state after all, so that nobody waits for it."""
-        self._say(lambda: self._nodes.delete(self._own("away")))
+        """Delete the away node: this server will not be back with its state, so no client should wait for it."""
+        self._try_update(lambda: self._nodes.delete(self._own("away")))
 
     def close(self) -> None:
         """Leave, and close the connection."""
         self.leave()
         self._nodes.close()
 
-    def _say(self, word: Callable[[], None]) -> None:
-        """Change nodes of this server's, as far as ZooKeeper can be asked and the id is not another's."""
+    def _try_update(self, update: Callable[[], None]) -> None:
+        """Update nodes of this server, if ZooKeeper is connected and the id was not taken. Logs a failure."""
         if not self.is_connected or self._is_taken:
             return
         try:
-            word()
+            update()
         except FAILURES as error:
-            log.warning("registry_failed", error=_said(error))
+            log.warning("registry_failed", error=_error_text(error))
 
-    # -- the start
+    # -- start
 
-    def _insist(self, step: Callable[[], None], deadline: float) -> None:
-        """Do a step, again while ZooKeeper fails or nodes of a dead process are there, until the deadline."""
+    def _retry_until(self, deadline: float, step: Callable[[], None]) -> None:
+        """Run a step. Repeat it until the deadline while ZooKeeper fails or nodes of a dead process are still there."""
         has_waited = False
         while True:
             try:
                 return step()
             except NoAuthError:
                 raise RegistryError(
-                    f"ZooKeeper refuses this server at {self._zookeeper.place}: its nodes belong to another user; "
-                    "give the --zookeeper-digest with which they were made, or another chroot"
+                    f"ZooKeeper denies access to {self._zookeeper.place}: its nodes belong to another user; "
+                    "give the --zookeeper-digest with which they were created, or another chroot"
                 ) from None
             except _Rival as rival:
                 if not rival.may_be_dead or time.monotonic() > deadline:
@@ -199,25 +199,27 @@ class Registry:
                 has_waited = True
             except FAILURES as error:
                 if time.monotonic() > deadline:
-                    raise RegistryError(f"ZooKeeper at {self._zookeeper.place}: {_said(error)}") from None
+                    raise RegistryError(f"ZooKeeper at {self._zookeeper.place}: {_error_text(error)}") from None
             time.sleep(RETRY_S / 5)
 
     def _join(self) -> None:
-        for step in (self._agree, self._claim, self._look):
-            step()
+        self._agree_on_config()
+        self._claim_id()
+        self._refresh_view()
 
-    def _agree(self) -> None:
-        """The chroot is of this server's cluster, or nobody's, and becomes one's.
+    def _agree_on_config(self) -> None:
+        """Check that the chroot belongs to this server's cluster, and create its nodes if it belongs to none.
 
-        A chroot that is empty, or where the ensemble is not a later one, has lost the data of this cluster: the cluster
-        goes on in it, in a later incarnation of the ensemble. Raises :class:`RegistryError` where it is another's.
+        If the chroot is empty, or has another `config` whose ensemble is not later, ZooKeeper has lost data of this
+        cluster. The cluster then continues in a later incarnation of the ensemble. Raises :class:`RegistryError` if the
+        chroot belongs to another cluster.
         """
         nodes, place = self._nodes, self._zookeeper.place
         found = nodes.find("/config", watched=True)
         if found is not None and self._config == found[0] != b"" and not self._failure:
             return
         nodes.ensure("")
-        # First: another server may write `config` as soon as there was none.
+        # Must come before looking for `config`, since another server may create nodes at any time.
         children = nodes.children("")[0]
         if nodes.find("/config") is None:
             trouble = members.foreign(children)
@@ -240,44 +242,44 @@ class Registry:
             nodes.replace("/config", renewed, stat.version)
             config = renewed
         if self._config and config != self._config:
-            self._trusts_at = time.monotonic() + self._zookeeper.session_s
-            log.warning("ensemble_lost_data", **self._said_epoch, ensemble_now=members.ensemble_of(config))
+            self._grace_until = time.monotonic() + self._zookeeper.session_s
+            log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=members.ensemble_of(config))
         self._config = config
 
     def _next_ensemble(self) -> int:
         return members.next_ensemble(members.ensemble_of(self._config), _now_ms())
 
     def _restore_away(self) -> None:
-        """Write again what the ensemble has lost of members that are away, which cannot do so themselves."""
+        """Create the away nodes that the ensemble has lost again, since away members cannot do so themselves."""
         nodes = self._nodes
-        here = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
+        present = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
         for away in self._seen.away:
-            if away.until_ms > _now_ms() and str(away.member.id) not in here:
+            if away.until_ms > _now_ms() and str(away.member.id) not in present:
                 with contextlib.suppress(NodeExistsError):
                     nodes.create(f"/servers/away/{away.member.id}", away.dump())
 
-    # -- the registration
+    # -- registration
 
-    def _claim(self) -> None:
-        """Make this server's node, unless it is there. Raises :class:`_Rival` where another has its id or address."""
+    def _claim_id(self) -> None:
+        """Create this server's node in ids if it is missing. Raises :class:`_Rival` if its id or address is taken."""
         found = self._nodes.find(self._own("ids"))
         if found is not None and self._is_own(found[0]):
             if found[1].ephemeralOwner == self._nodes.session:
                 return
-            # Of the session that this process lost.
+            # The node is of an earlier session of this process.
             self._nodes.delete(self._own("ids"))
-        self._look_for_rivals()
+        self._check_rivals()
         self._nodes.create(self._own("ids"), self._server.dump(), ephemeral=True)
         try:
-            # Two that came at once may have missed each other; the one that came first has the lower zxid.
-            self._look_for_rivals(before=self._nodes.get(self._own("ids"))[1].czxid)
+            # Two servers that register at once may have missed each other. The first one has the lower zxid and stays.
+            self._check_rivals(before=self._nodes.get(self._own("ids"))[1].czxid)
         except _Rival:
             self._nodes.delete(self._own("ids"))
             raise
         self._nodes.delete(self._own("away"))
 
-    def _look_for_rivals(self, before: float = float("inf")) -> None:
-        """Raise :class:`_Rival` where another server has this one's id or address since before that zxid."""
+    def _check_rivals(self, before: float = float("inf")) -> None:
+        """Raise :class:`_Rival` if another server, created before that zxid, has this one's id or address."""
         for folder in ("ids", "draining"):
             found = self._nodes.contents(f"/servers/{folder}")
             servers, _ = members.loaded(
@@ -287,19 +289,19 @@ class Registry:
             if other is not None:
                 raise _Rival(members.refusal(self._server, other), members.may_be_dead(self._server, other))
 
-    def _hold(self) -> None:
-        """See to it that this server is listed as what it is."""
+    def _keep_registered(self) -> None:
+        """Create what is missing of this server's nodes, in ids or in draining."""
         if self._is_taken:
             return
         if not self._is_draining:
             try:
-                self._claim()
+                self._claim_id()
             except _Rival as rival:
-                if rival.may_be_dead and time.monotonic() < self._trusts_at + MARGIN_S:
-                    # Data of an earlier time may hold a node of this server's own dead process; it goes by itself.
+                if rival.may_be_dead and time.monotonic() < self._grace_until + MARGIN_S:
+                    # A restored backup may hold a node of this server's own dead process, which goes by itself.
                     return
                 self._is_taken = True
-                log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # no bug: no traceback
+                log.error("id_taken", id=self._server.id, reason=str(rival))  # noqa: TRY400  # not a bug: no traceback
                 threading.Thread(target=self._on_taken, name="acker-taken", daemon=True).start()
             return
         if self._nodes.find(self._own("draining")) is None:
@@ -319,32 +321,34 @@ class Registry:
 
     # -- the view
 
-    def _look(self) -> None:
-        """See who is there. First who serves: whoever leaves that list has written before where it went.
+    def _refresh_view(self) -> None:
+        """Read the nodes of all servers and update the view.
 
-        Who is missing when ZooKeeper comes back has lost it too, as like as not, and gets the time of a session to come
-        back as well; until then the view stays as it was.
+        When ZooKeeper comes back, a missing server has probably lost its session as well. It gets the time of a session
+        to register again, and until then the view stays as it was.
         """
         nodes = self._nodes
+        # Reads ids first: a server that leaves ids has created its node in draining or away before.
         ids, stat = nodes.children("/servers/ids", watched=True)
         serving = self._loaded(Registered, "ids", ids)
         draining = self._loaded(Registered, "draining", nodes.children("/servers/draining", watched=True)[0])
         away = self._loaded(Away, "away", nodes.children("/servers/away", watched=True)[0])
         if nodes.get("/config")[0] != self._config:
-            raise BadVersionError("`config` has changed meanwhile: of which ensemble this is nobody knows")
+            raise BadVersionError("`config` changed during the read, so the ensemble of these nodes is unknown")
         seen = Seen(epoch_of(members.ensemble_of(self._config), stat.pzxid), serving, draining, away)
         if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
-            self._count_on()
+            self._advance_ensemble()
             return
-        if time.monotonic() < self._trusts_at and seen.lacks(self._seen):
+        if time.monotonic() < self._grace_until and seen.misses_servers_of(self._seen):
             return
         self._seen, self._ids = seen, set(ids)
-        self._notice()
-        for id in self._seen.past(_now_ms() - SKEW_MS):
+        self._log_changes()
+        # A server that serves deletes its own away node, since it may just be about to stop and be away.
+        for id in self._seen.expired_away_ids(_now_ms() - SKEW_MS):
             nodes.delete(f"/servers/away/{id}")
 
-    def _count_on(self) -> None:
-        """Make the ensemble a later one, since it has gone back: it was restored from a backup."""
+    def _advance_ensemble(self) -> None:
+        """Write a later incarnation of the ensemble, because its epoch went back: it was restored from a backup."""
         config, stat = self._nodes.get("/config")
         renewed = members.renewed(config, self._next_ensemble())
         if config == self._config and renewed is not None:
@@ -358,23 +362,23 @@ class Registry:
             log.warning("node_passed_over", node=f"servers/{folder}/{trouble}")
         return tuple(found)
 
-    def _notice(self) -> None:
-        """Log who came, went, drains or is away."""
+    def _log_changes(self) -> None:
+        """Update the list of members, and log each change."""
         before, self._listed = self._listed, self._seen.listed(_now_ms())
-        # Who was here before this server is counted in its first line.
+        # Not at the start, since the line `registered` counts the members that were there before.
         for event, each in members.changes(before, self._listed) if self._thread.ident is not None else ():
-            who = {"id": each.member.id, "address": each.member.address, "generation": each.member.generation}
-            log.info(event, **who, **self._said_epoch)
+            member = {"id": each.member.id, "address": each.member.address, "generation": each.member.generation}
+            log.info(event, **member, **self._epoch_fields)
 
     # -- the thread
 
-    def _hear(self, state: str) -> None:
-        """kazoo's threads: the connection came or went."""
+    def _on_connection_state(self, state: str) -> None:
+        """Called in kazoo's threads when the connection comes or goes."""
         if state == KazooState.CONNECTED:
             self._connected.set()
         else:
             self._connected.clear()
-        self._heard.append(state)
+        self._connection_states.append(state)
         self._woken.set()
 
     def _run(self) -> None:
@@ -382,55 +386,57 @@ class Registry:
             self._woken.wait(self._pause_s())
             self._woken.clear()
             try:
-                self._keep_up()
+                self._synchronise()
             except FAILURES as error:
                 if self.is_connected and not self._failure:
-                    log.warning("registry_failed", error=_said(error))
-                self._failure = self._failure or _said(error)
-                self._try_again()
+                    log.warning("registry_failed", error=_error_text(error))
+                self._failure = self._failure or _error_text(error)
+                self._retry_later()
             except RegistryError as error:
-                # The data of this cluster is lost and another one's is there. This server serves with the view it had.
+                # The chroot now belongs to another cluster. This server goes on with its last view.
                 if str(error) != self._failure:
-                    log.error("registry_failed", error=str(error))  # noqa: TRY400  # no bug: no traceback
+                    log.error("registry_failed", error=str(error))  # noqa: TRY400  # not a bug: no traceback
                 self._failure = str(error)
-                self._try_again()
+                self._retry_later()
             except Exception:
                 log.exception("registry_failed")
-                self._try_again()
+                self._retry_later()
             else:
                 self._failure = ""
 
-    def _keep_up(self) -> None:
-        while self._heard:
-            if self._heard.popleft() != KazooState.CONNECTED and not self._is_lost and not self._is_closing:
+    def _synchronise(self) -> None:
+        """Bring this server's nodes and the view up to date."""
+        while self._connection_states:
+            state = self._connection_states.popleft()
+            if state != KazooState.CONNECTED and not self._is_lost and not self._is_closing:
                 self._is_lost = True
-                log.warning("registry_lost", **self._said_epoch, members=len(self._listed))
+                log.warning("registry_lost", **self._epoch_fields, members=len(self._listed))
         if self._is_closing:
             return
         if not self.is_connected:
-            self._notice()
+            self._log_changes()
             return
         if self._is_lost:
-            self._trusts_at = time.monotonic() + self._zookeeper.session_s
-            # The connection may lead to another server of the ensemble, that knows less than the one before.
+            self._grace_until = time.monotonic() + self._zookeeper.session_s
+            # The new connection may lead to another server of the ensemble, which may be behind the previous one.
             self._nodes.sync()
-        self._agree()
+        self._agree_on_config()
         if members.ensemble_of(self._config) != parts_of(self.epoch)[0]:
             self._restore_away()
-        self._hold()
-        self._look()
+        self._keep_registered()
+        self._refresh_view()
         if self._is_lost:
             self._is_lost = False
-            log.info("registry_back", **self._said_epoch, members=len(self._listed))
+            log.info("registry_back", **self._epoch_fields, members=len(self._listed))
 
-    def _try_again(self) -> None:
+    def _retry_later(self) -> None:
         self._closing.wait(RETRY_S)
         self._woken.set()
 
     def _pause_s(self) -> float | None:
-        """Until the view changes by itself, and a moment more."""
+        """Return how long the thread may wait until the view changes by itself, and a moment more; None: for ever."""
         change_ms = self._seen.next_change_ms(_now_ms())
-        pauses_s = [self._trusts_at - time.monotonic()] if self._trusts_at > time.monotonic() else []
+        pauses_s = [self._grace_until - time.monotonic()] if self._grace_until > time.monotonic() else []
         pauses_s += [] if change_ms is None else [change_ms / 1000]
         return min(pauses_s) + 0.05 if pauses_s else None
 
@@ -444,9 +450,12 @@ class _Rival(Exception):
 
 
 class _Nodes:
-    """Nodes under a chroot, each call with a bound of its own; raise what kazoo raises."""
+    """Nodes under a chroot. Each operation has a timeout and raises kazoo's exceptions.
 
-    def __init__(self, zookeeper: ZooKeeper, hear: Callable[[str], object], wake: Callable[[], object]) -> None:
+    ``on_state``: called with each state of the connection. ``wake``: called when a watched node changes.
+    """
+
+    def __init__(self, zookeeper: ZooKeeper, on_state: Callable[[str], object], wake: Callable[[], object]) -> None:
         self._root = zookeeper.chroot
         self._wake = wake
         self.answer_s = ANSWER_S
@@ -459,23 +468,25 @@ class _Nodes:
             key=zookeeper.key,
         )
         self._client = self._session.client
-        self._client.add_listener(self._forget)
-        self._client.add_listener(hear)
+        self._client.add_listener(self._reset_zxid)
+        self._client.add_listener(on_state)
 
-    def _forget(self, state: str) -> None:
-        """kazoo's threads, before a new try: forget how far ZooKeeper was. An ensemble that has lost its data refuses
-        whoever has seen more than it has, for ever; nor does it say then that the session is over. Reads after a new
-        connection are preceded by :meth:`sync`."""
+    def _reset_zxid(self, state: str) -> None:
+        """Forget the last zxid before kazoo reconnects. Called in kazoo's threads.
+
+        An ensemble that has lost its data never accepts a client that has seen a later zxid, nor does it tell it that
+        its session is over. Because of the reset, the caller must :meth:`sync` before it reads over a new connection.
+        """
         if state != KazooState.CONNECTED:
             self._client.last_zxid = 0
 
     @property
     def session(self) -> int | None:
-        """The id of the session; None without a connection."""
+        """The session id; None without a session."""
         return self._session.id
 
     def connect(self) -> None:
-        """Raises :class:`RegistryError` when nobody answers for as long as a session would last."""
+        """Raises :class:`RegistryError` if ZooKeeper does not answer within the session timeout."""
         try:
             self._session.start()
         except NoAnswerError as error:
@@ -485,54 +496,54 @@ class _Nodes:
         self._session.close()
 
     def ensure(self, path: str) -> None:
-        """Make a persistent node, and those above it, unless they are there."""
+        """Create a persistent node and its parents if they are missing."""
         self._client.ensure_path_async(self._root + path or "/").get(timeout=self.answer_s)
 
     def create(self, path: str, content: bytes, *, ephemeral: bool = False) -> None:
         self._client.create_async(self._root + path, content, ephemeral=ephemeral).get(timeout=self.answer_s)
 
     def put(self, path: str, content: bytes) -> None:
-        """Set a persistent node, new or not."""
+        """Set a persistent node; create it if it is missing."""
         try:
             self._client.set_async(self._root + path, content).get(timeout=self.answer_s)
         except NoNodeError:
             self.create(path, content)
 
     def delete(self, path: str) -> None:
-        """Delete a node; one that is not there is as good as deleted."""
+        """Delete a node if it exists."""
         with contextlib.suppress(NoNodeError):
             self._client.delete_async(self._root + path).get(timeout=self.answer_s)
 
     def replace(self, path: str, content: bytes, version: int) -> None:
-        """Set a node that is at this version; BadVersionError where it is at another."""
+        """Set a node if it has this version. Raises BadVersionError if it has another."""
         self._client.set_async(self._root + path, content, version).get(timeout=self.answer_s)
 
     def sync(self) -> None:
-        """See to it that what is read from now on is no older than now."""
+        """Wait until later reads return data that is at least as new as now."""
         self._client.sync_async(self._root or "/").get(timeout=self.answer_s)
 
     def get(self, path: str, *, watched: bool = False) -> tuple[bytes, Any]:
-        """Content and stat; ``watched``: wake when they change."""
+        """Return content and stat. ``watched``: wake when they change."""
         watch = self._changed if watched else None
         content, stat = self._client.get_async(self._root + path, watch).get(timeout=self.answer_s)
         return content, stat
 
     def find(self, path: str, *, watched: bool = False) -> tuple[bytes, Any] | None:
-        """Content and stat, or None where there is no such node, which is not watched."""
+        """Return content and stat, or None if the node does not exist; then it is not watched."""
         try:
             return self.get(path, watched=watched)
         except NoNodeError:
             return None
 
     def children(self, path: str, *, watched: bool = False) -> tuple[list[str], Any]:
-        """Names of the nodes in one, and its stat; ``watched``: wake when they change."""
+        """Return the names of the children of a node, and its stat. ``watched``: wake when they change."""
         watch = self._changed if watched else None
         asked = self._client.get_children_async(self._root + path or "/", watch, include_data=True)
         names, stat = asked.get(timeout=self.answer_s)
         return names, stat
 
     def contents(self, path: str, names: Sequence[str] | None = None) -> dict[str, tuple[bytes, Any]]:
-        """Content and stat of each node in one, by name; all asked for at once. One that has just gone is left out."""
+        """Return content and stat of each child of a node, by name. Sends all requests at once; skips missing nodes."""
         names = self.children(path)[0] if names is None else names
         asked = {name: self._client.get_async(f"{self._root}{path}/{name}") for name in names}
         found: dict[str, tuple[bytes, Any]] = {}
@@ -542,11 +553,11 @@ class _Nodes:
         return found
 
     def _changed(self, event: object) -> None:
-        """kazoo's threads: a watch has fired, or is gone with its connection."""
+        """Called in kazoo's threads when a watch has fired, or was lost with its connection."""
         self._wake()
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()
 
 

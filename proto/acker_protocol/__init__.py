@@ -1,4 +1,4 @@
-"""What both sides must agree on: ids, reports, messages and the wire.
+"""What client and server must agree on: ids, placement, reports, messages and the wire.
 
 Import the modules; this package re-exports nothing.
 """

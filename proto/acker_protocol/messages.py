@@ -1,7 +1,7 @@
-"""Messages: what both sides say to each other, as plain values.
+"""Messages: the messages of acker.proto as plain values, with the names that they have there.
 
-Decides the vocabulary: the messages of acker.proto, by their names there. Knows no protobuf (``wire`` translates), no
-socket and no clock. All columns are numpy arrays that may be read-only views; nobody writes into a message.
+Knows no protobuf (``wire`` translates), no socket and no clock. Columns are numpy arrays and may be read-only views, so
+never write into a message.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from acker_protocol.placement import Member
 
 PROTOCOL_VERSION = 2
 
-# The longest timeout that a server takes.
+# The longest timeout that a server accepts.
 TIMEOUT_MAX_S = 24 * 3600
-# The longest ``Watch.pins``.
+# The largest ``Watch.pins``.
 PINS_MAX_BYTES = 64 << 10
 
 ACK = 1
@@ -67,7 +67,7 @@ class Settlement(enum.IntEnum):
 
 
 class MemberState(enum.IntEnum):
-    """How a member of a view is."""
+    """The state of a member in a view."""
 
     ACTIVE = 1
     DRAINING = 2
@@ -76,7 +76,7 @@ class MemberState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends a report: (session, sequence) if ``sequenced``, else 128 bits of hash of what a task consumed."""
+    """The identity of a report: (session, sequence) if ``sequenced``, else a 128-bit hash of what a task consumed."""
 
     high: int
     low: int
@@ -103,9 +103,9 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class InitScope:
-    """What makes a report one of inits: the batch they belong to, and what of it is ``covered``.
+    """The batch that inits belong to; a report with it is one of inits.
 
-    ``covered``: uint64[k, 2], ranges [start, stop) of the batch's numbers.
+    ``covered``: uint64[k, 2], ranges [start, stop) of the batch's numbers that a task has read.
     """
 
     session: int
@@ -115,7 +115,7 @@ class InitScope:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One message of one report: some of its sections, whole. ``inits`` None: the entries are updates."""
+    """One message of one report, with some of its sections. ``inits`` None: the entries are updates."""
 
     identity: Identity
     digest: int
@@ -125,10 +125,10 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ApplyReply:
-    """``section_statuses``: uint8 a section in order, empty when every section has ``status``.
+    """``section_statuses``: uint8 per section, in order; empty if every section has ``status``.
 
     ``inits_known``: inits that changed nothing, as their root was initialised before. ``inits_conflicting``: inits
-    whose root was pending in another batch, of whatever source: it is LOST in both, reason ``root_conflict``.
+    whose root was pending in another batch of any source: it is LOST in both, reason ``root_conflict``.
     """
 
     incarnation: int
@@ -149,8 +149,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class HelloReply:
-    """``id`` and ``generation``: of this server as a member. ``epoch``, here and in every other reply: of the view that
-    the server has; 0: it knows of no other server."""
+    """``id`` and ``generation`` of the server as a member. ``epoch``, here and in every other reply: the epoch of the
+    server's view; 0: it knows of no other server."""
 
     protocol_version: int
     server_version: str
@@ -175,8 +175,8 @@ class Limits:
 class OpenBatch:
     """Reserve ``up_to`` roots: number i of the batch has root id ``mix64(first + i)``, 0 <= i < up_to.
 
-    ``slots``: a bit each of those that are to live on this server, 128 bytes; empty: all. Those that an open batch does
-    not have are added to it.
+    ``slots``: the slots for this server, one bit each, 128 bytes; empty: all. Slots that an open batch does not have
+    yet are added to it.
     """
 
     session: int
@@ -206,7 +206,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class SettleReply:
-    """``cursor``: every outcome of the batch stands at or below it. ``roots``: how many those are, unread included."""
+    """``cursor``: every outcome of the batch is at or below it. ``roots``: how many these are, unread included."""
 
     incarnation: int
     status: Status
@@ -218,10 +218,10 @@ class SettleReply:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Open or renew a source, confirm outcomes up to ``confirmed``, ask for those after it.
+    """Open a source or renew its lease, confirm outcomes up to ``confirmed``, and ask for those after it.
 
-    ``max_outcomes``: 0 is as many as there are. ``pins``: where the roots live that it emits, kept for :class:`Pins`
-    as it is; empty: as before.
+    ``max_outcomes``: 0 for no limit. ``pins``: which servers hold the source's roots; the server keeps it unread for
+    :class:`Pins`. Empty: no change.
     """
 
     source: str
@@ -236,7 +236,7 @@ class Watch:
 
 
 class RootOutcome(NamedTuple):
-    """How one root ended. ``reason``: "" where there is none."""
+    """How one root ended. ``reason``: "" if there is none."""
 
     root_id: int
     verdict: Verdict
@@ -245,10 +245,9 @@ class RootOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n]; an iterator over them gives each
-    :class:`RootOutcome`.
+    """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n]. Iterates as :class:`RootOutcome`.
 
-    ``reason_ids``: uint32[n], 0 none, else index into ``reasons`` plus one; or empty for all none.
+    ``reason_ids``: uint32[n], 0 for none, else index into ``reasons`` plus one; or empty if no root has a reason.
     """
 
     root_ids: Column = field(default_factory=lambda: NO_IDS)
@@ -264,21 +263,21 @@ class Outcomes:
             yield RootOutcome(root, Verdict(verdict), self.reason(index))
 
     def __repr__(self) -> str:
-        """How many of each verdict: a million of them are not to be read."""
+        """Show only the count of each verdict, since there may be a million outcomes."""
         verdicts, counts = np.unique(self.verdicts, return_counts=True)
         each = [f"{count} {Verdict(verdict).name}" for verdict, count in zip(verdicts, counts, strict=True)]
         return f"<Outcomes: {', '.join(each) or 'none'}>"
 
     def reason(self, index: int) -> str:
-        """Reason of the ``index``-th outcome, or the empty string."""
+        """Return the reason of the ``index``-th outcome, or the empty string."""
         reason_id = int(self.reason_ids[index]) if len(self.reason_ids) else 0
         return self.reasons[reason_id - 1] if reason_id else ""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchReply:
-    """``lease_ms``: the lease that was granted; 0 in a reply to a watch that was refused or closed its source.
-    ``pins_crc32``: of the pins that the server keeps, 0 for none."""
+    """``lease_ms``: the granted lease; 0 if the watch was refused or closed its source. ``pins_crc32``: the checksum of
+    the pins that the server keeps, 0 for none."""
 
     incarnation: int
     status: Status
@@ -307,7 +306,7 @@ class StatsReply:
 
 @dataclass(frozen=True, slots=True)
 class ListedMember:
-    """A member as a view lists it. ``away_ms``: of one that is AWAY, how much longer it may be."""
+    """A member as a view lists it. ``away_ms``: how much longer a member that is AWAY may stay away."""
 
     member: Member
     state: MemberState = MemberState.ACTIVE
@@ -321,7 +320,7 @@ class ViewRequest:
 
 @dataclass(frozen=True, slots=True)
 class ViewReply:
-    """The servers there are, ascending by id. ``epoch`` 0: the server knows of no other and lists itself alone."""
+    """All servers, ascending by id. ``epoch`` 0: the server knows of no other and lists only itself."""
 
     incarnation: int
     epoch: int
@@ -335,7 +334,7 @@ class DrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class DrainReply:
-    """``detail``: what is left, for people."""
+    """``detail``: what the server still has to finish, as text for people."""
 
     incarnation: int
     status: Status
@@ -345,7 +344,7 @@ class DrainReply:
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """Where do the roots live that a source emits?"""
+    """Ask for the pins that a source has sent with its Watch."""
 
     session: int
 
@@ -360,10 +359,10 @@ class PinsReply:
 
 
 class Transport(Protocol):
-    """The port between a client and one server: the gRPC door implements it, and a shard in memory for tests.
+    """The interface between a client and one server. The gRPC transport implements it, and a shard in memory for tests.
 
-    Methods raise ``acker_client.errors.Unavailable`` when no answer came (nobody knows whether the call was applied),
-    and ``acker_client.errors.Rejected`` when the server answered that the call as such is wrong.
+    Methods raise ``acker_client.errors.Unavailable`` if no answer came, so that it is unknown whether the call was
+    applied, and ``acker_client.errors.Rejected`` if the server answered that the call itself is wrong.
     """
 
     def hello(self, hello: Hello, timeout_s: float) -> HelloReply: ...

@@ -1,9 +1,8 @@
 """Placement: which members hold which slots of a batch, the same in every process and every language.
 
-Decides the members of a view, the members that a batch lives on, and the replicas of each slot (acker.proto, chapter 2,
-has the steps; vectors.json has placements) and nothing else: pure integers, no floats, no ``hash()``. A server has a
-*seat* by its id. A table says which seats hold which slots while every seat is taken; what the table gives to empty
-seats goes to members that have room.
+Decides the members of a batch and the replicas of each slot; chapter 2 of acker.proto has the steps, and vectors.json
+has examples. Pure integers, no floats, no ``hash()``. A member has a *seat*. A table assigns slots to seats as if every
+seat were taken; what it assigns to empty seats goes to members that have room.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import numpy.typing as npt
 
 from acker_protocol.ids import MASK, SLOT_SHIFT, SLOTS, Column, check_column, mix64_column
 
-# The greatest id is below this, so that a table of seats stays small: number the servers 0, 1, 2 ...
+# Ids are below this, so that a table of seats stays small: number the servers 0, 1, 2 ...
 IDS = 1024
 SPREAD = 8
 # No member holds more than 21/20 of the mean, rounded up.
 _OVER, _UNDER = 21, 20
 
-# An epoch is one number, so that epochs compare as numbers do: below these bits what ZooKeeper counts, above them the
-# incarnation of the ensemble that counts it.
+# An epoch is one number, so that epochs can be compared. The bits below this come from ZooKeeper's count, those above
+# are the incarnation of the ensemble.
 _ENSEMBLE_SHIFT = 64
 
 Seats = npt.NDArray[np.int64]
@@ -36,20 +35,20 @@ _REFUSED = np.uint64(MASK)
 
 
 def epoch_of(ensemble: int, number: int) -> int:
-    """The epoch ``number`` of an ensemble, both uint64. Every epoch of a later ensemble is greater."""
+    """Return the epoch ``number`` of ``ensemble``, both uint64. Every epoch of a later ensemble is greater."""
     return ensemble << _ENSEMBLE_SHIFT | number
 
 
 def parts_of(epoch: int) -> tuple[int, int]:
-    """The ensemble of ``epoch``, and its number there."""
+    """Return the ensemble of ``epoch``, and its number in it."""
     return divmod(epoch, 1 << _ENSEMBLE_SHIFT)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member:
-    """A server in a view. ``generation``: uint64, another one where it came back without its state.
+    """A server in a view. ``generation``: uint64; it changes when the server comes back without its state.
 
-    Raises ValueError for an id outside 0 to 1023, a generation outside 64 bits and an empty address.
+    Raises ValueError for an id outside 0 to 1023, a generation outside 64 bits, or an empty address.
     """
 
     id: int
@@ -64,14 +63,14 @@ class Member:
         if type(self.generation) is not int or not 0 <= self.generation <= MASK:
             raise ValueError(f"member {self.id}: generation {self.generation!r} is not an unsigned 64-bit number")
         if not isinstance(self.address, str) or not self.address:
-            raise ValueError(f"member {self.id}: address {self.address!r} is empty or no text; give host:port")
+            raise ValueError(f"member {self.id}: address {self.address!r} is empty or not text; give host:port")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The members at an epoch (``epoch_of``), ascending by id whatever order they were given in; there may be none.
+    """The members at an epoch (``epoch_of``), sorted by id; there may be none.
 
-    Raises ValueError for a negative epoch and for two members of one id.
+    Raises ValueError for a negative epoch, or two members with the same id.
     """
 
     epoch: int
@@ -89,11 +88,11 @@ class View:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Which members of a view hold which slots of a batch; pickles to two kilobytes a replica, and the members.
+    """Which members of a view hold which slots of a batch. Pickled, it takes two kilobytes a replica, and the members.
 
-    ``members``: those that the batch lives on, ascending by id. ``replicas``: uint16[1024, R], for each slot the
-    indices into ``members`` of its replicas, in order and distinct; not to be written into. ``seats``: for each seat
-    the index of its member, -1 where it is empty; :func:`place_seats` makes the same placement of them anywhere.
+    ``members``: the members of the batch, ascending by id. ``replicas``: uint16[1024, R], read-only: for each slot the
+    indices of its replicas in ``members``, ordered and distinct. ``seats``: for each seat the index of its member, -1
+    if it is empty; :func:`place_seats` computes the same placement from them in any process.
     """
 
     epoch: int
@@ -102,11 +101,11 @@ class Placement:
     seats: tuple[int, ...] = ()
 
     def slots_of(self, index: int) -> bytes:
-        """The slots of ``members[index]``, 1024 bits: slot s is bit ``s % 8``, from the lowest, of byte ``s // 8``."""
+        """Return the slots of ``members[index]``, 1024 bits: slot s is bit ``s % 8`` (0: lowest) of byte ``s // 8``."""
         return np.packbits((self.replicas == index).any(axis=1), bitorder="little").tobytes()
 
     def replicas_of(self, root_ids: Column) -> Replicas:
-        """Indices into ``members`` of the replicas of each of ``root_ids: uint64[n]``: uint16[n, R]."""
+        """Return the replicas of each of ``root_ids: uint64[n]``, as indices into ``members``: uint16[n, R]."""
         check_column("root_ids", root_ids)
         found: Replicas = self.replicas[mix64_column(root_ids) >> np.uint64(SLOT_SHIFT)]
         return found
@@ -115,9 +114,10 @@ class Placement:
 def place(view: View, session: int, number: int, replicas: int, spread: int = SPREAD) -> Placement:
     """Place a batch on at most ``spread`` members of ``view``, each slot on ``replicas`` of them.
 
-    No member holds more slots than :func:`slots_at_most`. ``session`` and ``number`` of the batch decide which members
-    hold it where the view has more of them than ``spread``. Raises ValueError where there are fewer members, or a
-    smaller ``spread``, than ``replicas``. The first placing on so many seats makes their table, 0.1 to 0.4 ms a seat.
+    No member holds more slots than :func:`slots_at_most`. If the view has more members than ``spread``, ``session`` and
+    ``number`` of the batch decide which members it uses. Raises ValueError if there are fewer members than
+    ``replicas``, or ``spread`` is smaller than ``replicas``. The first call for a number of seats computes their table,
+    which takes 0.1 to 0.4 ms a seat.
     """
     if replicas < 1:
         raise ValueError(f"replicas: {replicas} is less than 1")
@@ -135,7 +135,7 @@ def place(view: View, session: int, number: int, replicas: int, spread: int = SP
 
 
 def place_seats(epoch: int, seats: Sequence[Member | None], replicas: int) -> Placement:
-    """Return the placement that follows from who sits where (None: nobody): steps 2 to 4 of :func:`place`."""
+    """Return the placement for the member in each seat (None: empty): steps 2 to 4 of chapter 2 in acker.proto."""
     seated = np.array([_NOBODY if each is None else each.id for each in seats], np.int64)
     held = seated[_table(len(seated), replicas)]
     chosen = np.sort(seated[seated != _NOBODY])
@@ -149,22 +149,22 @@ def place_seats(epoch: int, seats: Sequence[Member | None], replicas: int) -> Pl
 
 
 def slots_at_most(members: int, replicas: int) -> int:
-    """How many slots each of so many members holds at most: 1.05 x their mean of 1024 x replicas / members, rounded up.
+    """Return how many slots a member holds at most: 1.05 x the mean of 1024 x replicas / members, rounded up.
 
-    Rounded up, as a slot is whole: 1.05 x the mean of 200 members is 5.376, and with 5 each some slots had no member.
+    It must be rounded up: for 200 members 1.05 x the mean is 5.376, and with 5 slots each some slots had no member.
     """
     return min(SLOTS, -(-_OVER * SLOTS * replicas // (_UNDER * members)))
 
 
 def _by_id(ids: Seats) -> Seats:
-    """Who sits where, by id: int64[greatest id + 1], ``_NOBODY`` where a seat is empty."""
+    """Return the member id of each seat: the seat is the id. int64[greatest id + 1], ``_NOBODY`` for an empty seat."""
     seated = np.full(int(ids[-1]) + 1, _NOBODY, np.int64)
     seated[ids] = ids
     return seated
 
 
 def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
-    """Who sits where, drawn for one batch: int64[spread]. A member that joins replaces at most one of them."""
+    """Return the member id of each seat, drawn for one batch: int64[spread]. A new member replaces at most one."""
     numbers = np.arange(spread, dtype=np.uint64)[:, None] * np.uint64(IDS) + ids.astype(np.uint64)
     numbers += np.uint64(number * IDS * SLOTS & MASK)
     draws = _mixed(_mixed(numbers) ^ np.uint64(session))
@@ -178,26 +178,28 @@ def _drawn(ids: Seats, session: int, number: int, spread: int) -> Seats:
 
 @functools.lru_cache(maxsize=16)
 def _table(seats: int, replicas: int) -> Seats:
-    """Which seats hold which slots while every seat is taken: int64[1024, replicas].
+    """Return the seats of each slot, as if every seat were taken: int64[1024, replicas].
 
-    Each seat that is added takes from the fullest: their counts differ by one at most, and nothing moves but to it.
+    Each added seat takes slots from the fullest seats. So counts differ by at most one, and slots move only to it.
     """
     held = [list(range(replicas)) for _ in range(SLOTS)]
     counts = [SLOTS] * replicas
     for seat in range(replicas, seats):
         most, least = -(-SLOTS * replicas // (seat + 1)), SLOTS * replicas // (seat + 1)
-        # First what is above the most that a seat may hold now, then whatever this seat still lacks.
+        # First takes from seats that now hold too many slots, then what this seat still needs for its own share.
         counts.append(0)
         order = np.argsort(_scores(seat)).tolist()
-        _take(seat, held, counts, order, most, sum(max(0, count - most) for count in counts))
-        _take(seat, held, counts, order, least, least - counts[seat])
+        _move_slots(seat, held, counts, order, most, sum(max(0, count - most) for count in counts))
+        _move_slots(seat, held, counts, order, least, least - counts[seat])
     table = np.array(held, np.int64)
     table.setflags(write=False)
     return table
 
 
-def _take(seat: int, held: list[list[int]], counts: list[int], order: list[int], bound: int, lacking: int) -> None:
-    """Give ``seat`` as many replicas as are ``lacking``, in order, of each slot's fullest if above ``bound``."""
+def _move_slots(
+    seat: int, held: list[list[int]], counts: list[int], order: list[int], bound: int, lacking: int
+) -> None:
+    """Move ``lacking`` slots to ``seat``, in ``order``, each from its fullest seat if that is above ``bound``."""
     for slot in order:
         if lacking <= 0:
             return
@@ -211,15 +213,15 @@ def _take(seat: int, held: list[list[int]], counts: list[int], order: list[int],
 
 
 def _scores(seat: int) -> Column:
-    """How little a seat wants each slot: uint64[1024], the least first."""
+    """Return the score of each slot for a seat: uint64[1024]. A seat takes slots with low scores first."""
     return mix64_column(np.arange(seat * SLOTS + 1, (seat + 1) * SLOTS + 1, dtype=np.uint64))
 
 
 def _fill(held: Seats, ids: Seats) -> None:
-    """Give what is vacant in ``held`` to members with room, in rounds: each slot asks, and members take the best."""
+    """Fill vacant positions in ``held`` in rounds: each slot asks one member with room, and members take the best."""
     room = slots_at_most(len(ids), held.shape[1]) - np.bincount(held[held != _NOBODY], minlength=IDS)[ids]
     asking, stuck = np.flatnonzero((held == _NOBODY).any(axis=1)), []
-    # Another score than the table's: what a seat did not take has a bad one of those with it.
+    # Uses another score than the table, where the slots that a member does not hold have bad scores for it.
     scores = _mixed(ids.astype(np.uint64) * np.uint64(SLOTS) + asking.astype(np.uint64)[:, None] + np.uint64(1))
     scores = scores << np.uint64(32) | scores >> np.uint64(32)
     scores[(held[asking][:, :, None] == ids).any(axis=1)] = _REFUSED
@@ -241,7 +243,7 @@ def _fill(held: Seats, ids: Seats) -> None:
 
 
 def _within_room(asked: Seats, scores: Column, room: Seats) -> Seats:
-    """Which of those that ask are taken: of each member that is ``asked``, as many as it has room for, least first."""
+    """Return which requests are accepted: each member in ``asked`` accepts as many as it has room for, least first."""
     order = np.lexsort((scores, asked))
     counts = np.bincount(asked, minlength=len(room))
     rank = np.arange(len(asked)) - (np.cumsum(counts) - counts)[asked[order]]
@@ -249,9 +251,10 @@ def _within_room(asked: Seats, scores: Column, room: Seats) -> Seats:
 
 
 def _exchange(held: Seats, ids: Seats, slot: int) -> None:
-    """Fill a vacancy of a ``slot`` that all with room hold already: the emptiest replaces somebody elsewhere.
+    """Fill a vacant position of ``slot`` when every member with room already holds it.
 
-    So rare that it has to be made up to be seen, and only then does the bound of each member hold without exception.
+    The member with the fewest slots takes the place of another member in another slot, and that one fills the vacancy.
+    This is very rare, but without it some member would exceed its bound.
     """
     emptiest = int(ids[np.argmin(np.bincount(held[held != _NOBODY], minlength=IDS)[ids])])
     for owners in held:

@@ -1,7 +1,7 @@
-"""Reports: updates folded per root, put in wire order, digested, and packed into messages.
+"""Reports: folds updates per root, sorts them into wire order, computes the digest, and packs them into messages.
 
-Decides the canonical form of a report (one entry a root, ascending by ``mix64(root id)``), its digest, and where it may
-be cut (between sections, never inside one). Pure numpy; knows neither who sends a report nor how it travels.
+Decides the canonical form of a report (one entry per root, ascending by ``mix64(root id)``), its digest, and where it
+may be cut (only between sections). Pure numpy; does not know who sends a report or how.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy.typing as npt
 from acker_protocol.ids import DIGEST_SALT, MASK, SLOT_SHIFT, Column, check_column, mix64_column
 from acker_protocol.messages import ACK, FAIL, RESET, Apply, Entries, Identity, InitScope, Kinds
 
-# gRPC is at its best around 1 MiB a message, and a server refuses what is above its cap.
+# gRPC is fastest around 1 MiB a message, and a server refuses messages above its limit.
 MESSAGE_BYTES = 1 << 20
 BYTES_AN_ENTRY = 17
-BYTES_A_REASON = 8  # its index, its tag and its length, beside its text
+BYTES_A_REASON = 8  # index, tag and length of a reason, without its text
 
 
 def fold(roots: Column, vals: Column) -> Entries:
-    """XOR ``vals`` (uint64[n]) per root, the roots in wire order: the entries of a report of acks, or of inits."""
+    """XOR ``vals: uint64[n]`` per root. Returns the entries of a report of acks or inits, in wire order."""
     check_column("roots", roots)
     check_column("vals", vals)
     order, starts = _order(roots)
@@ -32,7 +32,7 @@ def fold(roots: Column, vals: Column) -> Entries:
 
 
 def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[int, str]) -> Entries:
-    """Fold updates of several kinds: vals XOR, kinds OR per root. ``fail_reasons``: root -> its first fail's reason."""
+    """Fold updates of several kinds: XOR vals and OR kinds per root. ``fail_reasons``: root -> its first reason."""
     if not len(roots):
         return Entries(roots, vals)
     order, starts = _order(roots)
@@ -48,7 +48,7 @@ def fold_updates(roots: Column, vals: Column, kinds: Kinds, fail_reasons: dict[i
 
 
 def digest(entries: Entries) -> int:
-    """Digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons are commentary, not counted."""
+    """Return the digest of a whole report: the sum modulo 2**64 of a hash of each entry. Reasons do not count."""
     vals = mix64_column(entries.ack_vals ^ np.uint64(DIGEST_SALT))
     if len(entries.kinds):
         vals += entries.kinds
@@ -58,12 +58,13 @@ def digest(entries: Entries) -> int:
 
 
 def malformed(entries: Entries, *, are_inits: bool) -> str:
-    """What is wrong with the columns of a message as such, in one sentence; "" for nothing.
+    """Return what is wrong with the columns of a message, in one sentence, or "".
 
-    Not of their order: the ledger finds that out while it hashes them."""
+    Does not check the order of roots, which the ledger does while it hashes them.
+    """
     ids, kinds, reason_ids = len(entries), entries.kinds, entries.reason_ids
     if len(entries.ack_vals) == ids and not len(kinds) and not len(reason_ids):
-        return ""  # acks or inits: most of what there is, and this is asked twice a message
+        return ""  # a shortcut for acks and inits, which most messages hold
     if len(entries.ack_vals) != ids:
         return f"ack_vals: {len(entries.ack_vals)} for {ids} root ids"
     if are_inits and (len(kinds) or len(reason_ids)):
@@ -81,7 +82,7 @@ def malformed(entries: Entries, *, are_inits: bool) -> str:
 
 
 def section_starts(root_ids: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Index of the first entry of each section of ``root_ids: uint64[n]`` in wire order; int64[number of sections]."""
+    """Return the index of the first entry of each section, int64. ``root_ids: uint64[n]``, in wire order."""
     return _starts_of_runs(mix64_column(root_ids) >> np.uint64(SLOT_SHIFT))
 
 
@@ -93,10 +94,10 @@ def pack(
     message_bytes: int = MESSAGE_BYTES,
     report_digest: int | None = None,
 ) -> list[Apply]:
-    """Cut a report into messages of about ``message_bytes`` at section boundaries (a section is never cut).
+    """Cut a report into messages of about ``message_bytes`` at section boundaries.
 
-    What ``inits`` covers rides on the last message only: it is to be sent when the others have been answered.
-    An empty report that covers something is one message without entries; an empty one that covers nothing is none.
+    Only the last message says what ``inits`` covers: send it when the others have been answered. An empty report
+    becomes one message without entries if it covers something, else no message.
     """
     total = digest(entries) if report_digest is None else report_digest
     parts = list(_cut(entries, message_bytes))
@@ -104,16 +105,16 @@ def pack(
         return [Apply(identity, total, part) for part in parts]
     if not parts and len(inits.covered):
         parts = [entries]
-    silent = InitScope(inits.session, inits.batch)
-    return [Apply(identity, total, part, silent) for part in parts[:-1]] + [
+    uncovered = InitScope(inits.session, inits.batch)
+    return [Apply(identity, total, part, uncovered) for part in parts[:-1]] + [
         Apply(identity, total, part, inits) for part in parts[-1:]
     ]
 
 
 def _order(roots: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The order that puts ``roots`` into wire order, stable, and where in it each root's run begins."""
+    """Return the stable order that puts ``roots`` into wire order, and the start of each root's run in it."""
     bits = max(1, (len(roots) - 1).bit_length())
-    # The index rides in the low bits of what is sorted: sorting numbers is five times as fast as sorting their indices.
+    # Sorts keys with the index in their low bits, since sorting numbers is five times as fast as an argsort.
     keys = mix64_column(roots)
     keys &= np.uint64(MASK << bits & MASK)
     keys |= np.arange(len(roots), dtype=np.uint64)
@@ -124,7 +125,7 @@ def _order(roots: Column) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     tops = np.take(keys, starts)
     if np.all(tops[1:] > tops[:-1]):
         return order, starts
-    # Two roots share what is left of their high bits: rare below some million roots. Sort by all bits.
+    # Two roots share their high bits, which is rare below some million roots. Sort by all bits.
     mixed = mix64_column(roots)
     order = np.argsort(mixed, kind="stable")
     return order, _starts_of_runs(mixed[order])
@@ -146,7 +147,7 @@ def _cut(entries: Entries, message_bytes: int) -> Iterator[Entries]:
     sizes = _bytes_before(entries, bounds)
     first, last = 0, len(bounds) - 1
     while first < last:
-        # The last section boundary within reach, or the end of a section that is larger than a message.
+        # The last section boundary within message_bytes, or the end of a section that is larger than a message.
         after = int(np.searchsorted(sizes, sizes[first] + message_bytes, side="right")) - 1
         after = max(after, first + 1)
         yield _slice(entries, int(bounds[first]), int(bounds[after]))
@@ -154,7 +155,7 @@ def _cut(entries: Entries, message_bytes: int) -> Iterator[Entries]:
 
 
 def _bytes_before(entries: Entries, bounds: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Bytes of the entries before each of ``bounds``, at most: a reason that several share counts for each."""
+    """Return at most how many bytes the entries before each of ``bounds`` take; a shared reason counts each time."""
     sizes = bounds * BYTES_AN_ENTRY
     if not len(entries.reason_ids):
         return sizes
@@ -174,7 +175,7 @@ def _slice(entries: Entries, start: int, stop: int) -> Entries:
     failed = (entries.kinds & FAIL) != 0
     first = int(np.count_nonzero(failed[:start]))
     after = first + int(np.count_nonzero(failed[start:stop]))
-    # A message carries the reasons of its own fails only.
+    # A message carries only the reasons of its own fails.
     used, reason_ids = np.unique(entries.reason_ids[first:after], return_inverse=True)
     reasons = tuple(entries.reasons[reason_id] for reason_id in used.tolist())
     return Entries(roots, vals, entries.kinds[start:stop], reason_ids.astype(np.uint32), reasons)

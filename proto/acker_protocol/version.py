@@ -1,4 +1,4 @@
-"""Version: of the distribution that a client or server came with, as the handshake says it."""
+"""Version: the version of the installed package, which client and server send in the handshake."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 def _installed() -> str:
     try:
         return version("acker")
-    except PackageNotFoundError:  # on the path, but not installed
+    except PackageNotFoundError:  # imported from a source tree, not installed
         return "0+unknown"
 
 

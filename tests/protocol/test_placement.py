@@ -272,7 +272,7 @@ def test_a_placement_is_not_written_into() -> None:
         (("one", 1, "a:1"), "member 'one': an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
         ((True, 1, "a:1"), "member True: an id is a number from 0 to 1023; number the servers 0, 1, 2 ..."),
         ((1, 2**64, "a:1"), "member 1: generation 18446744073709551616 is not an unsigned 64-bit number"),
-        ((1, 1, ""), "member 1: address '' is empty or no text; give host:port"),
+        ((1, 1, ""), "member 1: address '' is empty or not text; give host:port"),
     ],
 )
 def test_a_member_that_cannot_be_is_refused_in_a_sentence(values: tuple[Any, ...], sentence: str) -> None:

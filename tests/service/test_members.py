@@ -60,18 +60,18 @@ def test_who_serves_is_neither_away_nor_what_drained_before_it() -> None:
     seen = Seen(9, (anew,), (ONE,), (Away(ONE.member, NOW_MS + 500),))
     assert seen.listed(NOW_MS) == (ListedMember(anew.member),)
     # That node is its own to remove: it may have been written for the next stop.
-    assert seen.past(NOW_MS) == []
-    assert seen.past(NOW_MS + 500) == [1]
+    assert seen.expired_away_ids(NOW_MS) == []
+    assert seen.expired_away_ids(NOW_MS + 500) == [1]
 
 
 def test_a_view_lacks_who_is_gone_or_came_back_without_its_state() -> None:
     before = Seen(9, (ONE, TWO))
-    assert not Seen(10, (TWO, replace(ONE, incarnation=77))).lacks(before)
-    assert not Seen(10, (TWO,), (ONE,)).lacks(before)
-    assert not Seen(10, (TWO,), (), (Away(ONE.member, 0),)).lacks(before)
-    assert Seen(10, (TWO,)).lacks(Seen(9, (TWO,), (ONE,)))
-    assert Seen(10, (TWO,)).lacks(before)
-    assert Seen(10, (TWO, replace(ONE, generation=5))).lacks(before)
+    assert not Seen(10, (TWO, replace(ONE, incarnation=77))).misses_servers_of(before)
+    assert not Seen(10, (TWO,), (ONE,)).misses_servers_of(before)
+    assert not Seen(10, (TWO,), (), (Away(ONE.member, 0),)).misses_servers_of(before)
+    assert Seen(10, (TWO,)).misses_servers_of(Seen(9, (TWO,), (ONE,)))
+    assert Seen(10, (TWO,)).misses_servers_of(before)
+    assert Seen(10, (TWO, replace(ONE, generation=5))).misses_servers_of(before)
 
 
 def test_who_came_left_drains_or_is_away_has_a_line_each() -> None:
@@ -94,7 +94,7 @@ def test_an_id_or_an_address_belongs_to_one_server() -> None:
     left_over = replace(ONE, incarnation=12)
     for other, sentence, may_be_dead in (
         (same_id, "id 1 is taken by the server at two.example:7070 (acker 0.1.0): give this one another --id", False),
-        (same_address, "the address one.example:7070 is that of server 2 already", False),
+        (same_address, "server 2 already uses the address one.example:7070", False),
         (left_over, "id 1 and address one.example:7070 are taken by a server that runs: stop it first", True),
     ):
         assert members.rival(ONE, [other]) == other

@@ -55,7 +55,7 @@ def test_outcomes_arrive_in_order_and_stay_until_they_are_confirmed(seed: int, m
         freed = max(freed, confirmed)
         assert len(box) == len(twin) - freed
         if chance.random() < 0.1:
-            stretches, parts = box.stretches(), list(box.dump())
+            stretches, parts = box.piece_headers(), list(box.dump())
             box = Outbox(box.freed)
             for (count, reasons), columns in zip(stretches, parts, strict=True):
                 box.load(count, reasons, columns)

@@ -174,15 +174,15 @@ def test_an_id_that_is_taken_is_refused_by_a_sentence_and_the_state_stays(
 
 def test_two_servers_of_one_address_are_refused_by_a_sentence(join: Callable[..., Any]) -> None:
     join(1, advertise="acker.example:7070", advertise_unchecked=True)
-    with pytest.raises(StartError, match=r"the address acker\.example:7070 is that of server 1 already"):
+    with pytest.raises(StartError, match=r"server 1 already uses the address acker\.example:7070"):
         join(2, advertise="acker.example:7070", advertise_unchecked=True)
 
 
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
-        ({"/config": b"", "/brokers": b""}, "its `config` is no acker's, so it belongs to another cluster"),
-        ({"/brokers": b"", "/controller": b""}, "it holds brokers, controller, which is no acker's"),
+        ({"/config": b"", "/brokers": b""}, "its `config` is not from an acker, so it belongs to another cluster"),
+        ({"/brokers": b"", "/controller": b""}, "it holds brokers, controller, which is not from an acker"),
         (
             {"/config": b'{"acker": "c", "protocol_version": 1, "slots": 1024}', "/servers/ids/9": b"{}"},
             "its servers have protocol_version 1 and this one has 2",
@@ -310,7 +310,7 @@ def test_a_server_that_is_not_where_it_says_does_not_start_and_leaves_nothing(
 @pytest.mark.parametrize("unchecked", [False, True])
 def test_a_server_does_not_start_with_the_address_of_another_one(join: Callable[..., Any], *, unchecked: bool) -> None:
     other = join(1)
-    with pytest.raises(StartError, match=rf"at {other.address} another server answers, server 1 \(acker .*\)"):
+    with pytest.raises(StartError, match=rf"another server answers at {other.address}, server 1 \(acker .*\)"):
         join(2, advertise=other.address, advertise_unchecked=unchecked)
     with Caller(other.address) as caller:
         caller.begin()
@@ -596,12 +596,12 @@ def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_
     await_states(server, {1: ACTIVE, 9: ACTIVE})
     before = server.view()
     registry = server._registry
-    registry._trusts_at = time.monotonic() + 3600
+    registry._grace_until = time.monotonic() + 3600
     nodes.delete("/servers/ids/9")
-    registry._look()
+    registry._refresh_view()
     assert server.view() == before
-    registry._trusts_at = 0.0
-    registry._look()
+    registry._grace_until = 0.0
+    registry._refresh_view()
     assert states(server) == {1: ACTIVE}
 
 

@@ -197,7 +197,7 @@ def test_discarding_puts_the_state_aside_and_starts_empty(folder: Path) -> None:
 
 def test_two_servers_do_not_share_a_directory(folder: Path) -> None:
     state_dir = StateDir(str(folder))
-    with pytest.raises(StateError, match="another server has it"):
+    with pytest.raises(StateError, match="another server uses it"):
         StateDir(str(folder))
     state_dir.close()
     StateDir(str(folder)).close()
@@ -205,7 +205,7 @@ def test_two_servers_do_not_share_a_directory(folder: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateError, match="name a directory that can be written"):
+    with pytest.raises(StateError, match="name a writable directory"):
         StateDir(str(tmp_path / "file"))
 
 

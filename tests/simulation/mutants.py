@@ -442,7 +442,7 @@ MUTANTS = (
     ),
     Mutant(
         "no wait for trust after a lost session",
-        ((Seen, "lacks", _nobody_lacks),),
+        ((Seen, "misses_servers_of", _nobody_lacks),),
         case=corners.sessions_lost,
     ),
     Mutant(
@@ -501,10 +501,10 @@ MUTANTS = (
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
     Mutant("a batch done without evidence", ((Settling, "_judge", _no_evidence),)),
-    Mutant("reports forgotten at once", ((Dedupe, "note", _no_memory),)),
+    Mutant("reports forgotten at once", ((Dedupe, "record_applied", _no_memory),)),
     Mutant("an identity for each attempt", ((Tally, "report", _own_identity),)),
     Mutant("a fail taken for an ack", ((Applying, "_apply", _no_fails),)),
-    Mutant("a conflict forgiven", ((Applying, "_spoil", _nothing),)),
+    Mutant("a conflict forgiven", ((Applying, "_block_acks", _nothing),)),
     Mutant("outcomes forgotten when they were sent", ((Shard, "watch", _forgotten_when_sent),)),
     Mutant(
         "votes of left-out replicas count",

@@ -140,7 +140,7 @@ class Place:
         self._seen = Seen()
         self._is_draining = False
         self._unheard_until = 0.0
-        self._trusts_at = 0.0
+        self._grace_until = 0.0
         self._ensemble = 0
         zookeeper.join(self)
 
@@ -164,7 +164,7 @@ class Place:
         if not self._can_be_heard() or found is not None:
             return False
         self._ensemble = 0
-        self._agree()
+        self._agree_on_config()
         nodes.ids[server.id] = server
         nodes.away.pop(server.id, None)
         nodes.epoch += 1
@@ -177,7 +177,7 @@ class Place:
     def drain(self) -> None:
         """It takes nothing new."""
         self._is_draining = True
-        self._hold()
+        self._keep_registered()
 
     def leave(self, away_s: float | None) -> None:
         """End the registration; ``away_s``: it will be back with its state."""
@@ -218,7 +218,7 @@ class Place:
         if not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
         seen = self._zookeeper.seen()
-        if self._zookeeper.scheduler.now < self._trusts_at and seen.lacks(self._seen):
+        if self._zookeeper.scheduler.now < self._grace_until and seen.misses_servers_of(self._seen):
             return
         self._seen = seen
 
@@ -227,26 +227,26 @@ class Place:
         if self.server is None or not self._can_be_heard():
             return
         zookeeper = self._zookeeper
-        self._trusts_at = zookeeper.scheduler.now + zookeeper.session_s
-        self._agree()
-        self._hold()
+        self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
+        self._agree_on_config()
+        self._keep_registered()
         self.look()
         zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
 
-    def _agree(self) -> None:
+    def _agree_on_config(self) -> None:
         """Go by the incarnation of the ensemble that `config` names, or write a later one."""
         zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
         if not nodes.ensemble:
             nodes.ensemble = members.next_ensemble(self._ensemble, zookeeper.now_ms)
         if self._ensemble and nodes.ensemble != self._ensemble:
-            self._trusts_at = zookeeper.scheduler.now + zookeeper.session_s
+            self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
             for away in self._seen.away:
                 here = away.member.id in {*nodes.ids, *nodes.draining, *nodes.away}
                 if away.until_ms > zookeeper.now_ms and not here:
                     nodes.away[away.member.id] = away
         self._ensemble = nodes.ensemble
 
-    def _hold(self) -> None:
+    def _keep_registered(self) -> None:
         """See to it that it is listed as what it is."""
         zookeeper, server = self._zookeeper, self.server
         if server is None or not self._can_be_heard():

@@ -1455,7 +1455,7 @@ def test_an_ack_column_in_a_job_that_nobody_follows_does_not_count(live: Any, bo
     batch = live(TEXTS, slices=4)
     batch.df.select("text", AF.ack()).createOrReplaceTempView("acked")
     body(batch.df.sparkSession.table("acked").rdd)
-    assert "job of RDDs" in str(batch.error)
+    assert "an RDD job" in str(batch.error)
     assert set(batch.settle().values()) == {Verdict.LOST}
 
 

@@ -91,10 +91,10 @@ def test_a_pipeline_leaves_the_session_as_it_was(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("records", "options", "says"),
     [
-        (["fine", "two\nlines"], {}, r"records\[1\] has a line feed"),
-        ([{"a": 1}], {}, r"records\[0\] is no string: give schema="),
+        (["fine", "two\nlines"], {}, r"records\[1\] contains a line feed"),
+        ([{"a": 1}], {}, r"records\[0\] is not a string: give schema="),
         ([{"a": object()}], {"schema": "a int"}, r"records\[0\] cannot be written as JSON"),
-        (["fine"], {"listener": None}, "listener: a Pipeline has one of its own"),
+        (["fine"], {"listener": None}, "listener: Pipeline sets its own"),
     ],
 )
 def test_records_that_no_line_can_hold_are_refused_by_their_place(
