@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,12 @@ def test_an_offset_of_kafka_says_which_line_is_there(text: Corpus, tmp_path: Pat
     input_ = KafkaLines(text, tmp_path, 1)
     input_.begin(exits)
     consumer = Consumer({"bootstrap.servers": input_.servers, "group.id": "test", "enable.partition.eof": True})
-    exits.callback(consumer.close)
-    consumer.assign([TopicPartition(kafka.TOPIC, partition, 0) for partition in range(kafka.PARTITIONS)])
     found: list[Any] = []
-    while len(found) < text.records:
-        found += [message for message in consumer.consume(10, timeout=1) if message.error() is None]
+    # Closed before the input ends its cluster, which the consumer would wait for.
+    with closing(consumer):
+        consumer.assign([TopicPartition(kafka.TOPIC, partition, 0) for partition in range(kafka.PARTITIONS)])
+        while len(found) < text.records:
+            found += [message for message in consumer.consume(10, timeout=1) if message.error() is None]
     origins = pa.RecordBatch.from_arrays(
         [pa.array([each.partition() for each in found], pa.int32()), pa.array([each.offset() for each in found])],
         names=["partition", "offset"],
