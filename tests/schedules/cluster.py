@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -84,8 +85,10 @@ class Forked:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self) -> int | None:
-        self._process.join()
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout_s or 0.0)
         return self._process.exitcode
 
     def kill(self) -> None:
