@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -41,6 +41,8 @@ LINGER_BYTES = 1 << 16
 ACCEPT_PAUSE_S = 0.5
 # How often the server looks for overdue connections and for a stop.
 POLL_S = 0.05
+# How long a stop waits for answers that are being sent.
+SEND_S = 1.0
 # How often a request that waits for its page looks whether its connection was closed meanwhile.
 TURN_S = 0.1
 
@@ -72,6 +74,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._accepted: dict[socket.socket, float] = {}
         # Held also while a connection is closed: its number may be another connection's right after.
         self._lock = threading.Lock()
+        # Connections on which an answer is being sent.
+        self._sending: set[socket.socket] = set()
         self._has_failed = False
 
     @property
@@ -82,11 +86,15 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port and all connections. Waits for no page that is being rendered."""
+        """Close the port and all connections. Waits for answers that are being sent, and for no page that is being
+        rendered."""
         if self._thread.ident is not None:
             self.shutdown()
             self._thread.join()
         self.server_close()
+        deadline = time.monotonic() + SEND_S
+        while self._sending and time.monotonic() < deadline:
+            time.sleep(POLL_S / 5)
         while self._accepted:
             self._disconnect_oldest()
         self._pool.shutdown(wait=False)
@@ -122,6 +130,15 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def is_open(self, request: socket.socket) -> bool:
         """Whether the connection is neither disconnected nor closed."""
         return request in self._accepted
+
+    @contextlib.contextmanager
+    def sending(self, request: socket.socket) -> Iterator[None]:
+        """Let a stop wait for the answer that is sent meanwhile."""
+        self._sending.add(request)
+        try:
+            yield
+        finally:
+            self._sending.discard(request)
 
     def close_request(self, request: Any) -> None:
         with self._lock:
@@ -199,10 +216,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", ", ".join(METHODS))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-        self.connection.shutdown(socket.SHUT_WR)
+        with self.server.sending(self.request):
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+            self.connection.shutdown(socket.SHUT_WR)
         self.connection.settimeout(LINGER_S)
         left = LINGER_BYTES
         while left > 0 and (some := self.connection.recv(left)):

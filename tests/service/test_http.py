@@ -97,6 +97,22 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pyt
         pages.server.stop()
 
 
+def test_an_answer_that_is_being_sent_arrives_whole_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SEND_S", 60.0)
+    # More than the buffers of a connection hold.
+    pages = Pages(large=lambda: text(HTTPStatus.OK, "x" * (16 << 20)))
+    with pages.connect() as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        begin = connection.recv(1)
+        stopping = threading.Thread(target=pages.server.stop, daemon=True)
+        stopping.start()
+        eventually(lambda: pages.server.fileno() == -1, 20)
+        _, _, body = (begin + received(connection)).partition(b"\r\n\r\n")
+        assert len(body) == (16 << 20) + 1
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
 @pytest.mark.parametrize("count", [20, 3 * http.CONNECTIONS_MAX])
 def test_a_slow_page_delays_no_other_page_however_many_ask_for_it(count: int) -> None:
     may_return = threading.Event()

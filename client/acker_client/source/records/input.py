@@ -178,10 +178,12 @@ class Closing(Protocol):
 
 @runtime_checkable
 class SharedInput(Input[P], Protocol[P]):
-    """An input whose partitions the sources of a group share out among them (see ``core.assignment``). In a group it is
-    started with nothing, and plans the partitions that it is given; without one it plans all that it finds. ``assign``
-    is called right after ``start`` then, with nothing: that is how it knows. Of a partition that comes back nothing is
-    remembered, and while more may be assigned the end of what it has is not its end."""
+    """An input whose partitions a group of sources shares (see ``acker_client.source.records.assignment``).
+
+    In a group the run calls ``assign`` with no partitions right after ``start``, and the input then plans only the
+    partitions that it is assigned. Without a group it plans every partition that it finds. It remembers nothing about a
+    partition that was revoked and is assigned again. While more partitions may be assigned, it is not at its end.
+    """
 
     def partitions(self) -> Sequence[str]:
         """All that there are just now, in their own order, whoever owns them."""
