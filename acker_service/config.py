@@ -293,6 +293,9 @@ def _value(option: dataclasses.Field[Any], text: str) -> Any:
 
 
 def _check(option: dataclasses.Field[Any], value: Any) -> None:
+    if isinstance(value, str):
+        # A Config that is built in code, too, has only names, addresses and choices that its server can use.
+        _value(option, value)
     low, high = option.metadata["low"], option.metadata["high"]
     if None not in (value, low) and not low <= value <= high:
         raise ConfigError(

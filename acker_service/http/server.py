@@ -7,7 +7,7 @@ which by itself has no limits:
   clients that hold connections open cannot keep out a probe.
 - A connection serves one request of at most HEAD_BYTES, and is closed REQUEST_S after it was accepted.
 - One thread at a time renders a page, so any number of scrapers takes one thread's share of the interpreter, and a page
-  that takes long delays no other page.
+  that takes long delays no other page. Requests get their turn in the order in which they came.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -43,8 +44,8 @@ ACCEPT_PAUSE_S = 0.5
 POLL_S = 0.05
 # How long a stop waits for answers that are being sent.
 SEND_S = 1.0
-# How often a request that waits for its page looks whether its connection was closed meanwhile.
-TURN_S = 0.1
+# How long a new connection waits until the one that it replaces is closed.
+CLOSE_S = 5.0
 
 METHODS = ("GET", "HEAD")
 
@@ -52,6 +53,15 @@ log = Log("acker.http")
 
 # Status, content type, body.
 Page = tuple[HTTPStatus, str, bytes]
+
+
+class _Rendered:
+    """A page, the request whose turn it is to render it, and the requests that wait for theirs."""
+
+    def __init__(self, render: Callable[[], Page]) -> None:
+        self.render = render
+        self.user: socket.socket | None = None
+        self.waiting: deque[socket.socket] = deque()
 
 
 class HttpServer(ThreadingMixIn, TCPServer):
@@ -66,14 +76,20 @@ class HttpServer(ThreadingMixIn, TCPServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family, *_, place = found[0]
         super().__init__(place, _Handler)  # type: ignore[arg-type]  # for the type checker it may be no IP address
-        self.pages = {path: (render, threading.Lock()) for path, render in pages.items()}
-        # The render of a page goes on when its connection is closed, so each page may hold one thread more.
-        self._pool = ThreadPoolExecutor(CONNECTIONS_MAX + len(pages), thread_name_prefix="acker-http")
+        self.pages = {path: _Rendered(render) for path, render in pages.items()}
+        # A page that is being rendered keeps its thread when its client is disconnected.
+        self._threads_max = CONNECTIONS_MAX + len(pages)
+        self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
-        # When each open connection was accepted, the oldest first.
+        # When each connection was accepted, the oldest first. Those that were disconnected are not in it.
         self._accepted: dict[socket.socket, float] = {}
+        # Sockets that are not closed yet.
+        self._open: set[socket.socket] = set()
+        # Requests that wait for the turn at their page.
+        self._wakes: dict[socket.socket, threading.Event] = {}
         # Held also while a connection is closed: its number may be another connection's right after.
         self._lock = threading.Lock()
+        self._has_closed = threading.Condition(self._lock)
         # Connections on which an answer is being sent.
         self._sending: set[socket.socket] = set()
         self._has_failed = False
@@ -116,7 +132,11 @@ class HttpServer(ThreadingMixIn, TCPServer):
         if len(self._accepted) >= CONNECTIONS_MAX:
             self._disconnect_oldest()
         with self._lock:
+            # Otherwise connections that come fast would take all descriptors, and their threads all of the interpreter.
+            if not self._has_closed.wait_for(lambda: len(self._open) < self._threads_max, CLOSE_S):
+                raise ConnectionAbortedError
             self._accepted[request] = time.monotonic()
+            self._open.add(request)
         self._pool.submit(self.process_request_thread, request, client_address)
 
     def service_actions(self) -> None:
@@ -127,9 +147,35 @@ class HttpServer(ThreadingMixIn, TCPServer):
         for request in late:
             self._disconnect(request)
 
-    def is_open(self, request: socket.socket) -> bool:
-        """Whether the connection is neither disconnected nor closed."""
-        return request in self._accepted
+    def render(self, path: str, request: socket.socket) -> Page:
+        """Render a page when it is the request's turn. Raises ConnectionAbortedError if the client is disconnected."""
+        page = self.pages[path]
+        with self._lock:
+            if page.user is None:
+                page.user = request
+            else:
+                page.waiting.append(request)
+                self._wakes[request] = threading.Event()
+            wake = self._wakes.get(request)
+        if wake is not None:
+            wake.wait()
+        try:
+            if request not in self._accepted:
+                raise ConnectionAbortedError
+            return page.render()
+        finally:
+            with self._lock:
+                if page.user is request:
+                    self._give_turn(page)
+
+    def _give_turn(self, page: _Rendered) -> None:
+        """Give the turn to the next request that is still connected. The caller holds the lock."""
+        page.user = None
+        while page.user is None and page.waiting:
+            next_one = page.waiting.popleft()
+            if next_one in self._accepted:
+                page.user = next_one
+                self._wakes[next_one].set()
 
     @contextlib.contextmanager
     def sending(self, request: socket.socket) -> Iterator[None]:
@@ -143,7 +189,10 @@ class HttpServer(ThreadingMixIn, TCPServer):
     def close_request(self, request: Any) -> None:
         with self._lock:
             self._accepted.pop(request, None)
+            self._wakes.pop(request, None)
             request.close()
+            self._open.discard(request)
+            self._has_closed.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # An OSError is a client that has gone or was disconnected: it notices by itself.
@@ -160,6 +209,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
         """End what the connection's thread reads or writes. That thread then closes the connection."""
         with self._lock, contextlib.suppress(OSError):
             self._accepted.pop(request, None)
+            if request in self._wakes:
+                self._wakes[request].set()
             request.shutdown(socket.SHUT_RDWR)
 
 
@@ -195,17 +246,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path not in self.server.pages:
             return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self.server.pages)}")
-        render, turn = self.server.pages[path]
-        while not turn.acquire(timeout=TURN_S):
-            if not self.server.is_open(self.request):
-                raise ConnectionAbortedError
         try:
-            return render()
+            return self.server.render(path, self.request)
+        except ConnectionAbortedError:
+            raise
         except Exception:
             log.exception("page_failed", path=self.path)
-            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the server; its log has the rest")
-        finally:
-            turn.release()
+            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
     def _send(self, page: Page) -> None:
         status, content_type, body = page
@@ -221,10 +268,11 @@ class _Handler(BaseHTTPRequestHandler):
             if self.command != "HEAD":
                 self.wfile.write(body)
             self.connection.shutdown(socket.SHUT_WR)
-        self.connection.settimeout(LINGER_S)
-        left = LINGER_BYTES
-        while left > 0 and (some := self.connection.recv(left)):
-            left -= len(some)
+        deadline, left = time.monotonic() + LINGER_S, LINGER_BYTES
+        while left > 0 and (rest_s := deadline - time.monotonic()) > 0:
+            self.connection.settimeout(rest_s)
+            some = self.connection.recv(left)
+            left = left - len(some) if some else 0
 
 
 def text(status: HTTPStatus, body: str) -> Page:

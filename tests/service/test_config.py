@@ -108,3 +108,11 @@ def test_help_names_every_option() -> None:
     for option in OPTIONS:
         assert config.flag(option.name) in config.usage()
         assert config.variable(option.name) in config.usage()
+
+
+@pytest.mark.parametrize(
+    "given", [{"log_level": "loud"}, {"log_format": "xml"}, {"advertise": "nowhere"}, {"host": " "}]
+)
+def test_a_config_that_is_built_in_code_is_checked_as_one_that_is_read(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=config.flag(next(iter(given)))):
+        Config(**given)

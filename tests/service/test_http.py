@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import socket
 import socketserver
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
@@ -45,6 +47,10 @@ def pages() -> Iterator[Pages]:
     pages = Pages(fine=fine)
     yield pages
     pages.server.stop()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def http_threads() -> int:
@@ -95,6 +101,28 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pyt
             eventually(lambda: not pages.server._accepted)
     finally:
         pages.server.stop()
+
+
+def test_a_flood_of_clients_that_reset_takes_a_bounded_number_of_descriptors_and_keeps_out_no_probe() -> None:
+    def slow() -> http.Page:
+        time.sleep(0.02)
+        return fine()
+
+    pages = Pages(slow=slow, fine=fine)
+    before, most, probes = descriptors(), 0, 0
+    try:
+        for number in range(2000):
+            with pages.connect() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(b"GET /slow HTTP/1.1\r\n\r\n")
+            most = max(most, descriptors() - before)
+            if number % 100 == 0:
+                assert page(pages, "/fine") == (200, "fine\n")
+                probes += 1
+    finally:
+        pages.server.stop()
+    assert probes == 20
+    assert most <= http.CONNECTIONS_MAX + 20
 
 
 def test_an_answer_that_is_being_sent_arrives_whole_when_the_server_stops(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Dead letters as a file of JSON lines. A letter is durable before its record counts as done.
 
-``records.retry`` decides which records become dead letters, and ``records.in_flight`` whether there are too many. A
+``records.retry`` decides which records become dead letters, and ``engine.dead_lettering`` whether there are too many. A
 source that dies right after a write may write the same letters again, so a letter is written at least once. The file is
 locked during writes, so that ``put_back`` can remove letters while a source runs.
 """
