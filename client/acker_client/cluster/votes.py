@@ -1,35 +1,38 @@
-"""Votes: what the replicas of a root say of it, and what that comes to. Pure: knows members by their indices alone.
+"""Votes: merge what the replicas of a root report into one outcome. Pure. Members are indices into a placement.
 
-Decides when a root has ended, and how. ACKED by any replica ends a root at once, as no replica alone acks falsely;
-FAILED for a reason of the user's does too; of the two whichever is heard first. All else is a *no* of one replica,
-which may only have missed something: the root ends when each of its replicas has spoken, settled or left, with the
-strongest of what was said. In order of strength, of equals the one heard first:
+An ACKED of any replica ends a root at once, because no replica acks falsely. So does a FAILED with a reason that the
+user gave. If a root gets both, the first one counts. Everything else is a *no*: the replica may only have missed
+something. A root without an ACKED or a user's FAILED ends when each of its replicas has spoken, settled or left, with
+the strongest report. From strong to weak:
 
-| what a replica says | ends as | the case it stands for |
+| report of a replica | the root ends as | what has happened there |
 |---|---|---|
-| ACKED | ACKED, at once | all sections came here; the other may be late, cut off, or without its state |
-| FAILED, reasons but `unfinished` | FAILED, at once | the user's code failed it; who missed that can only say no |
-| FAILED `unfinished` | FAILED | edges were open at *done*: rows were dropped, or sections did not come here |
-| TIMED_OUT | TIMED_OUT | it had the init, and its timeout came first |
-| LOST, reasons but `unread` | LOST | `abandoned`, `root_conflict`; silent, and settled with a count that differs |
-| nothing, and settled | absent | *covered* by a read task, and not initialised: there is no such record |
-| LOST `unread` | LOST | here neither covered nor initialised |
-| nothing, and left | LOST | killed, or restarted without its state; for the reason of who left last |
+| ACKED | ACKED, at once | all sections arrived; another replica may be late, cut off, or without its state |
+| FAILED, reasons but `unfinished` | FAILED, at once | the user's code failed it; other replicas may have missed it |
+| FAILED `unfinished` | FAILED | edges were open at *done*: rows were dropped, or sections did not arrive |
+| TIMED_OUT | TIMED_OUT | the replica had the init, and the timeout came first |
+| LOST, reasons but `unread` | LOST | `abandoned`, `root_conflict`; no report, and settled with another count |
+| none, and the replica has settled | absent | a read task covered the number without an init: there is no such record |
+| LOST `unread` | LOST | the number was neither covered nor initialised |
+| none, and the replica has left | LOST | it was killed, or restarted without its state |
 
-Absent is stronger than `unread`: who counted *covered* had counted every init of that read task before, and who says
-`unread` has missed it. Any other no has had an init, of a speculative twin or of a re-run, so there is such a record. A
-user's own fail whose reason is literally `unfinished` counts as a no: on the wire it is the same.
+The first report of equal strength gives the reason. Among replicas that left, the last one does.
 
-What comes late, twice, or out of order changes nothing:
+Absent is stronger than `unread`. A replica that counted a number as covered had counted every init of that read task
+before, so a replica that reports `unread` has missed the task's report. Each of the other noes shows that the replica
+had an init, which may come from a speculative copy or a re-run of the task. So the record exists. A user's own fail
+with the reason `unfinished` counts as a no, since the wire does not tell them apart.
 
-| event | what becomes of it |
+Reports that are late, repeated or out of order change nothing:
+
+| event | effect |
 |---|---|
-| an outcome again: a reply repeated, a restart with state | what a replica says of a root first counts |
-| a root twice in one reply: `root_conflict`, both trees being of this source | the same, as if in two replies |
-| an outcome of a root that has ended | none; `differed`, `saved` and the count at *settled* know of it |
-| a member comes back after it left: paused, or without its state | never listened to again |
-| *settled*, then *leave*, or *leave*, then *settled* | the second of them is ignored |
-| a root of another batch, or of a slot that this member does not hold | foreign: counted, and ignored |
+| an outcome again: a repeated reply, a restart with state | none: the first report of a replica about a root counts |
+| a root twice in one reply: `root_conflict`, if both trees are of this source | the same, as if in two replies |
+| an outcome of a root that has ended | counts only in `differed`, `saved` and the count that `settled` checks |
+| a member comes back after it left: paused, or without its state | it is ignored from then on |
+| *settled*, then *leave*, or *leave*, then *settled* | the second is ignored |
+| a root of another batch, or of a slot that this member does not hold | counted as foreign, and ignored |
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ Bits = npt.NDArray[np.uint8]
 
 REPLICAS_MAX = 8
 
-# What replicas say, a bit each, the stronger the higher: of what was said so far the highest bit is the strongest.
+# One bit for each kind of report. The higher the bit, the stronger the report.
 OUT, UNREAD, ABSENT, LOST, TIMED_OUT, UNFINISHED, FAILED, ACKED = (1 << bit for bit in range(8))
 NOES = UNREAD | ABSENT | LOST | TIMED_OUT | UNFINISHED
 
@@ -70,10 +73,10 @@ _KINDS_BY_REASON = {"unfinished": (Verdict.FAILED, UNFINISHED), "unread": (Verdi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Merged:
-    """What votes came to: ``outcomes`` that are final, and roots that are ``absent``, uint64[m]: they have no record.
+    """Final ``outcomes``, and the ``absent`` roots, uint64[m], which have no record.
 
-    ``foreign``: outcomes of roots that are not of the batch, or that this member does not hold. ``unheard``: when a
-    member settled, how many more outcomes its server counted than were heard of it; below zero: fewer.
+    ``foreign``: the number of reported outcomes of roots that are not in the batch, or not held by the member.
+    ``unheard``: when a member settled, the outcomes that its server counted minus those that arrived here.
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
@@ -83,7 +86,7 @@ class Merged:
 
 
 class Votes:
-    """What was said of each of many roots, by row, and how each of them ended; 11 bytes a row."""
+    """The reports about many roots, by row, and how each root ended. Uses 11 bytes a row."""
 
     __slots__ = ("_endings", "_everybody", "_places", "_reason_ids", "_reasons", "_said", "_spoken")
 
@@ -92,45 +95,48 @@ class Votes:
         self._said = np.zeros(rows, np.uint8)
         self._spoken = np.zeros(rows, np.uint8)
         self._endings = np.zeros(rows, np.uint8)
-        # Of the strongest that was said of a root that is open: 0 none, else one of the reasons.
+        # For each open root, the reason of its strongest report: 0 is none, otherwise a value of ``_reasons``.
         self._reason_ids = np.zeros(rows, np.uint32)
-        # Of roots that wait: the servers' own, and why members left. A user's reason ends its root, and is not kept.
+        # Reasons of open roots: those that servers give, and those of members that left. A user's reason ends its root
+        # at once, so it is not kept.
         self._reasons: dict[str, int] = {}
         # Where a row stands in the reply that is being heard.
         self._places = np.empty(rows, np.uint32)
 
     @property
     def spoken(self) -> Bits:
-        """Which replicas have spoken, settled or left, uint8 by row; not to be written into."""
+        """Which replicas have spoken, settled or left: uint8 by row. The caller must not write into it."""
         return self._spoken
 
     def drop(self, count: int) -> int:
-        """End the rows from ``count`` on, of which nothing was said; how many they were."""
+        """End the rows from ``count`` on, about which no replica has spoken, and return their number."""
         self._spoken[count:] = self._everybody
         return len(self._spoken[count:])
 
     def first_heard(self, rows: Rows, bits: Bits) -> Mask:
-        """Of which of ``rows`` these replicas have not spoken before; of a row that stands there twice the first."""
+        """Return for which of ``rows`` the replica speaks for the first time. A row given twice counts once, at its
+        first place. ``bits``: the replica's bit in each row."""
         places = np.arange(len(rows), dtype=np.uint32)
-        # Of several writes to a row the last one stays.
+        # With several writes to a row, the last one stays.
         self._places[rows[::-1]] = places[::-1]
         is_first: Mask = (self._spoken[rows] & bits == 0) & (self._places[rows] == places)
         return is_first
 
     def hear(self, rows: Rows, bits: Bits, outcomes: Outcomes) -> Merged:
-        """The replica of a bit reports of each of ``rows`` for the first time one of ``outcomes``."""
+        """Take the first report of a replica about each of ``rows``: one of ``outcomes`` each."""
         if self._everybody == 1:
-            # Alone it waits for nobody, and nobody differs from it: no more is kept.
+            # A single replica waits for no other and differs from none, so nothing else has to be kept.
             self._spoken[rows] = 1
             return Merged(outcomes)
         return self.count(rows, bits, kinds_of(outcomes), outcomes)
 
     def count(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
-        """The replica of a bit says a kind of each of ``rows`` for the first time; ``outcomes``: roots and reasons."""
+        """Count the first report of a replica about each of ``rows``. ``kinds``: one bit each. ``outcomes``: roots and
+        reasons."""
         before = self._said[rows]
         said, spoken = before | kinds, self._spoken[rows] | bits
         self._said[rows], self._spoken[rows] = said, spoken
-        # Of equals the first gives the reason; but of those that leave, the last.
+        # The first report of equal strength gives the reason. Among replicas that left, the last one does.
         is_stronger = kinds > before & ~np.uint8(OUT)
         ends = (self._endings[rows] == 0) & ((kinds >= FAILED) | (spoken == self._everybody))
         reason_ids = outcomes.reason_ids if len(outcomes.reason_ids) else np.zeros(len(rows), np.uint32)
@@ -146,15 +152,15 @@ class Votes:
         return _parted(Outcomes(outcomes.root_ids[ends], endings, reason_ids, reasons))
 
     def differed(self) -> int:
-        """Rows of which replicas said unlike things: ACKED, FAILED by the user, or a no."""
+        """Count the rows about which replicas disagree: two of ACKED, FAILED by the user, and a no."""
         return int(np.count_nonzero(_DIFFERS[self._said]))
 
     def saved(self) -> int:
-        """Rows that ended ACKED, while another replica said anything else or left without a word."""
+        """Count the rows that ended ACKED while another replica reported something else, or left silently."""
         return int(np.count_nonzero((self._endings == Verdict.ACKED) & (self._said != ACKED)))
 
     def _kept(self, reason_ids: ReasonIds, reasons: tuple[str, ...]) -> ReasonIds:
-        """The ids that the reasons of these ``reason_ids`` have here."""
+        """Keep the reasons of ``reason_ids``, and return their ids in ``_reasons``."""
         here = np.zeros(len(reasons) + 1, np.uint32)
         for used in np.flatnonzero(np.bincount(reason_ids, minlength=len(here))[1:]).tolist():
             here[used + 1] = self._reasons.setdefault(reasons[used], len(self._reasons) + 1)
@@ -190,8 +196,8 @@ class BatchVotes:
         self._replicas = checked(replicas)
         self._votes = Votes(up_to, replicas.shape[1])
         self._heard: Counter[int] = Counter()
-        # Rows of slots that a member does not hold: it was asked to open them before they were placed elsewhere, and
-        # counts them too, each once.
+        # Rows that a member reported though it does not hold their slots. It was asked to open these slots before the
+        # batch was placed anew, and its count at *settled* includes each of these rows once.
         self._elsewhere: defaultdict[int, set[int]] = defaultdict(set)
         # Members that have settled or left.
         self._silenced: set[int] = set()
@@ -205,28 +211,28 @@ class BatchVotes:
 
     @property
     def differed(self) -> int:
-        """Roots of which replicas said unlike things: two of ACKED, FAILED by the user, and a no.
+        """The number of roots about which replicas disagree: two of ACKED, FAILED by the user, and a no.
 
-        A no is anything else, *absent* too; who left without a word has said nothing. What is said of a root after it
-        has ended counts, so this may grow. Counted anew each time, some 2 ms a million roots.
+        A no is any other report, and *absent*. A member that left without a report does not count. Reports after the
+        end of a root count, so the number may grow. Computed at each call, in some 2 ms per million roots.
         """
         return self._votes.differed()
 
     @property
     def saved(self) -> int:
-        """Roots that ended ACKED although another replica said anything else of them, or left without a word.
+        """The number of roots that ended ACKED while another replica reported something else, or left without a report.
 
-        What is said of a root after it has ended counts, so this may grow. Counted anew each time, some 2 ms a million
+        Reports after the end of a root count, so the number may grow. Computed at each call, in some 2 ms per million
         roots.
         """
         return self._votes.saved()
 
     def keep(self, count: int) -> None:
-        """Only the first ``count`` numbers are records; nothing that is said of the others counts."""
+        """Keep only the first ``count`` numbers as records. Reports about the others are ignored from then on."""
         self.ended += self._votes.drop(count)
 
     def hear(self, member: int, outcomes: Outcomes) -> Merged:
-        """``member`` reports ``outcomes``; what is final because of them, in their order."""
+        """Take ``outcomes`` that ``member`` reports, and return what is final because of them, in their order."""
         if member in self._silenced:
             return Merged()
         rows = numbers_of(self._first, outcomes.root_ids)
@@ -244,10 +250,10 @@ class BatchVotes:
         return self._counted(replace(merged, foreign=foreign))
 
     def settled(self, member: int, roots: int) -> Merged:
-        """``member`` has settled the batch, its server counted ``roots`` outcomes, and every one of them was heard.
+        """Note that ``member`` has settled the batch and sends no more. Its server counted ``roots`` outcomes.
 
-        The roots that it was silent about are absent. If another number was heard of it (``unheard``), nobody knows
-        what they are: it has said LOST of them.
+        The member's roots without a report are absent. If another number of outcomes arrived here (``unheard``), it is
+        unknown what has become of them, and they count as LOST at this member.
         """
         if member in self._silenced:
             return Merged()
@@ -258,12 +264,12 @@ class BatchVotes:
         return replace(self._silence(member, LOST, why), unheard=roots - heard)
 
     def leave(self, member: int, why: str) -> Merged:
-        """``member`` is out for good, as its server is gone or has lost its state; ``why``: the reason of what is LOST
-        by that."""
+        """Leave ``member`` out for good, as its server is gone or has lost its state. ``why``: the reason of roots that
+        are LOST because of that."""
         return Merged() if member in self._silenced else self._silence(member, OUT, why)
 
     def _silence(self, member: int, kind: int, why: str) -> Merged:
-        """``member`` says nothing more, which is a word of ``kind`` on all that it has not spoken of."""
+        """Take no more reports of ``member``. Each of its roots without a report counts as a report of ``kind``."""
         self._silenced.add(member)
         if self._heard[member] == self.up_to:
             return Merged()
@@ -301,25 +307,25 @@ def slots_of(roots: Column) -> Rows:
 
 
 def bits_of(replicas: Replicas, member: int) -> Bits:
-    """At which position ``member`` is a replica of each slot, as a bit: uint8[1024]; 0: it is none."""
+    """Return the position of ``member`` among the replicas of each slot, as a bit: uint8[1024]. 0: it is no replica."""
     bits: Bits = np.packbits(replicas == member, axis=1, bitorder="little")[:, 0]
     return bits
 
 
 def chosen(outcomes: Outcomes, which: Mask) -> Outcomes:
-    """Those of ``outcomes`` that ``which`` says, in their order."""
+    """Return the ``outcomes`` that the mask ``which`` selects, in their order."""
     reason_ids = outcomes.reason_ids[which] if len(outcomes.reason_ids) else outcomes.reason_ids
     return Outcomes(outcomes.root_ids[which], outcomes.verdicts[which], reason_ids, outcomes.reasons)
 
 
 def lost_for(why: str, roots: Column) -> Outcomes:
-    """LOST of each of ``roots``, for one reason."""
+    """Return an outcome LOST for each of ``roots``, with the reason ``why``."""
     lost = np.full(len(roots), Verdict.LOST, np.uint8)
     return Outcomes(roots, lost, np.full(len(roots), 1, np.uint32), (why,))
 
 
 def kinds_of(outcomes: Outcomes) -> Kinds:
-    """What each of ``outcomes`` says, as one of the bits above: uint8[n]."""
+    """Return the kind of each of ``outcomes``, as one of the bits above: uint8[n]."""
     kinds: Kinds = _KINDS[outcomes.verdicts]
     for index, reason in enumerate(outcomes.reasons, 1):
         if reason in _KINDS_BY_REASON:
@@ -329,7 +335,7 @@ def kinds_of(outcomes: Outcomes) -> Kinds:
 
 
 def _parted(ended: Outcomes) -> Merged:
-    """What has ended, those that are absent apart."""
+    """Separate the absent roots from the outcomes of ``ended``."""
     is_absent = ended.verdicts == _NO_RECORD
     if not is_absent.any():
         return Merged(ended)
