@@ -152,7 +152,7 @@ class SharedShard:
 
     @property
     def left(self) -> str:
-        """What a draining server still has to finish, as text for people; "" when it may end."""
+        """Describe what a draining server still has to finish; "" when it may end."""
         with self._lock:
             return self.shard.left
 

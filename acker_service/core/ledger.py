@@ -79,7 +79,7 @@ class LedgerOutcomes:
 
 @dataclass(slots=True)
 class Effect:
-    """What one call did, as numbers of entries. ``created``: inits that counted. ``known``: inits that were known.
+    """The numbers of entries that one call changed. ``created``: inits that counted. ``known``: inits that were known.
     ``conflicts``: inits, among those created, whose root was pending in another batch and ended in both. ``dropped``:
     updates of unknown roots without room. ``applied``: all entries."""
 

@@ -100,7 +100,7 @@ class Chunk:
 
 
 class Outbox:
-    """The outcomes from cursor ``freed`` + 1 to ``cursor``. Those up to ``freed`` were confirmed and forgotten."""
+    """The outcomes from cursor ``freed`` + 1 to ``cursor``. The source has confirmed the outcomes up to ``freed``."""
 
     __slots__ = ("_chunks", "_skipped", "cursor", "freed")
 

@@ -252,7 +252,7 @@ class Shard:
 
     @property
     def left(self) -> str:
-        """What a draining server still has to finish, as text for people; "" when it may end."""
+        """Describe what a draining server still has to finish; "" when it may end."""
         stats = self.stats
         counts = {
             "open batches": stats.open_batches,

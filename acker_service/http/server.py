@@ -81,7 +81,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._threads_max = CONNECTIONS_MAX + len(pages)
         self._pool = ThreadPoolExecutor(self._threads_max, thread_name_prefix="acker-http")
         self._thread = threading.Thread(target=self.serve_forever, args=(POLL_S,), name="acker-http", daemon=True)
-        # When each connection was accepted, the oldest first. Those that were disconnected are not in it.
+        # The connections that were not disconnected, the oldest first, with the times when they were accepted.
         self._accepted: dict[socket.socket, float] = {}
         # Sockets that are not closed yet.
         self._open: set[socket.socket] = set()
@@ -89,7 +89,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
         self._wakes: dict[socket.socket, threading.Event] = {}
         # Held also while a connection is closed: its number may be another connection's right after.
         self._lock = threading.Lock()
-        self._has_closed = threading.Condition(self._lock)
+        # Notified when a connection is closed or its answer is sent. Only one thread waits: it accepts, or stops.
+        self._has_ended = threading.Condition(self._lock)
         # Connections on which an answer is being sent.
         self._sending: set[socket.socket] = set()
         self._has_failed = False
@@ -108,9 +109,8 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self.shutdown()
             self._thread.join()
         self.server_close()
-        deadline = time.monotonic() + SEND_S
-        while self._sending and time.monotonic() < deadline:
-            time.sleep(POLL_S / 5)
+        with self._lock:
+            self._has_ended.wait_for(lambda: not self._sending, SEND_S)
         while self._accepted:
             self._disconnect_oldest()
         self._pool.shutdown(wait=False)
@@ -133,7 +133,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self._disconnect_oldest()
         with self._lock:
             # Otherwise connections that come fast would take all descriptors, and their threads all of the interpreter.
-            if not self._has_closed.wait_for(lambda: len(self._open) < self._threads_max, CLOSE_S):
+            if not self._has_ended.wait_for(lambda: len(self._open) < self._threads_max, CLOSE_S):
                 raise ConnectionAbortedError
             self._accepted[request] = time.monotonic()
             self._open.add(request)
@@ -147,10 +147,13 @@ class HttpServer(ThreadingMixIn, TCPServer):
         for request in late:
             self._disconnect(request)
 
-    def render(self, path: str, request: socket.socket) -> Page:
-        """Render a page when it is the request's turn. Raises ConnectionAbortedError if the client is disconnected."""
-        page = self.pages[path]
+    @contextlib.contextmanager
+    def turn(self, page: _Rendered, request: socket.socket) -> Iterator[None]:
+        """Wait for the request's turn to render a page. Raises ConnectionAbortedError if its client is disconnected."""
         with self._lock:
+            # Nothing wakes a request that was disconnected before it waits.
+            if request not in self._accepted:
+                raise ConnectionAbortedError
             if page.user is None:
                 page.user = request
             else:
@@ -162,7 +165,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
         try:
             if request not in self._accepted:
                 raise ConnectionAbortedError
-            return page.render()
+            yield
         finally:
             with self._lock:
                 if page.user is request:
@@ -180,11 +183,14 @@ class HttpServer(ThreadingMixIn, TCPServer):
     @contextlib.contextmanager
     def sending(self, request: socket.socket) -> Iterator[None]:
         """Let a stop wait for the answer that is sent meanwhile."""
-        self._sending.add(request)
+        with self._lock:
+            self._sending.add(request)
         try:
             yield
         finally:
-            self._sending.discard(request)
+            with self._lock:
+                self._sending.discard(request)
+                self._has_ended.notify()
 
     def close_request(self, request: Any) -> None:
         with self._lock:
@@ -192,7 +198,7 @@ class HttpServer(ThreadingMixIn, TCPServer):
             self._wakes.pop(request, None)
             request.close()
             self._open.discard(request)
-            self._has_closed.notify()
+            self._has_ended.notify()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         # An OSError is a client that has gone or was disconnected: it notices by itself.
@@ -246,13 +252,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path not in self.server.pages:
             return text(HTTPStatus.NOT_FOUND, f"no such page; the pages are {', '.join(self.server.pages)}")
-        try:
-            return self.server.render(path, self.request)
-        except ConnectionAbortedError:
-            raise
-        except Exception:
-            log.exception("page_failed", path=self.path)
-            return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
+        page = self.server.pages[path]
+        with self.server.turn(page, self.request):
+            try:
+                return page.render()
+            except Exception:
+                log.exception("page_failed", path=self.path)
+                return text(HTTPStatus.INTERNAL_SERVER_ERROR, "a bug in the server; see its log")
 
     def _send(self, page: Page) -> None:
         status, content_type, body = page

@@ -103,6 +103,25 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(monkeypatch: pyt
         pages.server.stop()
 
 
+def test_a_request_whose_client_was_disconnected_before_it_asks_for_its_turn_does_not_wait(pages: Pages) -> None:
+    rendered = pages.server.pages["/fine"]
+    with socket.socket() as busy, socket.socket() as disconnected:
+        rendered.user = busy
+        failures: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                with pages.server.turn(rendered, disconnected):
+                    pass
+            except ConnectionAbortedError as error:
+                failures.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(20)
+        assert len(failures) == 1
+
+
 def test_a_flood_of_clients_that_reset_takes_a_bounded_number_of_descriptors_and_keeps_out_no_probe() -> None:
     def slow() -> http.Page:
         time.sleep(0.02)

@@ -267,7 +267,7 @@ class Conversation:
                 # A newer answer has come, from another registration.
                 return None
             heard = self._registration.heard(polled.request, polled.reply, polled.at)
-        # A draining server does not register the source again. What it had of the source is lost there, and no error.
+        # A draining server does not register the source again. The source's roots are lost there, which is no error.
         if heard is not None and polled.reply.status != Status.DRAINING:
             _raise_unless_applied(polled.reply, self._registration.name)
         return heard

@@ -67,9 +67,9 @@ class Cluster:
         # (address, incarnation) of the servers that have said that they take nothing new.
         self._draining: set[tuple[str, int]] = set()
         self._slow: dict[Member, float] = {}
-        # What first spoke against a member: a greeting or a view. None once a later one has. And whether to ask for the
-        # view because of it.
+        # The first greeting and the first view that spoke against a member; None once a later one has done so.
         self._doubted: dict[tuple[Member, type[Any]], HelloReply | ViewReply | None] = {}
+        # Whether to ask for the view because of such a greeting or view.
         self._is_in_doubt = False
         # Members of placements, on this view or on older ones, and when this process first heard of each.
         self._placed: dict[Member, float] = {}
@@ -288,7 +288,7 @@ class Cluster:
     # -- inside
 
     def _close_idle(self) -> None:
-        """Close channels that were not used for long. Of a thousand servers, a batch lives on eight."""
+        """Close channels that were not used for long: a batch lives on eight of a thousand servers."""
         self._swept_at = self.clock()
         idle_since = self._swept_at - IDLE_S
         for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:

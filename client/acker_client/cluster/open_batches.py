@@ -219,7 +219,7 @@ class OpenBatches:
         return ((batch, member) for batch in self._batches.values() for member in batch.members if member in here)
 
     def _count_outcomes(self, here: AbstractSet[Member], outcomes: Outcomes) -> None:
-        """Route outcomes to their batches. Those of batches that are over are dropped."""
+        """Route outcomes to their batches, and drop outcomes of batches that are over."""
         batches = list(self._batches.values())
         indices = parted(self.pins, outcomes.root_ids)
         for index in np.unique(indices[indices >= 0]).tolist():

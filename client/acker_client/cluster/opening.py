@@ -116,7 +116,7 @@ class Opener:
                 self._cluster.drains(member)
                 raise
             if self._cluster.is_replaced(member, patience):
-                # What is opened there would count as lost with what the member knew.
+                # A batch that is opened there would count as lost, like everything that the member had.
                 opening.drop_member(member, "its server came back without its state")
             else:
                 opening.opened_on(member)

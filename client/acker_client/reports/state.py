@@ -69,8 +69,8 @@ class ClientState:
         self.drafts: deque[Draft] = deque()
         self.unanswered: deque[Replication] = deque()
         self.source_or_none: SourceSession | None = None
-        # What the sources of other processes have published, by session. A source of this client that was closed is
-        # here too: all its roots are over.
+        # By session, the publications of sources in other processes, and of closed sources of this client, whose roots
+        # are all over.
         self.joined: dict[int, Published] = {}
         self.learnt_at = float("-inf")
         self.totals = ReportResult()

@@ -51,7 +51,7 @@ class Batch:
     broken: list[Failures] = field(default_factory=list)
     # Steps that take back its output if it is abandoned; None: its records may be ACKED before it is settled.
     undo: list[Callable[[], object]] | None = None
-    # What it has written, by place, so that the same rows may be written there again.
+    # By place, the rows that were written there: the same rows may be written there again.
     written: dict[str, object] = field(default_factory=dict)
 
     @property

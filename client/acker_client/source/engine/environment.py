@@ -83,7 +83,7 @@ class BatchFrame(Protocol):
 
 
 class Blame(Enum):
-    """What is at fault when a batch fails. WORK: its records, Spark or the output, so a retry may help. CODE: the
+    """The cause of a failed batch. WORK: its records, Spark or the output, so a retry may help. CODE: the
     program, so no retry helps. MISTAKE: the program, unless a job has read the batch's rows, one of which may have
     caused it. EVIDENCE: the program, if it happens twice in a row."""
 

@@ -115,7 +115,7 @@ class Tracker:
 
     @property
     def open_records(self) -> int:
-        """EmissionRange records that are not done."""
+        """Emitted records that are not done."""
         return self._record_state.count(OPEN, self._record_state.start, self._record_state.stop)
 
     def open_between(self, start: int, stop: int) -> int:
