@@ -50,7 +50,7 @@ def test_the_image_has_one_name() -> None:
     for path in ("Dockerfile", "docs/operating/deploy.md"):
         text = (ROOT / path).read_text()
         assert set(re.findall(r"docker build -t (\S+)", text)) == {image}
-        assert set(re.findall(r"\backer:\d\S*?(?=[`\s])", text)) == {image}
+        assert set(re.findall(r"\backer:\d+\.[^`\s]+", text)) == {image}
 
 
 @each_container
