@@ -9,13 +9,16 @@ listed. Nodes under the chroot of a cluster:
     servers/draining/<id>   ephemeral: a server that drains; created before the server deletes its node in ids
     servers/away/<id>       persistent: a server that stopped with its state and will be back; created before the server
                             deletes its node in ids
+    servers/known/<id>      persistent: a server that has registered and not left. ZooKeeper may end the sessions of
+                            servers that run; a server that starts meanwhile learns of them here. The others delete it
+                            when they take that server out of their view
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from acker_protocol.ids import MASK, SLOTS
@@ -116,6 +119,12 @@ class Seen:
         draining = {server.incarnation for server in self.draining}
         found |= {s.id: ListedMember(s.member) for s in self.serving if s.incarnation not in draining}
         return tuple(found[id] for id in sorted(found))
+
+    def expecting(self, known: Iterable[Registered]) -> Seen:
+        """Return this with the servers of ``known`` whose ids are free: they may run and be about to register again."""
+        taken = {server.id for server in self.serving + self.draining} | {away.member.id for away in self.away}
+        missing = tuple(server for server in known if server.id not in taken)
+        return replace(self, serving=self.serving + missing)
 
     def misses_servers_of(self, before: Seen) -> bool:
         """Is a server missing that served or drained in ``before``?"""

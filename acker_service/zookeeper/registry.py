@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ MARGIN_S = 5.0
 LEAVE_S = 2.0
 # An away node is removed only so long after its time, since another clock has set that time.
 SKEW_MS = 60_000
+# The version of a node that may have any.
+ANY = -1
 
 FAILURES = (KazooException, KazooTimeoutError)
 
@@ -88,6 +90,8 @@ class Registry:
         self._connection_states: deque[str] = deque()
         # Missing servers stay in the view until then, because they may be about to register again: `_refresh_view`.
         self._grace_until = 0.0
+        # Whether this server has written its node in `known` since it created its node in `ids`.
+        self._is_known = False
         self._woken, self._closing = threading.Event(), threading.Event()
         self._connected = threading.Event()
         self._nodes = _Nodes(zookeeper, self._on_connection_state, self._woken.set)
@@ -157,6 +161,7 @@ class Registry:
     def _unregister(self, away_s: float | None) -> None:
         if away_s is not None:
             self._nodes.put(self._own("away"), Away(self._server.member, _now_ms() + int(away_s * 1000)).dump())
+        self._nodes.delete(self._own("known"))
         self._nodes.delete(self._own("ids"))
 
     def withdraw(self) -> None:
@@ -232,7 +237,7 @@ class Registry:
         trouble, renewed = members.disagreement(config), members.renewed(config)
         if renewed is None:
             raise RegistryError(f"{place}: {trouble}")
-        for folder in ("ids", "draining", "away"):
+        for folder in ("ids", "draining", "away", "known"):
             nodes.ensure(f"/servers/{folder}")
         if trouble and (nodes.children("/servers/ids")[0] or nodes.children("/servers/draining")[0]):
             raise RegistryError(f"{place}: {trouble}")
@@ -265,10 +270,12 @@ class Registry:
         found = self._nodes.find(self._own("ids"))
         if found is not None and self._is_own(found[0]):
             if found[1].ephemeralOwner == self._nodes.session:
+                self._make_known()
                 return
             # The node is of an earlier session of this process.
             self._nodes.delete(self._own("ids"))
         self._check_rivals()
+        self._is_known = False
         self._nodes.create(self._own("ids"), self._server.dump(), ephemeral=True)
         try:
             # Two servers that register at once may have missed each other. The first one has the lower zxid and stays.
@@ -277,6 +284,13 @@ class Registry:
             self._nodes.delete(self._own("ids"))
             raise
         self._nodes.delete(self._own("away"))
+        self._make_known()
+
+    def _make_known(self) -> None:
+        """Write this server's node in known after each registration. It has a new version then: `_forget_missing`."""
+        if not self._is_known:
+            self._nodes.put(self._own("known"), self._server.dump())
+            self._is_known = True
 
     def _check_rivals(self, before: float = float("inf")) -> None:
         """Raise :class:`_Rival` if another server, created before that zxid, has this one's id or address."""
@@ -325,9 +339,11 @@ class Registry:
         """Read the nodes of all servers and update the view.
 
         When ZooKeeper comes back, a missing server has probably lost its session as well. It gets the time of a session
-        to register again, and until then the view stays as it was.
+        to register again, and until then the view stays as it was. A server that starts gives this time to the servers
+        that are known and missing.
         """
         nodes = self._nodes
+        known = nodes.contents("/servers/known")
         # Reads ids first: a server that leaves ids has created its node in draining or away before.
         ids, stat = nodes.children("/servers/ids", watched=True)
         serving = self._loaded(Registered, "ids", ids)
@@ -336,6 +352,12 @@ class Registry:
         if nodes.get("/config")[0] != self._config:
             raise BadVersionError("`config` changed during the read, so the ensemble of these nodes is unknown")
         seen = Seen(epoch_of(members.ensemble_of(self._config), stat.pzxid), serving, draining, away)
+        if not self.epoch:
+            expected = seen.expecting(self._load(Registered, "known", known))
+            self._grace_until = time.monotonic() + self._zookeeper.session_s if expected != seen else 0.0
+            self._seen, self._ids = expected, set(ids)
+            self._log_changes()
+            return
         if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
             self._advance_ensemble()
             return
@@ -343,9 +365,20 @@ class Registry:
             return
         self._seen, self._ids = seen, set(ids)
         self._log_changes()
+        self._forget_missing(known)
         # A server that serves deletes its own away node, since it may just be about to stop and be away.
         for id in self._seen.expired_away_ids(_now_ms() - SKEW_MS):
             nodes.delete(f"/servers/away/{id}")
+
+    def _forget_missing(self, known: Mapping[str, tuple[bytes, Any]]) -> None:
+        """Delete the nodes of servers that the view lacks. ``known``: the nodes as they were before the view was read.
+
+        A server that has registered since then has written its node again, in another version.
+        """
+        present = {str(server.id) for server in self._seen.serving + self._seen.draining}
+        for id in known.keys() - present:
+            with contextlib.suppress(BadVersionError):
+                self._nodes.delete(f"/servers/known/{id}", known[id][1].version)
 
     def _advance_ensemble(self) -> None:
         """Write a later incarnation of the ensemble, because its epoch went back: it was restored from a backup."""
@@ -356,7 +389,9 @@ class Registry:
         self._woken.set()
 
     def _loaded(self, kind: Any, folder: str, names: Sequence[str]) -> tuple[Any, ...]:
-        contents = self._nodes.contents(f"/servers/{folder}", names)
+        return self._load(kind, folder, self._nodes.contents(f"/servers/{folder}", names))
+
+    def _load(self, kind: Any, folder: str, contents: Mapping[str, tuple[bytes, Any]]) -> tuple[Any, ...]:
         found, troubles = members.loaded(kind, {name: content for name, (content, _) in contents.items()})
         for trouble in troubles:
             log.warning("node_passed_over", node=f"servers/{folder}/{trouble}")
@@ -509,10 +544,10 @@ class _Nodes:
         except NoNodeError:
             self.create(path, content)
 
-    def delete(self, path: str) -> None:
-        """Delete a node if it exists."""
+    def delete(self, path: str, version: int = ANY) -> None:
+        """Delete a node if it exists. Raises BadVersionError if it has another version than ``version``."""
         with contextlib.suppress(NoNodeError):
-            self._client.delete_async(self._root + path).get(timeout=self.answer_s)
+            self._client.delete_async(self._root + path, version).get(timeout=self.answer_s)
 
     def replace(self, path: str, content: bytes, version: int) -> None:
         """Set a node if it has this version. Raises BadVersionError if it has another."""

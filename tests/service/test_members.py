@@ -74,6 +74,13 @@ def test_a_view_lacks_who_is_gone_or_came_back_without_its_state() -> None:
     assert Seen(10, (TWO, replace(ONE, generation=5))).misses_servers_of(before)
 
 
+def test_a_known_server_is_expected_unless_its_id_serves_drains_or_is_away() -> None:
+    anew = replace(ONE, generation=5)
+    assert Seen(9, (TWO,)).expecting([ONE, TWO]) == Seen(9, (TWO, ONE))
+    for seen in (Seen(9, (anew,)), Seen(9, (), (anew,)), Seen(9, (), (), (Away(anew.member, 0),))):
+        assert seen.expecting([ONE]) == seen
+
+
 def test_who_came_left_drains_or_is_away_has_a_line_each() -> None:
     one, two = ListedMember(ONE.member), ListedMember(TWO.member)
     drains, away = replace(one, state=MemberState.DRAINING), replace(one, state=MemberState.AWAY)

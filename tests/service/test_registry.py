@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
-from acker_protocol.placement import parts_of
+from acker_protocol.placement import epoch_of, parts_of
 from acker_protocol.version import VERSION
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
@@ -71,6 +71,11 @@ def listed(server: Any, id: int) -> ListedMember:
 
 def await_states(server: Any, expected: dict[int, MemberState]) -> None:
     eventually(lambda: states(server) == expected)
+
+
+def epoch_of_ids(nodes: Any) -> int:
+    ensemble: int = json.loads(nodes.get("/config")[0])["ensemble"]
+    return epoch_of(ensemble, nodes.get("/servers/ids")[1].pzxid)
 
 
 def lines(process: Any, event: str) -> list[dict[str, Any]]:
@@ -561,7 +566,7 @@ def test_the_cluster_goes_on_in_an_empty_chroot_whoever_came_there_first(
     await_states(one, {1: ACTIVE, 2: ACTIVE})
     before = max(one.view().epoch, two.view().epoch)
     lost = nodes.transaction()
-    for path in ("ids/1", "ids/2", "ids", "draining", "away"):
+    for path in ("ids/1", "ids/2", "known/1", "known/2", "ids", "draining", "away", "known"):
         lost.delete(f"/servers/{path}")
     lost.delete("/servers")
     lost.delete("/config")
@@ -603,6 +608,43 @@ def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_
     registry._grace_until = 0.0
     registry._refresh_view()
     assert states(server) == {1: ACTIVE}
+
+
+def test_a_server_that_starts_gives_a_missing_server_a_session_of_time_to_register_again(
+    join: Callable[..., Any], nodes: Any
+) -> None:
+    nine = Registered(9, "nine.example", 7070, "0.1.0", 7, 8)
+    nodes.create("/servers/known/9", nine.dump(), makepath=True)
+    server = join(1)
+    assert states(server) == {1: ACTIVE, 9: ACTIVE}
+    nodes.create("/servers/ids/9", nine.dump())
+    eventually(lambda: server.view().epoch == epoch_of_ids(nodes))
+    assert states(server) == {1: ACTIVE, 9: ACTIVE}
+    nodes.delete("/servers/ids/9")
+    registry = server._registry
+    registry._grace_until = 0.0
+    registry._refresh_view()
+    assert states(server) == {1: ACTIVE}
+    assert nodes.get_children("/servers/known") == ["1"]
+    server.stop(grace_s=0.0)
+    assert nodes.get_children("/servers/known") == []
+
+
+@pytest.mark.long
+def test_servers_whose_sessions_end_while_another_one_starts_stay_in_every_view(
+    server_process: Callable[..., Any], join: Callable[..., Any], nodes: Any, zookeeper: str
+) -> None:
+    process = server_process(f"--zookeeper={zookeeper}", "--id=2", f"--zookeeper-session-s={SHORT_S}")
+    eventually(lambda: nodes.exists("/servers/ids/2") is not None)
+    process.pause()
+    eventually(lambda: not nodes.get_children("/servers/ids"))
+    server = join(1)
+    assert states(server) == {1: ACTIVE, 2: ACTIVE}
+    expected = listed(server, 2).member
+    process.resume()
+    eventually(lambda: sorted(nodes.get_children("/servers/ids")) == ["1", "2"])
+    eventually(lambda: server.view().epoch == epoch_of_ids(nodes))
+    assert listed(server, 2).member == expected
 
 
 def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_the_session(

@@ -107,6 +107,15 @@ def sessions_lost(seed: int) -> Case:
     return _plain(seed, dice, servers, SessionsLost(at, for_s), *_one_more(dice, servers, at + for_s))
 
 
+def first_back(seed: int) -> Case:
+    """No server reaches ZooKeeper until all sessions are over, and one that starts without its state may be the first
+    that reaches it again."""
+    dice = random.Random(f"{seed} first back")
+    at, for_s = round(dice.uniform(0.2, 1.0), 3), round(dice.uniform(4.2, 8.0), 3)
+    stops = ServerStops(round(at + dice.uniform(0.1, 1.0), 3), 3, round(dice.uniform(0.5, 4.0), 3), False)
+    return replace(_plain(seed, dice, 3, SessionsLost(at, for_s), stops, replicas=1), session_s=4.0)
+
+
 def old_view(seed: int) -> Case:
     """One server does not reach ZooKeeper while another joins, drains, or is restarted; some client reaches only the
     one with the old view."""
@@ -246,7 +255,7 @@ def emptied(seed: int) -> Case:
 
 CORNERS: tuple[Corner, ...] = (
     left_out, unheard_fail, data_lost, late_registration, sessions_lost, old_view, leaving, silence, long_flush,
-    seldom_asked, made_anew, rolling, newcomer, emptied,
+    seldom_asked, made_anew, rolling, newcomer, first_back, emptied,
 )  # fmt: skip
 
 

@@ -319,6 +319,11 @@ def _nobody_lacks(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, before: False
 
 
+def _nobody_else(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A server that starts while others have lost their sessions shows a view without them."""
+    return lambda self, known: self
+
+
 def _without(*states: MemberState) -> Mistake:
     """Members of these states are not in the view."""
 
@@ -444,6 +449,11 @@ MUTANTS = (
         "no wait for trust after a lost session",
         ((Seen, "misses_servers_of", _nobody_lacks),),
         case=corners.sessions_lost,
+    ),
+    Mutant(
+        "a server that starts takes those it cannot see for gone",
+        ((Seen, "expecting", _nobody_else),),
+        case=corners.first_back,
     ),
     Mutant(
         "an away server is treated as gone", ((Seen, "listed", _without(MemberState.AWAY)),), matters=_with(ServerStops)

@@ -1,4 +1,4 @@
-"""Registry: ZooKeeper as plain data, and each server's place in it: what ``doors.registry`` does, without kazoo.
+"""Registry: ZooKeeper as plain data, and each server's place in it: what ``zookeeper.registry`` does, without kazoo.
 
 What the nodes mean is the real ``core.members``. Sessions live as long as their server can be heard: one that stands
 still, or is cut off from here, loses its session after ``session_s``, and comes back with a new one. While ZooKeeper
@@ -38,6 +38,7 @@ class Nodes:
     ids: dict[int, Registered] = field(default_factory=dict)
     draining: dict[int, Registered] = field(default_factory=dict)
     away: dict[int, Away] = field(default_factory=dict)
+    known: dict[int, Registered] = field(default_factory=dict)
 
 
 class ZooKeeper:
@@ -165,10 +166,13 @@ class Place:
             return False
         self._ensemble = 0
         self._agree_on_config()
-        nodes.ids[server.id] = server
+        nodes.ids[server.id] = nodes.known[server.id] = server
         nodes.away.pop(server.id, None)
         nodes.epoch += 1
-        self.server, self._seen = server, zookeeper.seen()
+        self.server, seen = server, zookeeper.seen()
+        self._seen = seen.expecting(nodes.known.values())
+        if self._seen != seen:
+            self._give_grace()
         self._is_draining = False
         zookeeper.on_listed(server.id)
         zookeeper.changed()
@@ -192,6 +196,7 @@ class Place:
         if away_s is not None:
             zookeeper.nodes.away[server.id] = Away(server.member, zookeeper.now_ms + int(away_s * 1000))
             zookeeper.on_away(server.id)
+        zookeeper.nodes.known.pop(server.id, None)
         zookeeper.nodes.ids.pop(server.id, None)
         zookeeper.nodes.draining.pop(server.id, None)
         zookeeper.nodes.epoch += 1
@@ -215,23 +220,28 @@ class Place:
 
     def look(self) -> None:
         """See who is there; who has just come back itself gives the others time to do so as well."""
-        if not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
+        if self.server is None or not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
         seen = self._zookeeper.seen()
         if self._zookeeper.scheduler.now < self._grace_until and seen.misses_servers_of(self._seen):
             return
         self._seen = seen
+        nodes = self._zookeeper.nodes
+        nodes.known = {id_: known for id_, known in nodes.known.items() if id_ in {*nodes.ids, *nodes.draining}}
+
+    def _give_grace(self) -> None:
+        zookeeper = self._zookeeper
+        self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
+        zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
 
     def come_back(self) -> None:
         """It, or ZooKeeper, can be heard again."""
         if self.server is None or not self._can_be_heard():
             return
-        zookeeper = self._zookeeper
-        self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
+        self._give_grace()
         self._agree_on_config()
         self._keep_registered()
         self.look()
-        zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
 
     def _agree_on_config(self) -> None:
         """Go by the incarnation of the ensemble that `config` names, or write a later one."""
@@ -257,7 +267,7 @@ class Place:
             nodes.draining[server.id] = server
             nodes.ids.pop(server.id, None)
         elif nodes.ids.get(server.id) is None:
-            nodes.ids[server.id] = server
+            nodes.ids[server.id] = nodes.known[server.id] = server
             nodes.away.pop(server.id, None)
         if before != (nodes.ids.get(server.id), nodes.draining.get(server.id)):
             nodes.epoch += 1
