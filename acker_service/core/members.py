@@ -9,9 +9,8 @@ listed. Nodes under the chroot of a cluster:
     servers/draining/<id>   ephemeral: a server that drains; created before the server deletes its node in ids
     servers/away/<id>       persistent: a server that stopped with its state and will be back; created before the server
                             deletes its node in ids
-    servers/known/<id>      persistent: a server that has registered and not left. ZooKeeper may end the sessions of
-                            servers that run; a server that starts meanwhile learns of them here. The others delete it
-                            when they take that server out of their view
+    servers/known/<id>      persistent: a server that has registered and not left. A server that starts while others
+                            have lost their sessions learns of them here. Deleted by any server that lists it no more
 """
 
 from __future__ import annotations
@@ -101,43 +100,47 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What ZooKeeper held at an epoch (see ``epoch_of``). ``away`` includes members whose time has passed."""
+    """What ZooKeeper held at an epoch (see ``epoch_of``). ``away`` includes members whose time has passed.
+
+    ``expected``: servers that have probably lost their sessions and are about to register again, and for how long they
+    are expected. They are listed as away: clients wait for them and place nothing new on them.
+    """
 
     epoch: int = 0
     serving: tuple[Registered, ...] = ()
     draining: tuple[Registered, ...] = ()
     away: tuple[Away, ...] = ()
+    expected: tuple[Away, ...] = ()
+
+    def expecting(self, servers: Iterable[Registered], until_ms: int) -> Seen:
+        """Return this with ``servers`` expected until then, Unix time, and those that are expected already."""
+        expected = {each.member.id: each for each in self.expected}
+        expected |= {server.id: Away(server.member, until_ms) for server in servers}
+        return replace(self, expected=tuple(expected.values()))
 
     def listed(self, now_ms: int) -> tuple[ListedMember, ...]:
         """Return the members at ``now_ms``, Unix time, ascending by id.
 
         Where nodes share an id, the latest state of the server counts. A draining node overrides the registration of
-        the same process. A registration overrides an away node, and the draining node of another process.
+        the same process. A registration overrides an away node, and the draining node of another process. All of them
+        override an expected server, as does a server at its address.
         """
-        found = {away.member.id: _listed(away, now_ms) for away in self.away if away.until_ms > now_ms}
+        addresses = {server.address for server in self.serving + self.draining}
+        absent = [each for each in self.expected if each.member.address not in addresses]
+        found = {each.member.id: _listed(each, now_ms) for each in (*absent, *self.away) if each.until_ms > now_ms}
         found |= {server.id: ListedMember(server.member, MemberState.DRAINING) for server in self.draining}
         draining = {server.incarnation for server in self.draining}
         found |= {s.id: ListedMember(s.member) for s in self.serving if s.incarnation not in draining}
         return tuple(found[id] for id in sorted(found))
-
-    def expecting(self, known: Iterable[Registered]) -> Seen:
-        """Return this with the servers of ``known`` whose ids are free: they may run and be about to register again."""
-        taken = {server.id for server in self.serving + self.draining} | {away.member.id for away in self.away}
-        missing = tuple(server for server in known if server.id not in taken)
-        return replace(self, serving=self.serving + missing)
-
-    def misses_servers_of(self, before: Seen) -> bool:
-        """Is a server missing that served or drained in ``before``?"""
-        present = {server.member for server in self.serving + self.draining} | {away.member for away in self.away}
-        return any(server.member not in present for server in before.serving + before.draining)
 
     def expired_away_ids(self, now_ms: int) -> list[int]:
         """Return the ids of away members whose time is up."""
         return [away.member.id for away in self.away if away.until_ms <= now_ms]
 
     def next_change_ms(self, now_ms: int) -> int | None:
-        """Return in how many ms the time of the next away member is up, which changes the list; None: never."""
-        return min((away.until_ms - now_ms for away in self.away if away.until_ms > now_ms), default=None)
+        """Return in how many ms the time of an away or expected member is up, which changes the list; None: never."""
+        absent = self.away + self.expected
+        return min((each.until_ms - now_ms for each in absent if each.until_ms > now_ms), default=None)
 
 
 def changes(before: Sequence[ListedMember], after: Sequence[ListedMember]) -> list[tuple[str, ListedMember]]:

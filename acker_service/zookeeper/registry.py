@@ -12,8 +12,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, KazooException, NoAuthError, NodeExistsError, NoNodeError
@@ -88,10 +88,8 @@ class Registry:
         # Why the last update of the nodes failed; "" if it succeeded.
         self._failure = ""
         self._connection_states: deque[str] = deque()
-        # Missing servers stay in the view until then, because they may be about to register again: `_refresh_view`.
+        # Until then the node of a dead process of this server may still be there.
         self._grace_until = 0.0
-        # Whether this server has written its node in `known` since it created its node in `ids`.
-        self._is_known = False
         self._woken, self._closing = threading.Event(), threading.Event()
         self._connected = threading.Event()
         self._nodes = _Nodes(zookeeper, self._on_connection_state, self._woken.set)
@@ -247,21 +245,24 @@ class Registry:
             nodes.replace("/config", renewed, stat.version)
             config = renewed
         if self._config and config != self._config:
-            self._grace_until = time.monotonic() + self._zookeeper.session_s
+            self._expect_all()
             log.warning("ensemble_lost_data", **self._epoch_fields, ensemble_now=members.ensemble_of(config))
         self._config = config
 
     def _next_ensemble(self) -> int:
         return members.next_ensemble(members.ensemble_of(self._config), _now_ms())
 
-    def _restore_away(self) -> None:
-        """Create the away nodes that the ensemble has lost again, since away members cannot do so themselves."""
-        nodes = self._nodes
+    def _restore_nodes(self) -> None:
+        """Create nodes again that the ensemble has lost: those of away members, which cannot do so themselves, and of
+        servers that are expected."""
+        nodes, seen = self._nodes, self._seen
         present = {id for folder in ("ids", "draining", "away") for id in nodes.children(f"/servers/{folder}")[0]}
-        for away in self._seen.away:
-            if away.until_ms > _now_ms() and str(away.member.id) not in present:
+        lost = [("away", each.member.id, each.dump()) for each in seen.away if each.until_ms > _now_ms()]
+        lost += [("known", each.id, each.dump()) for each in seen.serving + seen.draining]
+        for folder, id, content in lost:
+            if str(id) not in present:
                 with contextlib.suppress(NodeExistsError):
-                    nodes.create(f"/servers/away/{away.member.id}", away.dump())
+                    nodes.create(f"/servers/{folder}/{id}", content)
 
     # -- registration
 
@@ -270,12 +271,10 @@ class Registry:
         found = self._nodes.find(self._own("ids"))
         if found is not None and self._is_own(found[0]):
             if found[1].ephemeralOwner == self._nodes.session:
-                self._make_known()
                 return
             # The node is of an earlier session of this process.
             self._nodes.delete(self._own("ids"))
         self._check_rivals()
-        self._is_known = False
         self._nodes.create(self._own("ids"), self._server.dump(), ephemeral=True)
         try:
             # Two servers that register at once may have missed each other. The first one has the lower zxid and stays.
@@ -284,13 +283,8 @@ class Registry:
             self._nodes.delete(self._own("ids"))
             raise
         self._nodes.delete(self._own("away"))
-        self._make_known()
-
-    def _make_known(self) -> None:
-        """Write this server's node in known after each registration. It has a new version then: `_forget_missing`."""
-        if not self._is_known:
-            self._nodes.put(self._own("known"), self._server.dump())
-            self._is_known = True
+        # Each registration gives the node a new version: `_forget`.
+        self._nodes.put(self._own("known"), self._server.dump())
 
     def _check_rivals(self, before: float = float("inf")) -> None:
         """Raise :class:`_Rival` if another server, created before that zxid, has this one's id or address."""
@@ -338,12 +332,10 @@ class Registry:
     def _refresh_view(self) -> None:
         """Read the nodes of all servers and update the view.
 
-        When ZooKeeper comes back, a missing server has probably lost its session as well. It gets the time of a session
-        to register again, and until then the view stays as it was. A server that starts gives this time to the servers
-        that are known and missing.
+        When ZooKeeper comes back, or this server starts, a missing server has probably lost its session as well. It is
+        expected for the time of a session, unless it has left, or another server has dropped it from its view.
         """
         nodes = self._nodes
-        known = nodes.contents("/servers/known")
         # Reads ids first: a server that leaves ids has created its node in draining or away before.
         ids, stat = nodes.children("/servers/ids", watched=True)
         serving = self._loaded(Registered, "ids", ids)
@@ -352,33 +344,46 @@ class Registry:
         if nodes.get("/config")[0] != self._config:
             raise BadVersionError("`config` changed during the read, so the ensemble of these nodes is unknown")
         seen = Seen(epoch_of(members.ensemble_of(self._config), stat.pzxid), serving, draining, away)
-        if not self.epoch:
-            expected = seen.expecting(self._load(Registered, "known", known))
-            self._grace_until = time.monotonic() + self._zookeeper.session_s if expected != seen else 0.0
-            self._seen, self._ids = expected, set(ids)
-            self._log_changes()
-            return
         if (seen.epoch, set(ids)) != (self._seen.epoch, self._ids) and seen.epoch <= self._seen.epoch:
             self._advance_ensemble()
             return
-        if time.monotonic() < self._grace_until and seen.misses_servers_of(self._seen):
-            return
-        self._seen, self._ids = seen, set(ids)
+        known = nodes.children("/servers/known")[0]
+        if not self.epoch:
+            self._expect(self._loaded(Registered, "known", known))
+        expected = tuple(each for each in self._seen.expected if str(each.member.id) in known)
+        self._seen, self._ids = replace(seen, expected=expected), set(ids)
         self._log_changes()
-        self._forget_missing(known)
+        self._keep_known(known)
         # A server that serves deletes its own away node, since it may just be about to stop and be away.
         for id in self._seen.expired_away_ids(_now_ms() - SKEW_MS):
             nodes.delete(f"/servers/away/{id}")
 
-    def _forget_missing(self, known: Mapping[str, tuple[bytes, Any]]) -> None:
-        """Delete the nodes of servers that the view lacks. ``known``: the nodes as they were before the view was read.
+    def _expect(self, servers: Sequence[Registered]) -> None:
+        """List these as away for the time of a session, unless they register."""
+        self._seen = self._seen.expecting(servers, _now_ms() + int(self._zookeeper.session_s * 1000))
 
-        A server that has registered since then has written its node again, in another version.
+    def _expect_all(self) -> None:
+        """Expect the servers of the last view: ZooKeeper has ended their sessions, or lost its data."""
+        self._grace_until = time.monotonic() + self._zookeeper.session_s
+        self._expect(self._seen.serving + self._seen.draining)
+
+    def _keep_known(self, known: Sequence[str]) -> None:
+        """Delete the nodes in known of servers that are no longer listed, and write this server's own if it is missing.
+
+        Another server may delete that node while this one registers.
         """
-        present = {str(server.id) for server in self._seen.serving + self._seen.draining}
-        for id in known.keys() - present:
+        listed = {str(each.member.id) for each in self._listed}
+        for id in set(known) - listed:
+            self._forget(id)
+        if str(self._server.id) not in known and not self._is_taken:
+            self._nodes.put(self._own("known"), self._server.dump())
+
+    def _forget(self, id: str) -> None:
+        """Delete a node in known, unless its server registers meanwhile: it then writes another version of the node."""
+        found = self._nodes.find(f"/servers/known/{id}")
+        if found is not None and self._nodes.find(f"/servers/ids/{id}") is None:
             with contextlib.suppress(BadVersionError):
-                self._nodes.delete(f"/servers/known/{id}", known[id][1].version)
+                self._nodes.delete(f"/servers/known/{id}", found[1].version)
 
     def _advance_ensemble(self) -> None:
         """Write a later incarnation of the ensemble, because its epoch went back: it was restored from a backup."""
@@ -389,9 +394,7 @@ class Registry:
         self._woken.set()
 
     def _loaded(self, kind: Any, folder: str, names: Sequence[str]) -> tuple[Any, ...]:
-        return self._load(kind, folder, self._nodes.contents(f"/servers/{folder}", names))
-
-    def _load(self, kind: Any, folder: str, contents: Mapping[str, tuple[bytes, Any]]) -> tuple[Any, ...]:
+        contents = self._nodes.contents(f"/servers/{folder}", names)
         found, troubles = members.loaded(kind, {name: content for name, (content, _) in contents.items()})
         for trouble in troubles:
             log.warning("node_passed_over", node=f"servers/{folder}/{trouble}")
@@ -452,12 +455,12 @@ class Registry:
             self._log_changes()
             return
         if self._is_lost:
-            self._grace_until = time.monotonic() + self._zookeeper.session_s
+            self._expect_all()
             # The new connection may lead to another server of the ensemble, which may be behind the previous one.
             self._nodes.sync()
         self._agree_on_config()
         if members.ensemble_of(self._config) != parts_of(self.epoch)[0]:
-            self._restore_away()
+            self._restore_nodes()
         self._keep_registered()
         self._refresh_view()
         if self._is_lost:
@@ -471,9 +474,7 @@ class Registry:
     def _pause_s(self) -> float | None:
         """Return how long the thread may wait until the view changes by itself, and a moment more; None: for ever."""
         change_ms = self._seen.next_change_ms(_now_ms())
-        pauses_s = [self._grace_until - time.monotonic()] if self._grace_until > time.monotonic() else []
-        pauses_s += [] if change_ms is None else [change_ms / 1000]
-        return min(pauses_s) + 0.05 if pauses_s else None
+        return None if change_ms is None else change_ms / 1000 + 0.05
 
 
 class _Rival(Exception):

@@ -64,21 +64,29 @@ def test_who_serves_is_neither_away_nor_what_drained_before_it() -> None:
     assert seen.expired_away_ids(NOW_MS + 500) == [1]
 
 
-def test_a_view_lacks_who_is_gone_or_came_back_without_its_state() -> None:
-    before = Seen(9, (ONE, TWO))
-    assert not Seen(10, (TWO, replace(ONE, incarnation=77))).misses_servers_of(before)
-    assert not Seen(10, (TWO,), (ONE,)).misses_servers_of(before)
-    assert not Seen(10, (TWO,), (), (Away(ONE.member, 0),)).misses_servers_of(before)
-    assert Seen(10, (TWO,)).misses_servers_of(Seen(9, (TWO,), (ONE,)))
-    assert Seen(10, (TWO,)).misses_servers_of(before)
-    assert Seen(10, (TWO, replace(ONE, generation=5))).misses_servers_of(before)
+def test_an_expected_server_is_away_until_its_time_is_up() -> None:
+    seen = Seen(9, (TWO,)).expecting([ONE], NOW_MS + 500)
+    assert seen.listed(NOW_MS) == (ListedMember(ONE.member, MemberState.AWAY, 500), ListedMember(TWO.member))
+    assert seen.next_change_ms(NOW_MS) == 500
+    assert seen.listed(NOW_MS + 500) == (ListedMember(TWO.member),)
+    # Its node in away is not this server's to write or to remove.
+    assert (seen.away, seen.expired_away_ids(NOW_MS + 500)) == ((), [])
 
 
-def test_a_known_server_is_expected_unless_its_id_serves_drains_or_is_away() -> None:
-    anew = replace(ONE, generation=5)
-    assert Seen(9, (TWO,)).expecting([ONE, TWO]) == Seen(9, (TWO, ONE))
-    for seen in (Seen(9, (anew,)), Seen(9, (), (anew,)), Seen(9, (), (), (Away(anew.member, 0),))):
-        assert seen.expecting([ONE]) == seen
+def test_an_expected_server_is_not_listed_beside_one_of_its_id_or_address() -> None:
+    anew, other = replace(ONE, generation=5), replace(ONE, id=3)
+    for seen in (
+        Seen(9, (anew,)),
+        Seen(9, (), (anew,)),
+        Seen(9, (other,)),
+        Seen(9, (), (), (Away(anew.member, NOW_MS + 9),)),
+    ):
+        assert seen.expecting([ONE], NOW_MS + 500).listed(NOW_MS) == seen.listed(NOW_MS)
+
+
+def test_a_server_that_is_expected_twice_has_the_later_time_and_others_keep_theirs() -> None:
+    seen = Seen(9).expecting([ONE, TWO], NOW_MS + 1).expecting([ONE], NOW_MS + 2)
+    assert seen.expected == (Away(ONE.member, NOW_MS + 2), Away(TWO.member, NOW_MS + 1))
 
 
 def test_who_came_left_drains_or_is_away_has_a_line_each() -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from acker_protocol.messages import ListedMember, MemberState, OpenBatch, Status
-from acker_protocol.placement import epoch_of, parts_of
+from acker_protocol.placement import parts_of
 from acker_protocol.version import VERSION
 from acker_service.core import members
 from acker_service.core.members import Away, Registered
@@ -33,6 +34,7 @@ from tests.service.pages import page
 SESSION_S = 20.0
 SHORT_S = 2.0
 FIRST = 1 << 40
+NINE = Registered(9, "nine.example", 7070, "0.1.0", 7, 8)
 ACTIVE, DRAINING, AWAY = MemberState.ACTIVE, MemberState.DRAINING, MemberState.AWAY
 
 
@@ -71,11 +73,6 @@ def listed(server: Any, id: int) -> ListedMember:
 
 def await_states(server: Any, expected: dict[int, MemberState]) -> None:
     eventually(lambda: states(server) == expected)
-
-
-def epoch_of_ids(nodes: Any) -> int:
-    ensemble: int = json.loads(nodes.get("/config")[0])["ensemble"]
-    return epoch_of(ensemble, nodes.get("/servers/ids")[1].pzxid)
 
 
 def lines(process: Any, event: str) -> list[dict[str, Any]]:
@@ -515,7 +512,8 @@ def test_servers_register_again_with_a_zookeeper_that_has_lost_its_data_and_thei
         zookeeper.empty()
         # No view in between lacks one of them, nor the member that is away and cannot say so itself.
         while min(server.view().epoch for server in (one, two)) <= before.epoch:
-            assert states(one) == states(two) == {1: ACTIVE, 2: ACTIVE, 3: AWAY}
+            assert states(one).keys() == states(two).keys() == {1, 2, 3}
+            assert states(one)[3] == states(two)[3] == AWAY
             time.sleep(0.001)
         assert {each.member for each in one.view().members} == {each.member for each in before.members}
         back = start_server(id=3, state_dir=str(tmp_path / "state"), **place)
@@ -593,41 +591,48 @@ def test_a_server_whose_chroot_was_taken_by_another_version_meanwhile_says_so_an
     assert parts_of(server.view().epoch)[0] == parts_of(before.epoch)[0]
 
 
-def test_who_is_missing_when_zookeeper_comes_back_has_a_session_of_time_to_come_back_too(
+def test_a_server_that_is_missing_when_zookeeper_comes_back_is_away_for_a_session(
     join: Callable[..., Any], nodes: Any
 ) -> None:
     server = join(1)
-    nodes.create("/servers/ids/9", Registered(9, "nine.example", 7070, "0.1.0", 7, 8).dump())
+    nodes.create("/servers/known/9", NINE.dump())
+    nodes.create("/servers/ids/9", NINE.dump())
     await_states(server, {1: ACTIVE, 9: ACTIVE})
-    before = server.view()
     registry = server._registry
-    registry._grace_until = time.monotonic() + 3600
+    registry._expect([NINE])
     nodes.delete("/servers/ids/9")
-    registry._refresh_view()
-    assert server.view() == before
-    registry._grace_until = 0.0
-    registry._refresh_view()
-    assert states(server) == {1: ACTIVE}
-
-
-def test_a_server_that_starts_gives_a_missing_server_a_session_of_time_to_register_again(
-    join: Callable[..., Any], nodes: Any
-) -> None:
-    nine = Registered(9, "nine.example", 7070, "0.1.0", 7, 8)
-    nodes.create("/servers/known/9", nine.dump(), makepath=True)
-    server = join(1)
-    assert states(server) == {1: ACTIVE, 9: ACTIVE}
-    nodes.create("/servers/ids/9", nine.dump())
-    eventually(lambda: server.view().epoch == epoch_of_ids(nodes))
-    assert states(server) == {1: ACTIVE, 9: ACTIVE}
-    nodes.delete("/servers/ids/9")
-    registry = server._registry
-    registry._grace_until = 0.0
+    await_states(server, {1: ACTIVE, 9: AWAY})
+    assert 0 < listed(server, 9).away_ms <= SESSION_S * 1000
+    assert sorted(nodes.get_children("/servers/known")) == ["1", "9"]
+    registry._seen = replace(registry._seen, expected=(Away(NINE.member, 0),))
     registry._refresh_view()
     assert states(server) == {1: ACTIVE}
     assert nodes.get_children("/servers/known") == ["1"]
+
+
+def test_a_server_that_starts_lists_a_missing_server_as_away_until_it_registers_again_or_leaves(
+    join: Callable[..., Any], nodes: Any
+) -> None:
+    nodes.create("/servers/known/9", NINE.dump(), makepath=True)
+    server = join(1)
+    assert states(server) == {1: ACTIVE, 9: AWAY}
+    nodes.create("/servers/ids/9", NINE.dump())
+    await_states(server, {1: ACTIVE, 9: ACTIVE})
+    nodes.delete("/servers/known/9")
+    nodes.delete("/servers/ids/9")
+    await_states(server, {1: ACTIVE})
     server.stop(grace_s=0.0)
     assert nodes.get_children("/servers/known") == []
+
+
+def test_a_server_writes_its_node_in_known_again_if_another_has_deleted_it(
+    join: Callable[..., Any], nodes: Any
+) -> None:
+    server = join(1)
+    nodes.delete("/servers/known/1")
+    join(2)
+    await_states(server, {1: ACTIVE, 2: ACTIVE})
+    eventually(lambda: sorted(nodes.get_children("/servers/known")) == ["1", "2"])
 
 
 @pytest.mark.long
@@ -639,11 +644,10 @@ def test_servers_whose_sessions_end_while_another_one_starts_stay_in_every_view(
     process.pause()
     eventually(lambda: not nodes.get_children("/servers/ids"))
     server = join(1)
-    assert states(server) == {1: ACTIVE, 2: ACTIVE}
+    assert states(server) == {1: ACTIVE, 2: AWAY}
     expected = listed(server, 2).member
     process.resume()
-    eventually(lambda: sorted(nodes.get_children("/servers/ids")) == ["1", "2"])
-    eventually(lambda: server.view().epoch == epoch_of_ids(nodes))
+    await_states(server, {1: ACTIVE, 2: ACTIVE})
     assert listed(server, 2).member == expected
 
 

@@ -314,14 +314,9 @@ def _had_time(real: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, member, epoch: True
 
 
-def _nobody_lacks(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A server that comes back to ZooKeeper believes at once that who is missing there is gone."""
-    return lambda self, before: False
-
-
-def _nobody_else(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A server that starts while others have lost their sessions shows a view without them."""
-    return lambda self, known: self
+def _nobody_expected(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A server takes all for gone that have lost their sessions, as it has itself, or while it starts."""
+    return lambda self, servers, until_ms: self
 
 
 def _without(*states: MemberState) -> Mistake:
@@ -447,12 +442,12 @@ MUTANTS = (
     ),
     Mutant(
         "no wait for trust after a lost session",
-        ((Seen, "misses_servers_of", _nobody_lacks),),
+        ((Seen, "expecting", _nobody_expected),),
         case=corners.sessions_lost,
     ),
     Mutant(
         "a server that starts takes those it cannot see for gone",
-        ((Seen, "expecting", _nobody_else),),
+        ((Seen, "expecting", _nobody_expected),),
         case=corners.first_back,
     ),
     Mutant(

@@ -9,8 +9,8 @@ come back without its data: the first server that is there again begins a later 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from acker_protocol.messages import ListedMember, MemberState
 from acker_protocol.placement import epoch_of
@@ -141,7 +141,6 @@ class Place:
         self._seen = Seen()
         self._is_draining = False
         self._unheard_until = 0.0
-        self._grace_until = 0.0
         self._ensemble = 0
         zookeeper.join(self)
 
@@ -169,10 +168,8 @@ class Place:
         nodes.ids[server.id] = nodes.known[server.id] = server
         nodes.away.pop(server.id, None)
         nodes.epoch += 1
-        self.server, seen = server, zookeeper.seen()
-        self._seen = seen.expecting(nodes.known.values())
-        if self._seen != seen:
-            self._give_grace()
+        self.server, self._seen = server, zookeeper.seen()
+        self._expect(nodes.known.values())
         self._is_draining = False
         zookeeper.on_listed(server.id)
         zookeeper.changed()
@@ -219,26 +216,25 @@ class Place:
             zookeeper.scheduler.after(zookeeper.session_s, lambda: self._expire_if_silent(server))
 
     def look(self) -> None:
-        """See who is there; who has just come back itself gives the others time to do so as well."""
+        """Read the view. Forget servers that are no longer listed."""
         if self.server is None or not self._can_be_heard() or self._ensemble != self._zookeeper.nodes.ensemble:
             return
-        seen = self._zookeeper.seen()
-        if self._zookeeper.scheduler.now < self._grace_until and seen.misses_servers_of(self._seen):
-            return
-        self._seen = seen
         nodes = self._zookeeper.nodes
-        nodes.known = {id_: known for id_, known in nodes.known.items() if id_ in {*nodes.ids, *nodes.draining}}
+        expected = tuple(each for each in self._seen.expected if each.member.id in nodes.known)
+        self._seen = replace(self._zookeeper.seen(), expected=expected)
+        _, listed = self.view()
+        nodes.known = {id_: nodes.known[id_] for id_ in nodes.known if id_ in {each.member.id for each in listed}}
 
-    def _give_grace(self) -> None:
+    def _expect(self, servers: Iterable[Registered]) -> None:
         zookeeper = self._zookeeper
-        self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
+        self._seen = self._seen.expecting(servers, zookeeper.now_ms + int(zookeeper.session_s * 1000))
         zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
 
     def come_back(self) -> None:
         """It, or ZooKeeper, can be heard again."""
         if self.server is None or not self._can_be_heard():
             return
-        self._give_grace()
+        self._expect(self._seen.serving + self._seen.draining)
         self._agree_on_config()
         self._keep_registered()
         self.look()
@@ -249,7 +245,8 @@ class Place:
         if not nodes.ensemble:
             nodes.ensemble = members.next_ensemble(self._ensemble, zookeeper.now_ms)
         if self._ensemble and nodes.ensemble != self._ensemble:
-            self._grace_until = zookeeper.scheduler.now + zookeeper.session_s
+            for known in self._seen.serving + self._seen.draining:
+                nodes.known.setdefault(known.id, known)
             for away in self._seen.away:
                 here = away.member.id in {*nodes.ids, *nodes.draining, *nodes.away}
                 if away.until_ms > zookeeper.now_ms and not here:

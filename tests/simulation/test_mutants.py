@@ -21,7 +21,7 @@ KNOWN = {
     "old news counted against a member": 8,
     "an ensemble without its data taken for an older one": 11,
     "no time to register in a new ensemble": 3,
-    "no wait for trust after a lost session": 9,
+    "no wait for trust after a lost session": 23,
     "a server that starts takes those it cannot see for gone": 2,
     "an away server is treated as gone": 74,
     "a draining server is treated as gone": 30,

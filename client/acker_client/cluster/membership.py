@@ -397,7 +397,9 @@ class Cluster:
         if known is None or parts_of(known.epoch)[0] != ensemble:
             self._ensemble_since = self.clock()
         for each in reply.members:
-            self._note_ensemble(each.member, reply.epoch)
+            # Servers also list as away those that have not registered in this ensemble yet.
+            if each.state != MemberState.AWAY:
+                self._note_ensemble(each.member, reply.epoch)
         if known is not None and known.members != reply.members:
             log.info("view %d: %s", epoch, ", ".join(map(_described, reply.members)))
 
