@@ -1,4 +1,4 @@
-"""Conversations: a source with each of its servers.
+"""Conversations: one source at all of its servers.
 
 Decides to which server a conversation belongs when members move, which leases are renewed, and which servers are
 forgotten.

@@ -1,6 +1,6 @@
 """Source session: one source on all servers that its roots live on.
 
-Puts the parts of a source together, and takes the source's lock for what concerns its batches alone. The parts, each
+Puts the parts of a source together, and takes the source's lock where a call only concerns its batches. The parts, each
 with the state that it owns:
 
 | part | owns | guarded by |
@@ -42,7 +42,7 @@ from acker_protocol.placement import Member
 
 
 class SourceSession:
-    """Thread-safe; ``watch`` is for one thread at a time. ``emissions``: what is emitted by this source."""
+    """Thread-safe; ``watch`` is for one thread at a time. ``emissions``: the emissions of this source."""
 
     def __init__(self, cluster: Cluster, name: str, session: int, lease_s: float, limits: Limits, base: int) -> None:
         """``limits``: the timeouts of emissions, whose numbers begin with ``base``."""
@@ -82,7 +82,7 @@ class SourceSession:
         return self._conversations.heard_at
 
     def renew_lease(self, member: Member, patience: Patience) -> None:
-        """Register the source again at ``member``, which does not know it: nobody may be watching while a report waits.
+        """Register the source again at ``member``, which does not know it. Reports need it, as no watch may be running.
         The next watch learns what the server has lost. Raises ``Draining`` if it does not register sources any more."""
         self._conversations.with_member(member).renew_lease(patience)
 
@@ -172,5 +172,5 @@ class SourceSession:
     # -- outcomes
 
     def watch(self, wait_s: float, max_outcomes: int) -> WatchResult:
-        """Return what has come, and wait up to ``wait_s`` for the first of it. Confirms what earlier calls returned."""
+        """Return the news, waiting up to ``wait_s`` for the first. Confirms what earlier calls returned."""
         return self._watching.next_result(wait_s, max_outcomes)
