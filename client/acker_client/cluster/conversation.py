@@ -93,7 +93,7 @@ class Conversation:
 
     @property
     def address(self) -> str:
-        """Where the member was when its address was looked up last."""
+        """The last known address of the member."""
         return self._address
 
     @property
@@ -165,7 +165,7 @@ class Conversation:
                 patience,
                 self.renew_lease,
             )
-            # If the generation changed during the call, nobody knows under which one the batch was opened.
+            # If the generation changed during the call, it is unknown under which one the batch was opened.
             if self._registration.generation == generation:
                 return generation
 

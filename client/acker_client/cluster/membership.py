@@ -99,7 +99,7 @@ class Cluster:
         return Retrying(lambda: self.caller_of(member))
 
     def address_of(self, member: Member) -> str:
-        """Where ``member`` is now."""
+        """Return the present address of ``member``."""
         listed = self._listing_of(member)
         return member.address if listed is None else listed.member.address
 

@@ -55,7 +55,7 @@ class Opener:
         until_opened(attempt, patience)
 
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
-        """Place a batch and open it on all its members. Placed anew if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
         # A failed attempt leaves it open where it was opened, and the next one may place it elsewhere.
         asked = self._asked.setdefault(request.number, {})
         tried = set[Member]()
@@ -141,7 +141,7 @@ class Opening:
     """Something that is to be opened on its members: see :class:`acker_client.cluster.replicas.Party`.
 
     ``is_there_another``: whether it might be placed on another member instead of the given one. ``out``: the members
-    that were left out, without which it is placed anew.
+    that were left out, without which it is placed again.
     """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
@@ -155,7 +155,7 @@ class Opening:
         self._opened.add(member)
 
     def can_do_without(self, member: Member) -> bool:
-        # It is then placed anew, without the silent members.
+        # It is then placed again, without the silent members.
         return any(other != member for other in self._opened) or self._is_there_another(member)
 
     def drop_member(self, member: Member, why: str) -> None:

@@ -60,7 +60,7 @@ def ask_members(
     """Make ``call`` to every member that is left, and wait until each has answered or is out.
 
     Leaves a member out if it is gone. Also leaves it out if the answers of others cover its own, and it is silent or
-    raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for everybody is
+    raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for all clients is
     left out: silence towards this client is not enough. Always waits for a member that is away for a planned restart.
     If clients left out different members, some roots would have no replica.
 

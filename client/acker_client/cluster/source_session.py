@@ -94,12 +94,12 @@ class SourceSession:
 
     @property
     def pins(self) -> Pins:
-        """Where the batches live that are not over, oldest first."""
+        """The pins of batches that are not over, oldest first."""
         with self._batches.lock:
             return self._batches.pins
 
     def pin_of(self, number: int) -> Pin | None:
-        """Where a batch lives; None if it is over."""
+        """Return the pin of a batch; None if it is over."""
         with self._batches.lock:
             batch = self._batches.find(number)
         return None if batch is None else batch.pin
@@ -121,7 +121,7 @@ class SourceSession:
     # -- batches
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
-        """Place a batch and open it on all its members. Placed anew if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
         with self._batches.lock:
             known = self._batches.find(request.number)
             self.emissions.leave_numbers_to_user()
@@ -137,7 +137,7 @@ class SourceSession:
         BatchSettling(self._cluster, self._batches, self._conversations, batch, request).settle_on_members(budget_s)
 
     def leave_out_servers(self, number: int, servers: AbstractSet[int], why: str = WENT_WITHOUT) -> None:
-        """Leave servers, by their ids, out of a batch, because somebody reports without them."""
+        """Leave servers, by their ids, out of a batch, because reports were sent without them."""
         with self._batches.lock:
             batch = self._batches.find(number)
             for member in () if batch is None else batch.members:
@@ -151,7 +151,7 @@ class SourceSession:
             return batch is None or batch.has_left_out(server)
 
     def is_unsettled(self, number: int) -> bool:
-        """Whether a batch is open and nobody has begun to settle it."""
+        """Whether a batch is open and not being settled."""
         with self._batches.lock:
             batch = self._batches.find(number)
             return batch is not None and batch.settlement is None

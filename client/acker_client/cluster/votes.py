@@ -197,7 +197,7 @@ class BatchVotes:
         self._votes = Votes(up_to, replicas.shape[1])
         self._heard: Counter[int] = Counter()
         # Rows that a member reported though it does not hold their slots. It was asked to open these slots before the
-        # batch was placed anew, and its count at *settled* includes each of these rows once.
+        # batch was placed again, and its count at *settled* includes each of these rows once.
         self._elsewhere: defaultdict[int, set[int]] = defaultdict(set)
         # Members that have settled or left.
         self._silenced: set[int] = set()
