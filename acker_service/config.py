@@ -111,20 +111,18 @@ class Config:
     advertise: str | None = _ADDRESS(None, "Where clients reach this server; off: where it listens.")
     advertise_unchecked: bool = _SWITCH(
         False,
-        "Start also where this server does not reach itself at --advertise, as behind a NAT that does not lead back.",
+        "Start even if this server cannot reach itself at --advertise, as behind some NATs.",
     )
     zookeeper_session_s: float = _SECONDS(
         10.0,
-        "How long ZooKeeper believes a silent server to be there; at the start, how long to wait for ZooKeeper.",
+        "Timeout of the ZooKeeper session; at the start, how long to wait for ZooKeeper.",
         0.5,
         600,
     )
     zookeeper_digest: str | None = _USER(
-        None, "Who this server is to ZooKeeper, as user:password; then nobody else may read or change its nodes."
+        None, "Credentials for ZooKeeper, as user:password; only this user may then read or change the server's nodes."
     )
-    zookeeper_ca: str | None = _PATH(
-        None, "CA certificates that ZooKeeper's own has to be signed by; with it, TLS is used."
-    )
+    zookeeper_ca: str | None = _PATH(None, "CA certificates to verify ZooKeeper with; connections then use TLS.")
     zookeeper_cert: str | None = _PATH(None, "This server's certificate for ZooKeeper.")
     zookeeper_key: str | None = _PATH(None, "The key of that certificate.")
     away_s: float = _SECONDS(
@@ -154,13 +152,13 @@ class Config:
     state_dir: str | None = _DIRECTORY(
         None, "Where the state is kept over a planned restart; without it a restart starts empty."
     )
-    discard_state: bool = _SWITCH(False, "Start empty and put aside whatever state lies in --state-dir.")
+    discard_state: bool = _SWITCH(False, "Start empty, and put aside a state in --state-dir.")
     workers: int = _WHOLE(2, "Threads that take reports.", 1, 1024)
     receive_s: float = _SECONDS(
         10.0, "How long the request of a call may take to arrive; then the call is cancelled.", 0.1, 3600
     )
     max_calls_per_connection: int = _WHOLE(
-        128, "Most calls under way at once on one connection; gRPC clients keep further ones to themselves.", 1, 65536
+        128, "Most calls under way at once on one connection; gRPC clients queue further ones.", 1, 65536
     )
     max_connections: int = _WHOLE(
         10_000, "Most connections for calls; further ones are closed at once (from grpcio 1.68 or so on).", 1, 1_000_000
@@ -171,7 +169,7 @@ class Config:
     )
     grace_s: float = _SECONDS(5.0, "How long calls under way may take to finish at a stop.", 0, 3600)
     drain_s: float = _SECONDS(
-        600.0, "How long a server that was asked to drain waits for the end of what it has, before it stops.", 0, 1e6
+        600.0, "How long a draining server waits for its batches and roots to end, before it stops.", 0, 1e6
     )
     reflection: bool = _SWITCH(False, "Offer gRPC reflection (for grpcurl and the like).")
     ready_file: str | None = _PATH(None, "File to write once serving: JSON with address, http_address and pid.")

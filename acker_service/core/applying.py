@@ -23,7 +23,7 @@ from acker_service.core.state import State
 
 Array = npt.NDArray[Any]
 
-# How long a client waits after OVERLOADED or UNKNOWN_SOURCE.
+# The pause of a client after OVERLOADED or UNKNOWN_SOURCE.
 RETRY_DELAY_MS = 200
 
 

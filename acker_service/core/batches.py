@@ -52,7 +52,7 @@ class BatchState:
 
     @classmethod
     def of(cls, request: OpenBatch, roots: int, index: int, now: float) -> BatchState:
-        """``roots``: what :func:`count_roots` counts in the request."""
+        """``roots``: the result of :func:`count_roots`."""
         words = (request.up_to + 63) // 64
         return cls(
             request.session,

@@ -26,8 +26,8 @@ CAPACITY_MIN = 8
 # The load of a sub-table after it was resized (long and short ones: see `kernels`), and the load below which it
 # shrinks. 24 bytes / 0.66 = 36 bytes a root after growing.
 LOAD_NEW_LONG, LOAD_NEW_SHORT, LOAD_MIN = 0.66, 0.78, 0.60
-# A window is so many calls of `fit`; the server makes 20 a second. A sub-table keeps the capacity for a peak until the
-# window after the peak's has ended, so a batch within 10 s of an equally large one finds enough room.
+# Calls of `fit` in a window; the server makes 20 a second. A sub-table keeps the capacity for a peak until the window
+# after the peak's has ended, so a batch within 10 s of an equally large one finds enough room.
 WINDOW_FITS = 200
 # How many cells are moved at once where a resize is not urgent, in some 5 to 10 ms.
 MOVED_MAX = 250_000
@@ -247,7 +247,7 @@ class Ledger:
         if self._fits % WINDOW_FITS == 0:
             self._peaks_before[:] = self._directory[:, PEAK]
             self._directory[:, PEAK] = self._directory[:, COUNT]
-        # By peaks and not by counts, so that a sub-table which fills again and again does not shrink in between.
+        # Uses peaks and not counts, so that a sub-table that fills again and again does not shrink in between.
         peaks, capacities = np.maximum(self._directory[:, PEAK], self._peaks_before), self._directory[:, CAPACITY]
         idle = (peaks < LOAD_MIN * capacities - 2) & (capacities > CAPACITY_MIN)
         if idle.any():

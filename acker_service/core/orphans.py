@@ -11,7 +11,7 @@ from __future__ import annotations
 from acker_service.core import kernels
 from acker_service.core.ledger import Ledger
 
-# Above each share of the bound, the factor by which orphans live shorter.
+# (share of the bound, factor by which the lifetime of orphans shrinks above this share)
 PRESSURE = ((0.9, 64), (0.75, 16), (0.5, 4))
 
 

@@ -20,8 +20,8 @@ from acker_service.core.outbox import Outbox
 SETTLED_MAX = 1024
 # How many batches one source may have open at once, so that it cannot use up all batch indexes.
 OPEN_MAX = 1024
-# A batch with some of the slots has more numbers than roots on this server, and its maps have a bit for each number.
-# This bounds its numbers: so many for each root that the server can hold.
+# Maximum of numbers in a batch for each root that the server can hold. A batch with only some of the slots has more
+# numbers than roots on this server, and its maps have a bit for each number.
 NUMBERS_A_ROOT = 16
 NAME_CHARACTERS = 256
 

@@ -30,7 +30,7 @@ class Counters:
     orphans_dropped: int = 0  # acks or fails of unknown roots for which there was no room
     identities_dropped: int = 0  # evicted early, for want of room
     leases_expired: int = 0
-    roots_dropped: int = 0  # pending roots of sources that closed or expired: nobody is left to report to
+    roots_dropped: int = 0  # pending roots of sources that closed or expired
 
     def count(self, verdicts: Kinds | int, roots: int) -> None:
         """Count ``roots`` outcomes. ``verdicts``: uint8[roots], or one verdict for all."""

@@ -4,8 +4,8 @@ Decides how a call that cannot be served is answered: malformed -> INVALID_ARGUM
 FAILED_PRECONDITION, a bug in the server -> INTERNAL, and it is logged. Any other call is decoded, passed to the shard,
 and its reply encoded. Requests arrive as bytes and are parsed here, so that a malformed one gets our own error text.
 
-Every call is registered with gRPC as one with a stream of requests, of which the first counts; the wire is the same.
-gRPC then hands over a call before its request has arrived, so a request that never arrives can be cancelled (see
+Every call is registered with gRPC as a stream of requests, of which only the first counts. The wire format is the same.
+gRPC then passes a call on before its request has arrived, so a request that never arrives can be cancelled (see
 ``workers``).
 """
 
@@ -45,7 +45,7 @@ SERVICE = "acker.v1.Acker"
 
 log = Log("acker.servicer")
 
-# (method, name of gRPC's status, name of the answer: the acker's status, or gRPC's where there is no message; seconds)
+# Called with the method, gRPC's status, the acker's status (gRPC's if there is no message), and the seconds.
 Observe = Callable[[str, str, str, float], None]
 Answer = tuple[Status, bytes]
 _Call = Callable[[bytes, OnEnd], Answer]
@@ -75,8 +75,8 @@ class Servicer:
         reporters: Workers,
         others: Workers,
     ) -> None:
-        """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer these calls. ``epoch``: that
-        of the view, which goes into every reply. ``reporters`` answer Apply, ``others`` all other calls."""
+        """``hello``: the reply to Hello, except is_draining. ``view`` and ``drain`` answer these calls. ``epoch``
+        returns the epoch of the view, for every reply. ``reporters`` answer Apply, ``others`` all other calls."""
         self._shared = shared
         self._hello, self._view, self._epoch, self._drain = hello, view, epoch, drain
         self._values = values
@@ -139,7 +139,7 @@ class Servicer:
         return self._answer(reply.status, reply)
 
     def _answer(self, status: Status, reply: object) -> Answer:
-        """Add the epoch, as every reply has it, and serialize."""
+        """Add the epoch, which every reply has, and serialize."""
         return status, wire.stamped(wire.encode(reply), self._epoch()).SerializeToString()
 
     @property

@@ -1,7 +1,7 @@
-"""Health: is the server of this machine ready? What a container's health check runs (``acker health``).
+"""Health: whether the server on this machine is ready. Container health checks run it as ``acker health``.
 
-Decides where the server is: where its ready file says, if it is to write one, else where its options say; so the check
-follows the server's ports however they were set. Goes past any proxy.
+Decides where the server is: at the address in its ready file, if it has one, else at the address of its options. So the
+check finds the server's ports however they were set. Uses no proxy.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ USAGE = """Usage: acker health [options of acker serve]
 Asks the server that was started with the same options and environment whether it is ready. Exits with status 0 if it
 is, with 1 and a line that says why if not. With --ready-file it finds a server whatever its ports are."""
 
-# A server that listens on all addresses is asked at the loopback one.
+# A server that listens on all addresses is asked at the loopback address.
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class NotReady(Exception):
-    """There is no server that is ready; the text says where it was looked for and what was found."""
+    """No server is ready; the text says which address was tried and what happened."""
 
 
 def check(options: Config) -> str:
-    """Where a ready server answered. Raises :class:`NotReady`.
+    """Return the address of a ready server. Raises :class:`NotReady`.
 
-    Without an HTTP port it is taken for ready when its port for calls takes a connection.
+    A server without an HTTP port counts as ready if its port for calls accepts a connection.
     """
     calls, http = _from_file(Path(options.ready_file)) if options.ready_file else _from_options(options)
     try:

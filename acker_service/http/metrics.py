@@ -1,7 +1,7 @@
-"""Metrics: what the server counts, as Prometheus wants it. The only door to prometheus-client.
+"""Metrics: the server's counters and gauges for Prometheus. The only module that imports prometheus-client.
 
-Decides names, units and labels. No label ever holds an id of a root, a record or a session; names of sources are the
-only ones that come from outside, and they are bounded.
+Decides names, units and labels. No label ever holds an id of a root, a record or a session. Only names of sources come
+from outside, and their number is bounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from acker_service.locked_shard import SharedShard
 from acker_service.process.workers import Workers
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# How many names of sources are distinguished: the first that are there; the rest are one, called OTHER.
+# How many names of sources get their own series. Further ones are counted together as OTHER.
 SOURCES_MAX = 64
 OTHER = "other"
 BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
@@ -82,7 +82,7 @@ LABELLED = (
 )
 METHODS = ("Hello", "Apply", "OpenBatch", "Settle", "Watch", "Stats", "View", "Drain", "Pins")
 DONE = (Status.APPLIED.name, Status.DUPLICATE.name)
-# What a call may be answered that was not done: our own status, or gRPC's where there is no message.
+# Statuses of calls that were not done: our own, or gRPC's if there is no message.
 REFUSALS = (
     *(status.name for status in Status if status.name not in DONE),
     "INVALID_ARGUMENT",
@@ -92,7 +92,7 @@ REFUSALS = (
 
 
 class Metrics:
-    """The metrics of one server, on a registry of its own."""
+    """The metrics of one server, on their own registry."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class Metrics:
         view: Callable[[], ViewReply] = lambda: ViewReply(0, 0, ()),
         is_connected: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``overdue``: how many calls were cancelled as their requests did not arrive. ``view``: as it was seen last;
-        ``is_connected``: to ZooKeeper."""
-        # Of the whole process: a series *_created for each series there is says only when that began.
+        """``overdue`` returns how many calls were cancelled as their requests did not arrive, ``view`` the last view,
+        and ``is_connected`` whether ZooKeeper is connected."""
+        # For the whole process. The series *_created only say when each other series began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._registry.register(_ShardCollector(shared, overdue))
@@ -132,13 +132,13 @@ class Metrics:
         self._queued = Gauge(
             "acker_queued_calls", "Calls that wait for a thread now, by pool.", ["pool"], registry=self._registry
         )
-        # From the start, so that the first refusal is a rise from 0 and no series out of nothing, which no rate() sees.
+        # Present from the start, since rate() only sees a rise from 0 and not a new series.
         for method in METHODS:
             for status in REFUSALS:
                 self._refused.labels(method, status.lower())
 
     def observe(self, method: str, code: str, answered: str, duration_s: float) -> None:
-        """Count one call. ``code``: gRPC's status; ``answered``: our own, or gRPC's where no message was answered."""
+        """Count one call. ``code``: gRPC's status; ``answered``: our own, or gRPC's if there was no message."""
         self._calls.labels(method, code).observe(duration_s)
         if answered not in DONE:
             self._refused.labels(method, answered.lower()).inc()
@@ -149,15 +149,15 @@ class Metrics:
         pool.observe = self._waits.labels(pool.name).observe
 
     def collect(self) -> list[Metric]:
-        """All of it, in order."""
+        """Return all metrics, in order."""
         return list(self._registry.collect())
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def values(self) -> dict[str, float]:
-        """All of it by name and labels, as the text format writes them; without histograms' buckets."""
+        """Return all values by name and labels, written as in the text format. Leaves out histograms' buckets."""
         return {
             _sample_name(sample.name, sample.labels): float(sample.value)
             for metric in self.collect()
@@ -239,7 +239,7 @@ def _of_sources(sources: Iterable[SourceStats]) -> Iterable[Metric]:
     for source in sources:
         name = source.name if source.name in ages or len(ages) < SOURCES_MAX else OTHER
         pending[name] = pending.get(name, 0) + source.pending
-        # Of sources of one name the one that listens counts: the other is a driver that was started anew.
+        # If sources share a name, the one that watched last counts. The other belongs to a driver that was restarted.
         fresher_s = max if name == OTHER else min
         ages[name] = fresher_s(ages.get(name, source.watch_age_s), source.watch_age_s)
     roots = GaugeMetricFamily(

@@ -1,8 +1,8 @@
 """State file: the whole state of a shard, on disk between two runs of a server.
 
-Decides the file's format. The file is written whole or not at all, and it is served once: the server that reads it
-also consumes it, so a crash later cannot bring old state back. Does not know what the arrays mean, and holds no more
-than one part of them in memory.
+Decides the file's format. The file is written whole or not at all. It is served only once: the server that reads it
+also consumes it, so old state cannot come back after a crash. Does not know what the arrays mean, and keeps at most one
+part of them in memory.
 
     acker-state 2\\n | parts | u32 0 | 32 bytes: BLAKE2b of everything before
     part: u32 length of header | header, JSON | arrays, one after another; the name of the first part is the state's id
@@ -33,7 +33,7 @@ DIGEST_BYTES = 32
 BLOCK_BYTES = 1 << 20
 # Numbers, flags and raw bytes; no objects, since these would be unpickled.
 DTYPE_KINDS = "biufSU"
-# How many ids of consumed states a directory remembers. Nobody restores a state file from so many restarts ago.
+# How many ids of consumed states a directory remembers. A state file from so many restarts ago is never restored.
 CONSUMED_MAX = 4096
 
 log = Log("acker.state")

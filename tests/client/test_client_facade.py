@@ -320,7 +320,7 @@ def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
         each.init(ROOT, ids.edge0(ROOT), batch=1)
         each.flush()
     assert (client.totals.inits_conflicting, other.totals.inits_conflicting) == (0, 1)
-    assert "another batch, of this source or another, has pending: 1." in caplog.text
+    assert "pending in another batch, of this source or another: 1." in caplog.text
     # The other one's record is done; nothing was done of the first.
     other.ack(ROOT, ids.edge0(ROOT))
     other.flush()

@@ -479,7 +479,7 @@ def test_more_replicas_than_there_are_servers_are_as_many_as_there_are_and_it_is
     source.open_source("orders")
     for number in (1, 2):
         assert Job(source, servers.client(), number).done() == ALL_ACKED
-    assert caplog.text.count("5 replicas are asked for, servers there are 3: going on with fewer") == 1
+    assert caplog.text.count("5 replicas are asked for, but there are 3 servers: going on with fewer") == 1
 
 
 def test_pins_come_out_of_text_as_they_went_in(source: AckerClient) -> None:

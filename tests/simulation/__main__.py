@@ -14,7 +14,7 @@ from tests.simulation.case import Case
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import Result, collect_seldom, of_seed, simulate
 
-# So many failures are shown whole; of others the line is enough.
+# How many failures are shown in full. Others get one line.
 SHOWN = 3
 
 

@@ -1,4 +1,4 @@
-"""Case: everything that one seed decides, as plain data, so that it can be printed, replayed and made smaller."""
+"""Case: everything that one seed decides, as plain data that can be printed, replayed and shrunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.network import FAULTS
 
 @dataclass(frozen=True)
 class ServerStops:
-    """A server ends at ``at`` and is back after ``down_s``: a planned restart with its state, or kill -9."""
+    """A server ends at ``at`` and restarts after ``down_s``: a planned restart with its state, or kill -9."""
 
     at: float
     server: int
@@ -26,7 +26,7 @@ class ServerStops:
 
 @dataclass(frozen=True)
 class Pause:
-    """A process stands still for so long (SIGSTOP). ``who``: 'driver', 'executor 1', 'server 1'."""
+    """A process is paused for ``for_s`` (SIGSTOP). ``who``: 'driver', 'executor 1', 'server 1'."""
 
     at: float
     who: str
@@ -38,8 +38,8 @@ class Pause:
 
 @dataclass(frozen=True)
 class Cut:
-    """Nothing passes between a client (None: anybody) and a server (None: any) for so long; ``is_half``: no answers
-    do."""
+    """Nothing passes between a client (None: all) and a server (None: all) for ``for_s``. ``is_half``: only answers
+    are lost."""
 
     at: float
     client: str | None
@@ -56,7 +56,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class ExecutorLost:
-    """An executor dies, with the shuffle files that it has, and another takes its place after ``down_s``."""
+    """An executor dies, with its shuffle files, and is replaced after ``down_s``."""
 
     at: float
     executor: int
@@ -68,7 +68,7 @@ class ExecutorLost:
 
 @dataclass(frozen=True)
 class FilesLost:
-    """The shuffle files of an executor are gone."""
+    """The shuffle files of an executor are lost."""
 
     at: float
     executor: int
@@ -90,7 +90,7 @@ class Joins:
 
 @dataclass(frozen=True)
 class Drains:
-    """A server takes nothing new and ends when nothing is left there."""
+    """A server takes nothing new, and ends when it has no work left."""
 
     at: float
     server: int
@@ -101,20 +101,20 @@ class Drains:
 
 @dataclass(frozen=True)
 class ZooKeeperAway:
-    """Nobody reaches ZooKeeper for so long; or one server does not (None: all)."""
+    """A server (None: all) cannot reach ZooKeeper for ``for_s``."""
 
     at: float
     server: int | None
     for_s: float
 
     def __str__(self) -> str:
-        who = "everybody" if self.server is None else f"server {self.server}"
+        who = "all servers" if self.server is None else f"server {self.server}"
         return f"at {self.at:.2f} s ZooKeeper is out of reach of {who} for {self.for_s:.1f} s"
 
 
 @dataclass(frozen=True)
 class SessionsLost:
-    """ZooKeeper lives on and no server reaches it for so long: sessions end, and servers come back one by one."""
+    """ZooKeeper runs, but no server reaches it for ``for_s``. Sessions end, and servers reconnect one by one."""
 
     at: float
     for_s: float
@@ -125,7 +125,7 @@ class SessionsLost:
 
 @dataclass(frozen=True)
 class DataLost:
-    """Nobody reaches ZooKeeper for so long, and then its data is gone."""
+    """No server reaches ZooKeeper for ``for_s``, and then its data is lost."""
 
     at: float
     for_s: float
@@ -136,7 +136,7 @@ class DataLost:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A plain worker dies, with what it has not flushed, and another takes its place after ``down_s``."""
+    """A plain worker dies, with what it has not flushed, and is replaced after ``down_s``."""
 
     at: float
     worker: int
@@ -160,10 +160,10 @@ Fault = (
     | DataLost
 )
 
-# How long a server is down that does not come back.
+# ``down_s`` of a server that does not come back.
 NEVER = math.inf
 
-# What may go wrong with an attempt at a task, or with a job, and how often at most.
+# Faults of an attempt at a task, or of a job, and their highest probabilities.
 TASK_RATES = {
     "dies before it reports": 0.15,
     "dies between its reports": 0.1,
@@ -178,21 +178,20 @@ TASK_RATES = {
     "job is run again": 0.15,
     "job is cut otherwise": 0.3,
 }
-# Those that only happen once in a while, as whatever they touch has to be replayed.
+# Rare faults, since the batches that they hit have to be replayed.
 DIFFERING = (
     "makes other children", "makes children for the same tasks", "fails a row this time", "job is cut otherwise",
 )  # fmt: skip
-# Where nearly every batch differs, records are replayed on and on: after so many batches none does.
+# Rare faults stop after so many batches, as records would otherwise be replayed again and again.
 DIFFERING_BATCHES = 200
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Plain programs. ``roots``: how many records each source emits; ``flush_every``: after so many calls at the latest
-    a program flushes, and before that with a chance of ``flush_share`` after each. ``hands_on_early``: records travel
-    on before what was done to them is flushed. ``watches_beside``: a source watches in a thread of its own. The shares
-    are of records: those that fail, those on which work takes long, those whose timeout is started anew, those that the
-    source itself fails once they are emitted."""
+    """Plain programs. ``roots``: how many records each source emits. A program flushes after ``flush_every`` calls at
+    the latest, and after each earlier call with the probability ``flush_share``. ``hands_on_early``: programs send
+    records on before the flush. ``watches_beside``: a source watches in its own thread. The other shares are shares of
+    records: failed, slow, with a reset timeout, failed by the source after the emission."""
 
     sources: int = 1
     workers: int = 1
@@ -224,13 +223,13 @@ class Programs:
 
 @dataclass(frozen=True)
 class Case:
-    """One run. ``calls``: rates of FAULTS of the network; ``tasks``: rates of TASK_RATES; ``faults``: at their times.
+    """One run. ``calls``: rates of the network's FAULTS. ``tasks``: rates of TASK_RATES. ``faults``: with their times.
 
     ``steps``: most operators of a pipeline. ``poison``: shares of records that fail in every try, that break their job,
-    and that do not exist. ``cluster``: 'alone', 'list' or 'zookeeper'; of the ``servers`` those in a fault ``Joins``
-    are not there at first. ``is_rough``: calls go wrong more often than budgets are made for. ``message_entries``: how
-    many entries a message may carry (0: as many as there are). ``programs``: plain programs instead of a driver and its
-    executors; then only what servers and the network have applies.
+    and that do not exist. ``cluster``: 'alone', 'list' or 'zookeeper'. Servers with a fault ``Joins`` do not run at
+    first. ``is_rough``: calls fail more often than budgets allow for. ``message_entries``: most entries in a message
+    (0: no limit). ``programs``: plain programs instead of a driver and executors. Then only the fields of servers and
+    network apply.
     """
 
     seed: int
@@ -262,7 +261,7 @@ class Case:
 
     @classmethod
     def of(cls, seed: int, cluster: str | None = None) -> Case:
-        """What a seed stands for. ``cluster``: that kind of one, whatever the seed says."""
+        """Return the case of a seed. ``cluster``: overrides the kind of cluster that the seed draws."""
         if cluster is None and random.Random(f"{seed} kind").random() < PLAIN_SHARE:
             return plain_case(seed)
         dice = random.Random(f"{seed} case")
@@ -314,12 +313,12 @@ class Case:
 
     @property
     def troubled_until(self) -> float:
-        """When the last of the faults is over."""
+        """Return when the last fault is over."""
         lasts_s = [getattr(fault, "for_s", getattr(fault, "down_s", 0.0)) for fault in self.faults]
         return max((fault.at + s for fault, s in zip(self.faults, lasts_s, strict=True) if s != NEVER), default=0.0)
 
     def tasks_in(self, batch: int) -> dict[str, float]:
-        """What goes wrong with tasks and jobs of a run's batch of this number, and how often."""
+        """Return the rates of task and job faults for a batch, by its number in the run."""
         if batch <= DIFFERING_BATCHES:
             return self.tasks
         return {name: rate for name, rate in self.tasks.items() if name not in DIFFERING}
@@ -350,13 +349,13 @@ class Case:
         return "\n".join(lines)
 
 
-# Of the seeds so many stand for plain programs, and of the others so many for executors that reach one replica each.
+# The share of seeds with plain programs, and among the others, of executors that reach one replica each.
 PLAIN_SHARE = 0.5
 TORN_SHARE = 0.3
 
 
 def plain_case(seed: int) -> Case:
-    """A case of plain programs."""
+    """Return a case of plain programs."""
     dice = random.Random(f"{seed} plain case")
     cluster = dice.choice(("alone", "list", "zookeeper", "zookeeper", "zookeeper"))
     servers = 1 if cluster == "alone" else dice.choice((2, 2, 3, 3, 4))
@@ -411,11 +410,11 @@ _POISON = ("fail always", "break their job", "do not exist")
 
 
 def _torn(seed: int, dice: random.Random) -> Case:
-    """Two replicas, and two executors that reach one each; the driver reaches one of the two; attempts at the same work
-    differ. What one replica has is whole, and was not written."""
+    """Two replicas, and two executors that reach one each. The driver reaches one of the two. Attempts at the same work
+    differ, so one replica may have a whole tree that was not written."""
     at, for_s = round(0.05 + 0.3 * dice.random(), 3), round(dice.uniform(10.0, 60.0), 3)
     cuts = (Cut(at, "executor 1", 1, for_s), Cut(at, "executor 2", 2, for_s))
-    # One task from end to end: what an attempt reports is the whole tree, and the next attempt fails a row of it.
+    # One task does all. An attempt reports the whole tree, and the next attempt fails a row of it.
     is_whole = dice.random() < 0.6
     unheard = (Cut(round(at + dice.random(), 3), "driver", dice.choice((1, 2)), for_s),) * (dice.random() < 0.9)
     dies = (ServerStops(round(5.0 * dice.random(), 3), dice.choice((1, 2)), 1.0, False),) * (dice.random() < 0.3)
@@ -443,7 +442,7 @@ def _torn(seed: int, dice: random.Random) -> Case:
 
 
 def _crosswise(dice: random.Random, names: tuple[str, ...], servers: int) -> tuple[Fault, ...]:
-    """Each of two servers is out of reach of some process; then one of them ends, or is restarted with its state."""
+    """Each of two servers is out of reach of some process. Then one ends, or restarts with its state."""
     one, other = dice.sample(range(1, servers + 1), 2)
     at, for_s = round(3.0 * dice.random(), 3), round(dice.uniform(3.0, 60.0), 3)
     cuts = (
@@ -466,19 +465,19 @@ def _cluster(case: Case) -> str:
 
 
 def _some(dice: random.Random, most: dict[str, float], chance: float) -> dict[str, float]:
-    """Some of them, each as often as drawn: few kinds at once find more than all of them always."""
+    """Draw some of them, each with a rate. A few kinds at once find more than all kinds together."""
     return {name: round(rate * dice.random(), 3) for name, rate in most.items() if dice.random() < chance}
 
 
 def _fault(dice: random.Random, names: tuple[str, ...], servers: int, cluster: str) -> Fault:
-    """``names``: of the clients' processes; 'driver' or sources, and then executors or workers."""
+    """``names``: of the clients' processes: 'driver' or sources, and then executors or workers."""
     at = round(dice.choice((2.0, 6.0, 20.0)) * dice.random(), 3)
     sources = tuple(name for name in names if not name.startswith(("executor", "worker")))
     worker = dice.randint(1, len(names) - len(sources))
     name, server = names[len(sources) + worker - 1], dice.randint(1, servers)
     long_s = round(dice.choice((1.0, 8.0, 40.0, 90.0)) * dice.uniform(0.3, 1.0), 3)
     if servers > 1 and dice.random() < 0.4:
-        # The first server is always there to come back to.
+        # The first server never leaves for good.
         other = dice.randint(2, servers)
         if dice.random() < 0.4 or cluster != "zookeeper":
             return dice.choice((Joins(at, other), Drains(at, other)))

@@ -1,6 +1,6 @@
 """Corner cases: each makes the outcome depend on one rule, because random cases seldom produce its situation.
 
-Decides which faults meet, and when. All else is drawn as for any seed.
+Decides which faults occur, and when. All else is drawn as for any seed.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def left_out(seed: int) -> Case:
 
 
 def unheard_fail(seed: int) -> Case:
-    """A source that cannot reach one of two replicas fails its own records, and then does not hear the other one, which
-    dies."""
+    """A source that cannot reach one of two replicas fails its own records. Then it loses the other one, which dies."""
     dice = random.Random(f"{seed} unheard fail")
     cut, dies = dice.sample((1, 2), 2)
     at = round(dice.uniform(0.5, 3.0), 3)
@@ -69,7 +68,7 @@ def unheard_fail(seed: int) -> Case:
 
 
 def data_lost(seed: int) -> Case:
-    """ZooKeeper loses its data, in half of the cases after three restarts. A server may die or join about then."""
+    """ZooKeeper loses its data, in half of the cases after three restarts. A server may die or join at that time."""
     dice = random.Random(f"{seed} data lost")
     servers = dice.choice((2, 3))
     changes = [ServerStops(0.3 + 2.0 * number, 2, 0.5, True) for number in range(dice.choice((0, 3)))]
@@ -108,8 +107,7 @@ def sessions_lost(seed: int) -> Case:
 
 
 def first_back(seed: int) -> Case:
-    """No server reaches ZooKeeper until all sessions are over, and one that starts without its state may be the first
-    that reaches it again."""
+    """No server reaches ZooKeeper until all sessions are over. The first to reconnect may be one without its state."""
     dice = random.Random(f"{seed} first back")
     at, for_s = round(dice.uniform(0.2, 1.0), 3), round(dice.uniform(4.2, 8.0), 3)
     stops = ServerStops(round(at + dice.uniform(0.1, 1.0), 3), 3, round(dice.uniform(0.5, 4.0), 3), False)
@@ -193,8 +191,7 @@ def seldom_asked(seed: int) -> Case:
 
 
 def made_anew(seed: int) -> Case:
-    """With Spark: shuffle files are lost between the tasks of a stage. Recomputed rows differ, and go to the same
-    tasks."""
+    """With Spark: shuffle files are lost between tasks of a stage. Recomputed rows differ, and go to the same tasks."""
     dice = random.Random(f"{seed} made anew")
     lost = [FilesLost(round(dice.uniform(0.3, 8.0), 3), dice.randint(1, 2)) for _ in range(12)]
     return replace(

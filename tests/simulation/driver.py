@@ -42,7 +42,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class MemorySlice:
-    """Numbers ``start`` to ``stop`` of a batch: those of ``values`` that are there."""
+    """Numbers ``start`` to ``stop`` of a batch. Reads those of ``values`` that exist."""
 
     start: int
     stop: int
@@ -58,7 +58,7 @@ class MemorySlice:
 
 
 class MemoryInput:
-    """Partitions of values; None: a position that does not exist. Position p of partition k is record
+    """Partitions of values. None is a position that does not exist. Position p of partition k is record
     ``p * partitions + k``."""
 
     kind = "memory"
@@ -94,7 +94,7 @@ class MemoryInput:
         return [Original(row, b"") for row in self.origins(chosen).to_pylist()]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is nothing to forget."""
 
     def mark(self, partition: str, done: Ranges) -> Mapping[str, Any]:
         return {}
@@ -104,7 +104,7 @@ class MemoryInput:
 
 
 class MemorySource(Source):
-    """A source over it."""
+    """A source over a :class:`MemoryInput`."""
 
     def __init__(self, partitions: Sequence[Sequence[int | None]], **options: Any) -> None:
         given: Any = {"name": "simulated", **options}
@@ -152,7 +152,7 @@ class MemoryLetters:
 
 @dataclass
 class Witness(Listener):
-    """Hands on to the oracle what the run says of records. ``batch_key``: what the oracle calls a batch of this run."""
+    """Tells the oracle what the run reports of records. ``batch_key``: the oracle's number for a batch of this run."""
 
     oracle: Oracle
     transcript: Transcript
@@ -188,14 +188,14 @@ class Witness(Listener):
 
 
 def _records(emissions: Emissions) -> list[int]:
-    """The records by where they are from: what the run calls them is its own affair."""
+    """Return the oracle's records by their origin, as the run has its own names for them."""
     rows = emissions.origins().to_pylist()
     return [int(row["offset"]) * 10 + int(row["partition"][1:]) for row in rows]
 
 
 @dataclass
 class BatchFrame:
-    """A batch as a frame, and the evidence of it."""
+    """A batch as a frame, with its evidence."""
 
     plan: FramePlan
     error: BaseException | None = None
@@ -216,7 +216,7 @@ class BatchFrame:
         return self.error
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 Process = Callable[[Batch], None]

@@ -1,4 +1,4 @@
-"""Misfortunes: what a case has drawn to happen at its time, and the note of it that judges need."""
+"""Misfortunes: makes the faults of a case happen, and records them for the oracles."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.simulation.troubles import Troubles
 
 
 class Surroundings(Protocol):
-    """What a fault can befall."""
+    """Everything that a fault can hit."""
 
     case: Case
     scheduler: Scheduler
@@ -50,15 +50,15 @@ class Surroundings(Protocol):
 
 
 class Misfortunes:
-    """Those of one run."""
+    """The faults of one run."""
 
     def __init__(self, world: Surroundings) -> None:
         self._world = world
-        # Servers that will be back with their state.
+        # Servers that will return with their state.
         self._returning: set[int] = set()
 
     def happen(self, fault: Fault) -> None:
-        """Let it happen now, unless everything is over."""
+        """Make a fault happen now, unless the run is over."""
         world = self._world
         if world.is_over:
             return
@@ -89,7 +89,7 @@ class Misfortunes:
             case SessionsLost(_, for_s):
                 for server in world.servers.values():
                     if server.place is not None:
-                        # Within half of a session all of them are back.
+                        # All servers reconnect within half of a session's time.
                         late_s = 0.5 * world.case.session_s * world.dice.random()
                         server.place.silence(world.scheduler.now + for_s + late_s)
             case DataLost(_, for_s):

@@ -1,6 +1,6 @@
-"""Mutants: named mistakes, put into the real code while a simulation runs. Each has to be found.
+"""Mutants: named mistakes, put into the real code while a simulation runs. The oracles have to find each.
 
-What finds them is the oracle: a mistake that no seed can show would mean that the simulation does not look there.
+A mistake that no seed shows would mean that the simulation does not test that code.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from tests.simulation.case import (
     ServerStops,
 )
 
-# Makes something else of a method or a property: takes the real one, gives the mistaken one.
+# Takes a real method or property, and returns the mistaken one.
 Mistake = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """``name``: in a few words; ``places``: (owner, name of what is replaced, mistake); ``kind``: what has to come of
-    it, "" for anything wrong. ``matters``: whether a case has the situation in which the rule decides something; seeds
-    of other cases are passed over, which saves time and finds nothing less. ``case``: what a seed stands for."""
+    """``places``: (owner, name of the replaced attribute, mistake). ``kind``: the violation that has to come of it, ""
+    for any. ``matters``: whether the rule decides anything in a case. Other cases are skipped, which saves time and
+    finds no less. ``case``: returns the case of a seed."""
 
     name: str
     places: Sequence[tuple[Any, str, Mistake]]
@@ -74,7 +74,7 @@ class Mutant:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Let the mistake be made."""
+        """Put the mistake into the code."""
         with ExitStack() as stack:
             for owner, name, mistake in self.places:
                 stack.enter_context(mock.patch.object(owner, name, mistake(getattr(owner, name))))
@@ -89,7 +89,7 @@ def _inits_twice(real: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Applying, message: Any) -> Any:
         reply = real(self, message)
         if message.inits is not None and reply.status == Status.DUPLICATE and len(message.entries):
-            # As if there were no map of what is initialised, and no identity.
+            # As if there were neither a map of initialised numbers nor an identity.
             again = Identity(message.identity.high ^ 1, self._state.tick + id(message) % 1_000_003)
             real(self, replace(message, identity=again, inits=None))
         return reply
@@ -107,7 +107,7 @@ def _cut_sections(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _half_a_section(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The server remembers a report as applied when it has applied the first half of it."""
+    """The server remembers a report as applied after the first half of it."""
 
     def apply(self: Applying, message: Any, batch: Any, sections: Any, fresh: int) -> Any:
         if message.inits is None and len(message.entries) > 1:
@@ -142,7 +142,7 @@ def _no_memory(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _own_identity(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Every attempt reports under an identity of its own."""
+    """Every attempt reports under its own identity."""
 
     def report(self: Tally, salt: int = 0) -> Report:
         made: Report = real(self, salt)
@@ -180,7 +180,7 @@ def _forgotten_when_sent(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _left_with_those_out(real: Any) -> property:
-    """A batch is settled also where a task went on without the server; who is gone would not answer."""
+    """A batch is also settled on servers that a task went without. Servers that are gone would not answer."""
     return property(
         lambda self: [
             member for member in self.members_not_settled if self.out.get(member, WENT_WITHOUT) == WENT_WITHOUT
@@ -189,7 +189,7 @@ def _left_with_those_out(real: Any) -> property:
 
 
 def _left_again(real: Callable[..., Any]) -> Callable[..., Any]:
-    """One that is out and does not answer when the batch is settled is asked no more."""
+    """A server that was left out and does not answer the settlement is not asked again."""
 
     def leave(self: PinnedBatch, member: Any, why: str) -> Any:
         if member in self.out:
@@ -200,11 +200,11 @@ def _left_again(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What a replica that is out says of roots that are open counts."""
+    """Reports of a replica that was left out count for open roots."""
 
     def hear(self: PinnedBatch, member: Any, outcomes: Any) -> Any:
         index, its = self.members.index(member), self.votes
-        # Where it was the only replica nothing is open.
+        # If it was the only replica, no root is open.
         if member not in self.out or its._votes._everybody == 1:
             return real(self, member, outcomes)
         rows = numbers_of(its._first, outcomes.root_ids)
@@ -221,7 +221,7 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A task reports what it consumed, and not what it made of it."""
+    """A task reports what it consumed, but not the children."""
 
     def take(self: Tally, anchors: Any, produced: Any) -> None:
         real(self, anchors, np.zeros_like(produced))
@@ -233,7 +233,7 @@ def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_word_wins(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A root ends with whatever one replica says of it first."""
+    """A root ends with the first report of any replica."""
 
     def count(self: Votes, rows: Any, bits: Any, kinds: Any, outcomes: Any) -> Any:
         self._spoken[rows] = self._everybody
@@ -243,7 +243,7 @@ def _first_word_wins(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _weakest_wins(real: Any) -> Any:
-    """A root ends with the weakest word on it: with a no, although another replica said ACKED."""
+    """A root ends with the weakest report: with a no, although another replica said ACKED."""
     endings = real.copy()
     for said in range(1, 256):
         endings[said] = real[said & -said]
@@ -251,12 +251,12 @@ def _weakest_wins(real: Any) -> Any:
 
 
 def _no_loss(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch does not notice that a server has another registration than the one it was opened under."""
+    """A batch ignores that a server has another registration than the one it was opened under."""
     return lambda self, member, generation: False
 
 
 def _old_hello(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Nobody notices by its greeting that a server has another generation."""
+    """Clients ignore another generation in a greeting."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         why: str = real(self, member, **options)
@@ -270,7 +270,7 @@ def _never_gone(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _any_view(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The view is whatever the first server that answers says, however old."""
+    """The view of the first server that answers counts, even if it is old."""
 
     def asked(self: Cluster) -> ViewReply:
         heard, self._epoch_heard = self._epoch_heard, 1
@@ -285,7 +285,7 @@ def _any_view(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_epochs(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Who is not in the view that is known is gone, however old that view is."""
+    """A server that is not in the known view is gone, even if the view is old."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         if self._listed is None:
@@ -301,12 +301,12 @@ def _no_epochs(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _all_is_news(real: Callable[..., Any]) -> Callable[..., Any]:
-    """What was said before a member was heard of speaks against it."""
+    """A greeting or view counts against a member even if it is older than the first news of the member."""
     return lambda self, member, said: True
 
 
 def _no_ensembles(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The epochs of an ensemble that has lost its data are taken for older ones."""
+    """The epochs of an ensemble that has lost its data count as older."""
     return lambda ensemble, number: number
 
 
@@ -315,7 +315,7 @@ def _had_time(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nobody_expected(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A server takes all for gone that have lost their sessions, as it has itself, or while it starts."""
+    """A server that starts, or reconnects to ZooKeeper, considers missing servers gone at once."""
     return lambda self, servers, until_ms: self
 
 
@@ -334,27 +334,27 @@ def _all_active(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hears_others(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A process that is itself cut off takes everybody for gone."""
+    """A process that is cut off itself considers all servers gone."""
     return lambda self, member: True
 
 
 def _all_silence(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Time in which nobody was asked counts as silence."""
+    """Time without calls counts as silence."""
     return lambda self, now, begun_at: self.lasts_s(now)
 
 
 def _left_anyhow(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A process leaves out a silent replica of a source that it has joined, though the source has not."""
+    """A process leaves out a silent replica of a joined source, though the source has not."""
     return lambda self, member: None
 
 
 def _only_its_report(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A source's own client leaves a silent replica out of a report, and not out of the batch."""
+    """A source's own client leaves a silent replica out of a report, but not out of the batch."""
     return lambda self, member, why: self._replication.drop_member(member, why)
 
 
 def _same_registration(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A source that is registered again after its lease ran out gets the token that it had."""
+    """A source that registers again after its lease expired gets the same generation."""
 
     def register(self: Shard, request: Any) -> Any:
         self._state.registrations = 0
@@ -374,7 +374,7 @@ def _new_generation(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _silence_is_enough(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A server that answers no longer is gone, also where a registry lists it."""
+    """A silent server is gone, even if a registry lists it."""
 
     def gone(self: Cluster, member: Any, **options: Any) -> str:
         why: str = real(self, member, **options)
@@ -418,7 +418,7 @@ MUTANTS = (
         "needless task error",
         case=corners.emptied,
     ),
-    Mutant("nobody is ever gone", ((Cluster, "gone", _never_gone),), matters=_several),
+    Mutant("no server is ever gone", ((Cluster, "gone", _never_gone),), matters=_several),
     Mutant(
         "an older view believed",
         ((Cluster, "_asked", _any_view),),
@@ -487,7 +487,7 @@ MUTANTS = (
     ),
     Mutant("a lease that ran out unnoticed", ((Shard, "_register", _same_registration),)),
     Mutant(
-        "a lease that nobody keeps while a flush waits",
+        "leases not renewed while a flush waits",
         ((Conversations, "keep_leases", _nothing),),
         case=corners.long_flush,
     ),

@@ -1,8 +1,8 @@
-"""Network: what lies between each client and each server: it loses, delays, doubles, reorders and cuts.
+"""Network: the links between clients and servers. It loses, delays, duplicates and reorders messages, and cuts links.
 
-A request and its answer travel apart, each as long as it is drawn to; what is late arrives also when nobody waits for
-it any more. Of calls over one link no more than :data:`FAULTS_MAX` go wrong by chance within the time of a budget, so
-that only what is cut, or down, can use one up: whether a failure was called for is then no matter of luck.
+A request and its answer travel separately, each with a random delay. A late one arrives even if its caller has given
+up. At most :data:`FAULTS_MAX` calls over a link fail by chance within the time of a budget. Only cuts and stopped
+servers use up a whole one, so whether a failure is justified does not depend on chance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAULTS_MAX = 2
 LATENCY_S = 0.002
 LATE_MAX_S = 45.0
 
-# What can happen to one call by chance.
+# Random faults of one call.
 FAULTS = (
     "request lost",
     "request refused",
@@ -54,8 +54,8 @@ _HARMLESS = {"request doubled", "request doubled late"}
 
 
 class Link:
-    """From one client's process to one server. ``cuts``: (from, until) in which nothing passes; ``deaf``: those in
-    which no answer does."""
+    """The link from a client's process to a server. ``cuts``: (from, until) in which nothing passes. ``deaf``: (from,
+    until) in which no answer passes."""
 
     def __init__(self, client: str, server: Server) -> None:
         self.client = client
@@ -72,8 +72,8 @@ class Link:
 
 
 class Network:
-    """``rates``: how often a call meets which of FAULTS, each from 0 to 1. ``quiet_s``: on one link no more than
-    FAULTS_MAX of them that harm come in so long."""
+    """``rates``: the probability of each of FAULTS in a call, 0 to 1. ``quiet_s``: at most FAULTS_MAX harmful faults
+    hit a link in this time."""
 
     def __init__(
         self,
@@ -94,16 +94,16 @@ class Network:
         self._rates = list(zip(named, accumulate(rates[name] for name in named), strict=True))
         self._quiet_s = quiet_s
         self._through_wire = through_wire
-        # Called with each request before it travels, once however often it is sent.
+        # Called once with each request before it is sent, even if it is duplicated.
         self.on_request: Callable[[Link, Any], None] = lambda link, request: None
-        # Called with each answer that reaches somebody who waits for it.
+        # Called with each answer that reaches a waiting caller.
         self.on_reply: Callable[[Link, Any], None] = lambda link, reply: None
-        # Called with each call that goes wrong by chance.
+        # Called with each call that a random fault hits.
         self.on_fault: Callable[[Link, str], None] = lambda link, fault: None
         self._links: dict[tuple[str, str], Link] = {}
 
     def connect(self, client: str) -> Callable[[str], SimulatedTransport]:
-        """What ``AckerClient(connect=...)`` takes, for one process."""
+        """Return the ``connect`` argument of ``AckerClient`` for one process."""
         return lambda address: SimulatedTransport(self, self.link(client, address))
 
     def link(self, client: str, address: str) -> Link:
@@ -113,14 +113,14 @@ class Network:
         return link
 
     def cut(self, client: str | None, server: Server | None, until: float, *, is_half: bool = False) -> None:
-        """Nothing passes from now on: between the two, or between one of them and everybody; or, ``is_half``, no
-        answers."""
+        """Cut the link between two processes, or (None) all links of one, from now on. ``is_half``: only answers are
+        lost."""
         for link in self._links.values():
             if client in (None, link.client) and server in (None, link.server):
                 (link.deaf if is_half else link.cuts).append((self._scheduler.now, until))
 
     def call(self, link: Link, method: str, request: Any, timeout_s: float) -> Any:
-        """Send a request and wait for its answer, as a process; Unavailable when there is none in time."""
+        """Send a request as the current process, and return the answer. Raises Unavailable if none comes in time."""
         self.calls += 1
         self.on_request(link, request)
         call = _Call(self, link, method, request)
@@ -163,7 +163,7 @@ class Network:
 
 
 class _Call:
-    """One request on its way, and what comes back."""
+    """One request and its answer."""
 
     def __init__(self, network: Network, link: Link, method: str, request: Any) -> None:
         self.reply: Any = None
@@ -189,7 +189,7 @@ class _Call:
             scheduler.after(network.latency_s(), lambda: self._fail(Unavailable("the connection broke")))
             return
         if link.server.state is State.DOWN:
-            # Refused by the machine; also a request that would have been late.
+            # The machine refuses the connection, even if the request would have been late.
             refused = Unavailable(f"{link.server.name} refused the connection")
             scheduler.after(network.latency_s(), lambda: self._fail(refused))
             return
@@ -204,7 +204,7 @@ class _Call:
         return self._method if request is None else self._network._transcript.request(request)
 
     def _arrive(self, *, first: bool) -> None:
-        """The request is at the server. Of one that was doubled, only the first is answered to anybody."""
+        """Deliver the request to the server. Only the first of two duplicates gets its answer back."""
         network, link = self._network, self._link
         if link.is_cut(network._scheduler.now):
             network.on_fault(link, "cut off")
@@ -215,7 +215,7 @@ class _Call:
         link.server.receive(self._method, request, self._answer if first else lambda reply, error: None)
 
     def _answer(self, reply: Any, error: Exception | None) -> None:
-        """The server has answered, or its connection broke."""
+        """Send the answer of the server back, or a broken connection."""
         network = self._network
         late_s = network.late_s() if self._fault == "reply late" else 0.0
         is_lost = self._fault == "reply lost" and error is None
@@ -290,4 +290,4 @@ class SimulatedTransport:
         return reply
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, as there is no channel."""

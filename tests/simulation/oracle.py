@@ -1,17 +1,17 @@
-"""Oracle: what was really done, written down by whoever does it, and what may therefore be reported of each record.
+"""Oracle: records what really happened, and decides which outcomes of each record are allowed.
 
-Shares no code with the acker: rows have numbers here, and *keys*, which say from what and by what they came to be. Two
-attempts that do the same make rows of the same keys; where they differ, so do the keys of everything behind.
+Shares no code with the acker. Rows have numbers here, and *keys* that name their parents and operator. Attempts that do
+the same make rows with the same keys. If they differ, the keys of all later rows differ too.
 
-Promise 1. ACKED of an emission asks for one whole derivation that was written: every sink of the batch has a committed
-write, and in the attempts from which these writes come, all of which have reported to the end, its own row and every
-row made from it became something, up to rows that the writes have.
+Promise 1. ACKED of an emission needs one whole derivation that was written: each sink of the batch has a committed
+write, and all attempts behind these writes have reported to the end. In them, its row and every row made from it was
+consumed, down to rows in the writes.
 
 Promise 2. Each emission has one outcome, each record is done once.
 
 Promise 3. Whatever was not ACKED had a reason. This is the table:
 
-    outcome               is called for when
+    outcome               is justified if
     FAILED, by the user   an attempt at the batch's work raised on a row of the record (also one of its group)
     FAILED, unfinished    two attempts of the batch differed: the same row came with others, or became something else
     LOST                  the batch was abandoned: its job failed, or its commit was refused
@@ -20,8 +20,8 @@ Promise 3. Whatever was not ACKED had a reason. This is the table:
                           the budget; or its batch was over
     a lease runs out      something stood between driver and server for a tenth of it, or two calls went wrong
 
-TIMED_OUT is never called for, as no batch here has a timeout. Nor is anything but ACKED called for where a replica has
-said ACKED that no task went without, and that has neither lost its state, nor been out of the view, since.
+TIMED_OUT is never justified, as no batch here has a timeout. Only ACKED is justified if a replica has said ACKED, no
+task went without this replica, and it has neither lost its state nor left the view since.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from acker_protocol.messages import Verdict
 
 
 class Violation(Exception):
-    """A promise was broken. ``kind``: in one word, the same for failures of the same sort."""
+    """A broken promise. ``kind``: a short name, the same for similar failures."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{kind}: {what}")
         self.kind = kind
 
 
-# What became of a row: keys of its children; or it made its record fail; or a sink has written it.
+# The result for a row: the keys of its children, or a failure of its record, or the sink that has written it.
 Becoming = tuple[Any, ...]
 FAILED: Becoming = ("failed",)
 
 
 @dataclass
 class BatchFacts:
-    """What is known of a batch. ``differed``: two attempts at its work have not done the same."""
+    """The facts about a batch. ``differed``: two attempts at the same work had different results."""
 
     number: int
     opened_at: float
@@ -60,15 +60,15 @@ class BatchFacts:
     abandoned: str = ""
     pending: int = 0
     is_over: bool = False
-    # Servers that a task has reported without.
+    # Servers that a task has left out of its reports.
     left_out: frozenset[int] = frozenset()
-    # (operator, key of a row) -> what it came with and what became of it, by the first attempt that reported it.
+    # (operator, key of a row) -> hash of its rows and their results, in the first attempt to report it.
     signatures: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
 @dataclass
 class AttemptFacts:
-    """What one attempt has done so far."""
+    """The facts about one attempt so far."""
 
     number: int
     batch: int
@@ -77,17 +77,17 @@ class AttemptFacts:
 
 
 class Oracle:
-    """One for the whole run."""
+    """The oracle of one run."""
 
     def __init__(self, records: Mapping[int, str]) -> None:
-        """``records``: by number what is the matter with each: "", "missing" (it does not exist) or "unreadable"."""
+        """``records``: the condition of each, by number: "", "missing" (it does not exist) or "unreadable"."""
         self._records = records
-        # Why a root of a batch need not be ACKED for what befell its servers; "" for no reason.
+        # Returns why trouble at its servers excuses a root that is not ACKED; "" if nothing does.
         self.excuse: Callable[[BatchFacts, int, str], str] = lambda batch, root, reason: ""
-        # Whether a server that said ACKED need not be listened to.
+        # Whether the ACKED of a server may be ignored.
         self.is_out: Callable[[BatchFacts, int], bool] = lambda batch, server: False
         self.batches: dict[int, BatchFacts] = {}
-        # By root the servers that have said ACKED.
+        # By root, the servers that have reported ACKED.
         self._acked_by: dict[int, set[int]] = {}
         self.outcomes: dict[int, Verdict] = {}
         self.needless: list[str] = []
@@ -105,15 +105,15 @@ class Oracle:
     # -- rows, as attempts make them
 
     def begin(self, attempt: int, batch: int) -> None:
-        """An attempt at a task begins."""
+        """Record the start of an attempt at a task."""
         self._attempts[attempt] = AttemptFacts(attempt, batch)
 
     def read(self, roots: Iterable[int]) -> list[int]:
-        """Rows of records that were read."""
+        """Return rows for records that were read."""
         return [self._row(self._key(("read", root), frozenset((root,)))) for root in roots]
 
     def became(self, attempt: int, op: str, rows: Sequence[int], children: Sequence[Sequence[int] | None]) -> list[int]:
-        """Each row became these values, or made its record fail (None); returns the children's rows."""
+        """Record the children of each row, or the failure of its record (None). Returns the children's rows."""
         made: list[int] = []
         done: list[tuple[int, Becoming]] = []
         for row, values in zip(rows, children, strict=True):
@@ -129,7 +129,7 @@ class Oracle:
         return made
 
     def branched(self, attempt: int, op: str, rows: Sequence[int], copies: int, index: int) -> list[int]:
-        """Each row became so many copies; returns the rows of the ``index``-th."""
+        """Record that each row got this many copies. Returns the rows of the ``index``-th."""
         made: list[int] = []
         done: list[tuple[int, Becoming]] = []
         for row in rows:
@@ -143,7 +143,7 @@ class Oracle:
     def grouped(
         self, attempt: int, op: str, rows: Sequence[int], children: Sequence[tuple[int, Sequence[int]]] | None
     ) -> list[int]:
-        """The rows of a group became these: a value, and which of the rows it is made of; None: they all failed."""
+        """Record the children of a group: each a value, and the rows that it is made of. None: all rows failed."""
         parents = [self._row_keys[row] for row in rows]
         became: dict[int, list[int]] = {parent: [] for parent in parents}
         made: list[int] = []
@@ -160,12 +160,12 @@ class Oracle:
         return made
 
     def wrote(self, attempt: int, op: str, rows: Sequence[int]) -> None:
-        """A sink has taken these rows; they count once the attempt's write is committed."""
+        """Record that a sink has taken these rows. They count once the attempt's write is committed."""
         done: list[tuple[int, Becoming]] = [(self._row_keys[row], ("written", op)) for row in rows]
         self._attempts[attempt].consumed.append((op, done))
 
     def reporting(self, attempt: int) -> None:
-        """The attempt is at the end of its input, and begins to report."""
+        """Record that the attempt starts to report, at the end of its input."""
         facts = self._attempts[attempt]
         batch = self.batches[facts.batch]
         for op, done in _joined(facts.consumed):
@@ -177,11 +177,11 @@ class Oracle:
                     batch.failed_roots |= self._roots_of[key]
 
     def reported(self, attempt: int) -> None:
-        """Every report of the attempt was answered."""
+        """Record that all reports of the attempt were answered."""
         self._attempts[attempt].is_reported = True
 
     def committed(self, batch: int, sink: int, attempts: Iterable[int]) -> None:
-        """A write of a sink (by its index) has succeeded; ``attempts``: those that it comes from, first and last."""
+        """Record a committed write of a sink, by its index. ``attempts``: all that it comes from, of all its stages."""
         self.batches[batch].committed.add(sink)
         for attempt in attempts:
             facts = self._attempts[attempt]
@@ -194,11 +194,11 @@ class Oracle:
     # -- batches
 
     def opening(self, number: int, now: float, sinks: int) -> None:
-        """A batch is asked for at a server."""
+        """Record the first request to open a batch."""
         self.batches.setdefault(number, BatchFacts(number, now, sinks))
 
     def abandoned(self, number: int, why: str) -> None:
-        """The batch's job failed."""
+        """Record that the batch's job failed."""
         self.batches[number].abandoned = why
 
     # -- what is reported
@@ -211,21 +211,21 @@ class Oracle:
         self.batches[batch].pending += len(roots)
 
     def batch_of(self, root: int) -> int:
-        """The batch of an emission; 0 for a root that was not emitted."""
+        """Return the batch of an emission; 0 for a root that was not emitted."""
         return self._batch_of.get(root, 0)
 
     def answered(self, root: int, verdict: Verdict, server: str) -> None:
-        """A server says this of a root, to whomever."""
+        """Check what a server reports of a root, to any client."""
         if verdict == Verdict.ACKED:
             self._check_whole(root, server)
 
     def said(self, server: int, root: int, verdict: Verdict) -> None:
-        """A server says this of a root, true or not."""
+        """Record what a server reports of a root, true or not."""
         if verdict == Verdict.ACKED:
             self._acked_by.setdefault(root, set()).add(server)
 
     def ended(self, root: int, verdict: Verdict | None, reason: str) -> None:
-        """The run has counted this outcome of an emission; None: its record does not exist."""
+        """Check an outcome that the run has counted. None: the record does not exist."""
         record = self._record_of[root]
         if root in self.outcomes:
             raise Violation("outcome twice", f"record {record} has two outcomes of one emission")
@@ -253,11 +253,11 @@ class Oracle:
             )
 
     def died(self, record: int) -> None:
-        """A record is in the dead letters."""
+        """Record that a record is in the dead letters."""
         self._finish(record, "in the dead letters")
 
     def check_end(self) -> None:
-        """All is over: every record is done, every emission has its outcome."""
+        """Check at the end that every record is done and every emission has its outcome."""
         open_ = sorted(self._records.keys() - self._done.keys())
         if open_:
             raise Violation("no answer", f"the run has ended, and records {open_} are not done")
@@ -268,7 +268,7 @@ class Oracle:
     # -- judging
 
     def _called_for(self, batch: BatchFacts, root: int, verdict: Verdict, reason: str) -> str:
-        """Why an emission need not be ACKED; "" when it had to be."""
+        """Return why an emission need not be ACKED; "" if it had to be."""
         unreadable = self._records[self._record_of[root]] == "unreadable"
         if verdict == Verdict.FAILED and (unreadable or root in batch.failed_roots):
             return "failed by the user"
@@ -293,7 +293,7 @@ class Oracle:
             )
 
     def _is_whole(self, key: int, known: dict[int, bool]) -> bool:
-        """Whether a row was processed, and all that was made of it, in one of the ways in which it was."""
+        """Whether a row, and all that was made of it, was processed to the end in at least one way."""
         if key in self._whole:
             return True
         if key not in known:
@@ -308,10 +308,10 @@ class Oracle:
 
     def _missing(self, key: int | None) -> str:
         if key is None:
-            return "nobody has read it"
+            return "no attempt has read it"
         ways = [f"{became} by attempts {attempts}" for became, attempts in self._becomings.get(key, {}).items()]
         if not ways:
-            return f"nobody has reported and committed row {self._name(key)}"
+            return f"no attempt has reported and committed row {self._name(key)}"
         for became in self._becomings[key]:
             for child in became:
                 if isinstance(child, int) and not self._is_whole(child, {}):
@@ -339,7 +339,7 @@ class Oracle:
 
 
 def _joined(consumed: list[tuple[str, list[tuple[int, Becoming]]]]) -> list[tuple[str, list[tuple[int, Becoming]]]]:
-    """What an attempt consumed, by operator: batches and groups of rows put together."""
+    """Return what an attempt consumed, by operator: joins batches and groups of rows."""
     together: dict[str, list[tuple[int, Becoming]]] = {}
     for op, done in consumed:
         together.setdefault(op, []).extend(done)

@@ -1,7 +1,7 @@
 """Pipeline: what a drawn program does to rows, and how its operators run as steps of real chains.
 
-A value carries in its lowest bits what is the matter with its record; what an operator makes of a value depends on
-nothing else, unless an attempt is to make something else of it.
+The lowest bits of a value hold the condition of its record. The result of an operator depends only on the value, unless
+an attempt is drawn to have other results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NO_ROW = -1
 
 @dataclass(frozen=True)
 class Op:
-    """One operator. ``fails``: records that are to fail do it here; ``index``: of a branch, which copy goes on."""
+    """One operator. ``fails``: records that have to fail do so here. ``index``: the copy that a branch keeps."""
 
     name: str
     kind: str
@@ -49,9 +49,9 @@ class Op:
 
 @dataclass(frozen=True)
 class Stage:
-    """What runs in one task: ``ops`` over the rows of the stages ``inputs``, or over the source where there are none.
+    """The work of one task: ``ops`` over the rows of the stages ``inputs``, or of the source if there are none.
 
-    ``by_key``: rows come by their key, else by their value.
+    ``by_key``: rows are distributed by key, else by value.
     """
 
     ops: tuple[Op, ...]
@@ -62,7 +62,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """``jobs``: for each sink the stages that it takes, each after those that it reads; the last ends in the sink."""
+    """``jobs``: for each sink its stages, each after its inputs. The last one ends in the sink."""
 
     jobs: tuple[tuple[Stage, ...], ...]
 
@@ -76,11 +76,11 @@ def _line(stage: Stage) -> str:
 
 
 def drawn(dice: random.Random, steps: int, width: int, *, digests: bool) -> Pipeline:
-    """A pipeline of at most so many operators."""
+    """Draw a pipeline of at most this many operators."""
     names = iter(f"op{number}" for number in range(1, 100))
 
     def ops(most: int) -> list[tuple[Op, bool]]:
-        """Operators, each with whether it begins a stage."""
+        """Draw operators, and for each whether it starts a stage."""
         made: list[tuple[Op, bool]] = []
         for _ in range(dice.randint(0, most)):
             kind = dice.choice((MAP, EXPLODE, EXPLODE, FILTER, GROUP))
@@ -132,7 +132,7 @@ def _failing(pipeline: Pipeline, dice: random.Random) -> Pipeline:
     )
 
 
-# Values that differ by a multiple of this go to the same task of the next stage, however wide it is.
+# Values that differ by a multiple of this go to the same task of the next stage, for any number of tasks.
 LIKE = 60 * CLASSES
 
 
@@ -145,7 +145,7 @@ class Bad(Exception):
 
 
 class Account(Protocol):
-    """Where an attempt writes down what it does, and where it gets told what to do otherwise: see ``oracle``."""
+    """Records for the oracle what an attempt does, and tells the attempt where to differ."""
 
     def differs(self, what: str) -> bool: ...
     def choose(self, count: int) -> int: ...
@@ -156,19 +156,19 @@ class Account(Protocol):
 
 
 def mixed(value: int, salt: int, ordinal: int = 0) -> int:
-    """Another value of the same record; the lowest bits stay."""
+    """Return another value of the same record, with the same lowest bits."""
     return ((value // CLASSES * 7919 + salt * 104_729 + ordinal * 15_485_863 + 1) % 1_000_003) * CLASSES + (
         value % CLASSES
     )
 
 
 def key_of(value: int) -> int:
-    """What a group is by."""
+    """Return the grouping key of a value."""
     return value // CLASSES % 3
 
 
 def children_of(op: Op, value: int, account: Account) -> list[int] | None:
-    """What a row becomes; None: the function raises."""
+    """Return the children of a row; None if the function raises."""
     if value % CLASSES == BREAKS and op.fails:
         raise Broken("ArithmeticError: division by zero in a where")
     if (value % CLASSES == FAILS and op.fails) or account.differs("fails a row this time"):
@@ -190,7 +190,7 @@ def children_of(op: Op, value: int, account: Account) -> list[int] | None:
 
 
 def step_of(op: Op, account: Account) -> Step:
-    """The operator as a step of one attempt's chain."""
+    """Return the operator as a step of one attempt's chain."""
     if op.kind == SINK:
         return Written(op, account)
     if op.kind == BRANCH:
@@ -254,7 +254,7 @@ class Branched:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Takes the accounts of the groups that :func:`groups` made in front of the chain."""
+    """Takes the recorded groups that :func:`groups` made before the chain."""
 
     op: Op
     account: Account
@@ -289,7 +289,7 @@ class Written:
 
 
 def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What Spark's applyInArrow gives: the user's function over the rows of each key, with the group's account."""
+    """Run the user's function over the rows of each key, like Spark's applyInArrow, and record each group."""
     merging = Merging(f"group {op.name!r}", op.name, SCHEMA, "fail", op.digests, 1000, False)
     task = GroupTask(merging, None, ())  # type: ignore[arg-type]
     for table in _by_key(batches):
@@ -302,7 +302,7 @@ def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Itera
 
 
 def _merged(op: Op, values: list[int], account: Account) -> list[tuple[int, list[int]]] | None:
-    """For each row that a group becomes: its value, and which of the group's rows it is made of; None: it raises."""
+    """Return the value and the parent rows of each row made of a group; None if the function raises."""
     if account.differs("fails a row this time"):
         return None
     shape = (key_of(min(values)) + op.salt) % 4
@@ -341,7 +341,7 @@ def _by_key(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _alike(batches: Iterable[pa.RecordBatch]) -> list[pa.Table]:
-    """All rows as one table; none where there are no rows."""
+    """Return all rows as one table, in a list; [] if there are no rows."""
     given = [batch for batch in batches if batch.num_rows]
     return [pa.Table.from_batches(given)] if given else []
 

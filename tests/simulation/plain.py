@@ -1,7 +1,7 @@
 """Plain programs: sources that emit and watch, and workers that join them, ack, fail and derive.
 
-They use the public calls of ``AckerClient`` as any user's program does, and write down for the oracle (``trees``) what
-they do. A record travels from program to program through a queue that loses nothing; whoever takes it does its work.
+They use the public calls of ``AckerClient``, as users' programs do, and tell the oracle (``trees``) what they do.
+Records go from program to program through a queue that loses nothing. The program that takes a record processes it.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ T = TypeVar("T")
 # How often one record is emitted.
 TRIES_MAX = 3
 DEPTH_MAX = 3
-# How long a program waits before it tries again what has failed.
+# Pause of a program before it retries.
 AGAIN_S = 1.0
-# After the last emission, the last fault and the timeout: what has no outcome by then will never have one.
+# Longest wait for outcomes after the last emission, the last fault and the timeout.
 NEVER_S = 200.0
-# A worker that could not join a source for so long passes its records over: the source may be closed.
+# After this time a worker skips the records of a source that it cannot join, as the source may be closed.
 GIVEN_UP_S = 100.0
 
 
 class World(Protocol):
-    """What programs need of what is around them."""
+    """The environment that programs need."""
 
     case: Case
     scheduler: Scheduler
@@ -56,7 +56,7 @@ class World(Protocol):
 
 @dataclass(frozen=True)
 class Message:
-    """A record on its way to whoever works on it."""
+    """A record on its way to a worker."""
 
     session: int
     root: int
@@ -66,7 +66,7 @@ class Message:
 
 
 class Program:
-    """What sources and workers have in common: a client, and what to do when a call of it fails."""
+    """Base of sources and workers: a client, and how to handle its errors."""
 
     def __init__(self, world: World, name: str, mail: GreenQueue) -> None:
         self.world, self.name, self.mail = world, name, mail
@@ -74,7 +74,7 @@ class Program:
         self.plan: Programs = world.case.programs
         self.dice = random.Random(f"{world.case.seed} program {name}")
         self.client = world.new_client(name)
-        # Records that travel on when what was done to them is flushed.
+        # Records to send on after the next flush.
         self._held_back: list[Message] = []
         self._since_flush = 0
 
@@ -86,7 +86,7 @@ class Program:
         self.world.transcript.say(f"{self.name}: {line}")
 
     def send_on(self, message: Message, *, late: bool | None = None) -> None:
-        """Hand a record on, at once or after the next flush."""
+        """Send a record on, at once or after the next flush."""
         is_late = not self.plan.hands_on_early if late is None else late
         if is_late:
             self._held_back.append(message)
@@ -94,20 +94,20 @@ class Program:
             self._post(message)
 
     def buffered(self, call: Callable[[], T]) -> T | None:
-        """A buffered call, again until it counts; None: all is over."""
+        """Repeat a buffered call until it succeeds. None if the run is over."""
         self._since_flush += 1
         while not self.world.is_over:
             updates, began_at = self.world.trees.unflushed(self.name), self.now
             try:
                 return call()
             except AckerError as error:
-                # The buffer was full, and the flush has failed.
+                # The buffer was full, and the flush failed.
                 self._flush_failed(error, updates, began_at)
                 self.world.scheduler.sleep(AGAIN_S)
         return None
 
     def flush(self) -> bool:
-        """Flush; whether everything that was buffered is delivered."""
+        """Flush. Return whether everything in the buffer was delivered."""
         trees = self.world.trees
         updates, held, began_at = trees.unflushed(self.name), len(self._held_back), self.now
         try:
@@ -123,7 +123,7 @@ class Program:
         return True
 
     def is_due(self) -> bool:
-        """Whether a flush is due, as far as this program cares."""
+        """Whether this program should flush now."""
         every = self.plan.flush_every
         return bool(self._since_flush) and (self._since_flush >= every or self.dice.random() < self.plan.flush_share)
 
@@ -139,7 +139,7 @@ class Program:
 
 
 class PlainSource(Program):
-    """A program that emits records, and emits those again that were not ACKED."""
+    """A program that emits records, and replays those that were not ACKED."""
 
     def __init__(self, world: World, number: int, mail: GreenQueue) -> None:
         super().__init__(world, f"source {number}", mail)
@@ -152,7 +152,7 @@ class PlainSource(Program):
         self.is_watching = False
 
     def run(self) -> None:
-        """From opening to closing."""
+        """Run from opening to closing the source."""
         self._open()
         if self.plan.watches_beside:
             self.world.scheduler.spawn(self.name, "its watch", self._watch_to_the_end)
@@ -190,7 +190,7 @@ class PlainSource(Program):
             self._watch(self.dice.choice((0.0, 0.1, self.plan.pace_s)) if self._todo else 2.0)
 
     def _emit_to_the_end(self) -> None:
-        """In a thread of its own, beside the one that watches."""
+        """Emit in one thread while another one watches."""
         while not self.is_done:
             if self._todo:
                 self._emit()
@@ -229,7 +229,7 @@ class PlainSource(Program):
             self.buffered(lambda: self.client.fail(root, "not meant"))
 
     def flush(self) -> bool:
-        # A flush that waits for one server keeps the leases at the others.
+        # A flush that waits for one server renews the leases at the others.
         self.is_watching = True
         has_flushed = super().flush()
         self.is_watching = False
@@ -238,7 +238,7 @@ class PlainSource(Program):
 
     def _watch(self, wait_s: float) -> None:
         trees = self.world.trees
-        # An outcome is not late for the time in which nobody watched: a flush brings none, however long it waits.
+        # Time without a watch does not make an outcome late, as a flush brings none.
         unwatched_s = self.now - self.heard_at
         self.is_watching = True
         result: Any = self.client.watch(wait_s)
@@ -261,7 +261,7 @@ class PlainSource(Program):
 
 
 class Worker(Program):
-    """A program that takes records, joins their sources, and acks or fails what it took. ``lives``: how often it was
+    """A program that takes records, joins their sources, and acks or fails the records. ``lives``: how often it was
     started."""
 
     def __init__(self, world: World, number: int, mail: GreenQueue, life: int = 1) -> None:
@@ -305,14 +305,14 @@ class Worker(Program):
             self.send_on(Message(message.session, message.root, edge, message.depth + 1, message.has_failed))
 
     def _fail(self, message: Message) -> None:
-        """With its edge; or without, and then somebody else may ack the record all the same."""
+        """Fail a record with its edge, or without. Without it, another program may still ack the record."""
         has_edge = self.dice.random() < 0.3
         self.say(f"fails {self.world.transcript.root(message.root)}{' and its edge' if has_edge else ''}")
         self.world.trees.failed_record(self.name, message.root)
         edge = message.edge if has_edge else 0
         self.buffered(lambda: self.client.fail(message.root, "bad record", edge=edge))
         if not has_edge:
-            # After the flush: it is known that the record has failed.
+            # After the flush, so that the failure is known before the record goes on.
             passed_on = Message(message.session, message.root, message.edge, message.depth, has_failed=True)
             self.send_on(passed_on, late=True)
 
@@ -347,7 +347,7 @@ class Plain:
         self.workers = {number: Worker(world, number, self._mail) for number in range(1, plan.workers + 1)}
 
     def start(self) -> None:
-        """Begin all of them."""
+        """Start all programs."""
         for worker in self.workers.values():
             self._world.scheduler.spawn(worker.name, "", worker.run)
         for source in self.sources:
@@ -357,7 +357,7 @@ class Plain:
         return next((source for source in self.sources if source.session == session), None)
 
     def lose(self, number: int, down_s: float) -> None:
-        """A worker dies with what it has not flushed, and another takes its place."""
+        """Kill a worker, losing its buffer, and start another one in its place."""
         world, dead = self._world, self.workers[number]
         world.transcript.say(f"{dead.name} dies")
         world.trees.died(dead.name)

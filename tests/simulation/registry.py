@@ -1,9 +1,9 @@
-"""Registry: ZooKeeper as plain data, and each server's place in it: what ``zookeeper.registry`` does, without kazoo.
+"""Registry: ZooKeeper as plain data, and each server's place in it, like ``zookeeper.registry`` but without kazoo.
 
-What the nodes mean is the real ``core.members``. Sessions live as long as their server can be heard: one that stands
-still, or is cut off from here, loses its session after ``session_s``, and comes back with a new one. While ZooKeeper
-itself is away no session ends and no view changes; when it is back every session has its whole time anew. It may also
-come back without its data: the first server that is there again begins a later incarnation of the ensemble.
+Uses the real ``core.members``. A server that is paused or cut off from ZooKeeper loses its session after ``session_s``,
+and returns with a new one. While ZooKeeper itself is away, no session ends and no view changes. When it returns, all
+sessions start their whole time again. It may also return without its data. Then the first server that reconnects starts
+a later incarnation of the ensemble.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from acker_service.core.members import Away, Registered, Seen
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript
 
-# From a change to those who watch.
+# Mean delay from a change to the watching servers.
 LATENCY_S = 0.02
-# How often who is shut out, or has to wait, tries again.
+# Retry interval of a server that cannot register.
 AGAIN_S = 0.5
-# Within so long all servers have found out that the data is lost.
+# After this time all servers know that the data is lost.
 FRESH_S = 1.5
 EPOCH_MS = 1_700_000_000_000
 
 
 @dataclass
 class Nodes:
-    """What stands there, by id. ``epoch`` rises with every change of ``ids``; ``ensemble``: what `config` says, 0 where
-    there is none."""
+    """The nodes, by id. ``epoch`` rises with each change of ``ids``. ``ensemble``: from `config`; 0 for none."""
 
     epoch: int = 0
     ensemble: int = 0
@@ -42,7 +41,7 @@ class Nodes:
 
 
 class ZooKeeper:
-    """The one service, and the sessions of its servers."""
+    """The service, with the sessions of its servers."""
 
     def __init__(self, scheduler: Scheduler, dice: random.Random, transcript: Transcript, session_s: float) -> None:
         self.session_s = session_s
@@ -51,12 +50,12 @@ class ZooKeeper:
         self._down_until = 0.0
         self._is_losing_data = False
         self._places: list[Place] = []
-        # Called with the id of a server that is not listed any more though it never said so, or is listed again.
+        # Called with the id of a server that disappears from the list unannounced, or is listed again.
         self.on_gone: Callable[[int], None] = lambda _: None
         self.on_listed: Callable[[int], None] = lambda _: None
-        # Called with the id of a server that has announced that it will be back.
+        # Called with the id of a server that has announced its return.
         self.on_away: Callable[[int], None] = lambda _: None
-        # Called with a server that is not heard for so long.
+        # Called with the name of a server that is cut off, and for how many seconds.
         self.on_silence: Callable[[str, float], None] = lambda _, for_s: None
 
     @property
@@ -68,13 +67,13 @@ class ZooKeeper:
         return EPOCH_MS + int(self.scheduler.now * 1000)
 
     def go_away(self, until: float) -> None:
-        """Nobody is answered until then."""
+        """Answer no server before ``until``."""
         self.transcript.say("ZooKeeper is away")
         self._down_until = max(until, self._down_until)
         self.scheduler.at(until, self._come_back)
 
     def lose_data(self, until: float) -> None:
-        """Nobody is answered until then, and then nothing is left of what stood here."""
+        """Answer no server before ``until``, and return without data."""
         self._is_losing_data = True
         self.go_away(until)
 
@@ -89,7 +88,7 @@ class ZooKeeper:
         self._places.append(place)
 
     def expire(self, server: Registered) -> None:
-        """The session of a server is over, and its nodes with it."""
+        """End the session of a server, and delete its nodes."""
         nodes, has_ended = self.nodes, False
         if nodes.ids.get(server.id) == server:
             del nodes.ids[server.id]
@@ -104,7 +103,7 @@ class ZooKeeper:
             self.changed()
 
     def changed(self) -> None:
-        """Tell whoever watches, a moment later."""
+        """Notify all servers of a change, a moment later."""
         for place in self._places:
             delay_s = LATENCY_S * (0.5 + self.dice.random())
             self.scheduler.after(delay_s, place.look, place.owner, idles=True)
@@ -126,13 +125,13 @@ class ZooKeeper:
         if is_fresh:
             self._forget()
         for place in self._places:
-            # After that, servers find their way back one by one.
+            # After data loss, servers reconnect one by one.
             delay_s = self.dice.random() * FRESH_S if is_fresh else 0.0
             self.scheduler.after(delay_s, place.come_back, place.owner, idles=True)
 
 
 class Place:
-    """One server's place among the others, over all its lives. ``owner``: its process's name."""
+    """The registration of one server, over all its restarts. ``owner``: the name of its process."""
 
     def __init__(self, zookeeper: ZooKeeper, owner: str) -> None:
         self.owner = owner
@@ -149,7 +148,7 @@ class Place:
         return self._seen.epoch
 
     def view(self) -> tuple[int, tuple[ListedMember, ...]]:
-        """Epoch and members as they were seen last; of itself a server knows at once that it drains."""
+        """Return epoch and members as last seen. A server knows at once that it drains itself."""
         listed = self._seen.listed(self._zookeeper.now_ms)
         if self._is_draining and self.server is not None:
             own = self.server.member
@@ -158,7 +157,7 @@ class Place:
         return self._seen.epoch, listed
 
     def register(self, server: Registered) -> bool:
-        """Claim its id; False: ZooKeeper is away, or what a dead process had is still there."""
+        """Claim the server's id. False if ZooKeeper is away, or if the nodes of a dead process still exist."""
         zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
         found = nodes.ids.get(server.id) or nodes.draining.get(server.id)
         if not self._can_be_heard() or found is not None:
@@ -176,18 +175,18 @@ class Place:
         return True
 
     def drain(self) -> None:
-        """It takes nothing new."""
+        """Note that the server takes nothing new."""
         self._is_draining = True
         self._keep_registered()
 
     def leave(self, away_s: float | None) -> None:
-        """End the registration; ``away_s``: it will be back with its state."""
+        """End the registration. ``away_s``: the server returns with its state within this time; None: it does not."""
         server, self.server = self.server, None
         if server is None:
             return
         zookeeper = self._zookeeper
         if not self._can_be_heard():
-            # What was not said shows itself when the session ends.
+            # The others only notice it when the session ends.
             zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
             return
         if away_s is not None:
@@ -200,14 +199,14 @@ class Place:
         zookeeper.changed()
 
     def die(self) -> None:
-        """Without a word."""
+        """End without telling ZooKeeper."""
         server, self.server = self.server, None
         if server is not None:
             zookeeper = self._zookeeper
             zookeeper.scheduler.after(zookeeper.session_s, lambda: zookeeper.expire(server))
 
     def silence(self, until: float) -> None:
-        """It is not heard until then: it stands still, or is cut off from here."""
+        """Cut the server off from ZooKeeper until then. It may also be paused."""
         zookeeper, server = self._zookeeper, self.server
         self._unheard_until = max(until, self._unheard_until)
         zookeeper.on_silence(self.owner, until - zookeeper.scheduler.now)
@@ -231,7 +230,7 @@ class Place:
         zookeeper.scheduler.after(zookeeper.session_s + 0.05, self.look, self.owner, idles=True)
 
     def come_back(self) -> None:
-        """It, or ZooKeeper, can be heard again."""
+        """Continue after the server, or ZooKeeper, was out of reach."""
         if self.server is None or not self._can_be_heard():
             return
         self._expect(self._seen.serving + self._seen.draining)
@@ -240,7 +239,7 @@ class Place:
         self.look()
 
     def _agree_on_config(self) -> None:
-        """Go by the incarnation of the ensemble that `config` names, or write a later one."""
+        """Adopt the incarnation of the ensemble in `config`, or write a later one."""
         zookeeper, nodes = self._zookeeper, self._zookeeper.nodes
         if not nodes.ensemble:
             nodes.ensemble = members.next_ensemble(self._ensemble, zookeeper.now_ms)
@@ -254,7 +253,7 @@ class Place:
         self._ensemble = nodes.ensemble
 
     def _keep_registered(self) -> None:
-        """See to it that it is listed as what it is."""
+        """Keep the node of the server in line with its state."""
         zookeeper, server = self._zookeeper, self.server
         if server is None or not self._can_be_heard():
             return

@@ -1,7 +1,7 @@
-"""Scheduler: virtual time, and which of those who could go on goes on next.
+"""Scheduler: virtual time, and which ready process continues next.
 
-Blocking code runs unchanged in greenlets, one at a time; it gives way where it would wait. Events of the same time come
-in an order drawn from the seed. Nothing here looks at a clock or at the system's randomness.
+Blocking code runs unchanged in greenlets, one at a time, and yields where it would wait. Events of the same time come
+in an order drawn from the seed. Nothing here uses a real clock or the system's randomness.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Action = Callable[[], object]
 
 
 class Stuck(Exception):
-    """Nobody can go on, and not everybody is done."""
+    """No process can continue, and the run is not over."""
 
 
 class Endless(Exception):
-    """It goes on for longer than anything should."""
+    """The run takes longer than any run should."""
 
 
 class Process:
-    """A thread of one process of the system. ``owner`` names that: 'driver', 'executor 2', 'server 1'."""
+    """A thread of one process of the system. ``owner``: that process: 'driver', 'executor 2', 'server 1'."""
 
     __slots__ = ("greenlet", "is_killed", "name", "owner", "turn", "waits_for")
 
@@ -44,7 +44,7 @@ class Process:
 
 
 class Scheduler:
-    """``time_max``: virtual seconds after which it is :class:`Endless`; ``events_max``: so many events likewise."""
+    """``time_max``, in virtual seconds, and ``events_max``: beyond either, the run is :class:`Endless`."""
 
     def __init__(self, seed: int, *, time_max: float = 20_000.0, events_max: int = 400_000) -> None:
         self.now = 0.0
@@ -60,7 +60,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is left to happen but what happens anyway."""
+        """Whether only events are left that no process waits for."""
         return not self._busy
 
     def clock(self) -> float:
@@ -68,28 +68,28 @@ class Scheduler:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass for the process that calls."""
+        """Let virtual time pass for the calling process."""
         self.park("time to pass", max(0.0, seconds))
 
     # -- events
 
     def at(self, when: float, action: Action, owner: str = "", *, idles: bool = False) -> None:
-        """Call ``action`` at a time, outside of any process; while its ``owner`` is frozen it waits. ``idles``: it is
-        nothing that anybody could be waiting for."""
+        """Call ``action`` at a time, outside of any process. It waits while its ``owner`` is frozen. ``idles``: no
+        process can be waiting for it."""
         self._numbers += 1
         self._busy += not idles
         heapq.heappush(self._queue, (max(when, self.now), self._draw(), self._numbers, owner, idles, action))
 
     def after(self, seconds: float, action: Action, owner: str = "", *, idles: bool = False) -> None:
-        """As :meth:`at`, so many seconds from now."""
+        """Like :meth:`at`, this many seconds from now."""
         self.at(self.now + seconds, action, owner, idles=idles)
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Let everything happen until ``is_over``. Raises what a process raised."""
+        """Run events until ``is_over``. Raises what a process raised."""
         self._hub = getcurrent()
         while not is_over():
             if not self._busy:
-                raise Stuck("nobody can go on: " + "; ".join(self._waiting()))
+                raise Stuck("no process can continue: " + "; ".join(self._waiting()))
             when, _, _, owner, idles, action = heapq.heappop(self._queue)
             self._busy -= not idles
             thaws = self._frozen.get(owner, 0.0)
@@ -106,11 +106,11 @@ class Scheduler:
 
     @property
     def current(self) -> Process | None:
-        """The process that runs now; None: an action of :meth:`at` does."""
+        """The running process; None during an action of :meth:`at`."""
         return self._processes.get(getcurrent())
 
     def spawn(self, owner: str, name: str, call: Callable[[], object]) -> Process:
-        """Begin a thread of ``owner``, now or when its turn comes."""
+        """Start a thread of ``owner``, now or when its turn comes."""
         process = Process(owner, name)
 
         def body() -> None:
@@ -127,12 +127,12 @@ class Scheduler:
         return process
 
     def kill(self, owner: str) -> None:
-        """End every thread of ``owner`` where it stands: it runs its ``finally`` and talks to nobody any more."""
+        """End every thread of ``owner`` where it is. Its ``finally`` blocks run, but make no more calls."""
         for process in [process for process in self._processes.values() if process.owner == owner]:
             self.end(process)
 
     def end(self, process: Process) -> None:
-        """End one thread in the same way."""
+        """End one thread like :meth:`kill`."""
         if process.greenlet.dead or process.greenlet is getcurrent():
             return
         process.is_killed = True
@@ -141,18 +141,18 @@ class Scheduler:
         if process.greenlet:
             process.greenlet.throw(GreenletExit)
         else:
-            # It never began, so there is nothing to unwind.
+            # It never started, so there is nothing to unwind.
             self._processes.pop(process.greenlet, None)
 
     def freeze(self, owner: str, until: float) -> None:
-        """``owner`` stands still until then, and whatever happens to it waits."""
+        """Pause ``owner`` until then. Its events wait."""
         self._frozen[owner] = max(until, self._frozen.get(owner, 0.0))
 
     def is_frozen(self, owner: str) -> bool:
         return self._frozen.get(owner, 0.0) > self.now
 
     def park(self, waits_for: str, timeout_s: float | None = None) -> bool:
-        """Give way until somebody wakes the process that calls; False: ``timeout_s`` were over first."""
+        """Yield until the calling process is woken. False if ``timeout_s`` ends first."""
         process = self.current
         if process is None:
             raise Stuck(f"what is no process waits for {waits_for}")
@@ -165,7 +165,7 @@ class Scheduler:
         return bool(self._hub.switch())
 
     def wake(self, process: Process, turn: int) -> None:
-        """Let a process go on that has been parked since its ``turn``; one that has gone on already is left alone."""
+        """Wake a process that has been parked since its ``turn``. Does nothing if it has continued already."""
         if process.turn == turn:
             self._resume_later(process, True)
 
@@ -186,7 +186,7 @@ class Scheduler:
 
 
 class Signal:
-    """Something that happens once, and that any number of processes may wait for."""
+    """An event that happens once, and that any number of processes may wait for."""
 
     __slots__ = ("_scheduler", "_waiting", "is_set", "what")
 
@@ -203,7 +203,7 @@ class Signal:
             self._scheduler.wake(process, turn)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for it; whether it has happened."""
+        """Wait for it. Return whether it has happened."""
         process = self._scheduler.current
         if not self.is_set and process is not None:
             # `park` counts a turn further.
@@ -213,13 +213,13 @@ class Signal:
 
 
 class GreenSideBySide:
-    """Calls side by side, in greenlets: the port that the client has for threads."""
+    """The client's port for concurrent calls, in greenlets instead of threads."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def start(self, call: Callable[[], T]) -> Future[T]:
-        """Begin a call beside the caller's."""
+        """Start a call beside the caller."""
         future: Future[T] = Future()
         caller = self._scheduler.current
 
@@ -237,7 +237,7 @@ class GreenSideBySide:
         return future
 
     def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
-        """Until one of ``calls`` is done, or the time is over."""
+        """Wait until one of ``calls`` is done, or the time is over."""
         if any(call.done() for call in calls):
             return
         signal = Signal(self._scheduler, f"one of {len(calls)} calls")

@@ -1,4 +1,4 @@
-"""Servers: real shards in processes that crash, stand still, drain, and restart with what they knew or without."""
+"""Servers: real shards in processes that crash, pause, drain, and restart with or without their state."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.simulation.registry import AGAIN_S, Place
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.transcript import Transcript
 
-# Below what a server takes for a pause of its own; a real one ticks every 0.05 s, which would be most of the work here.
+# Less than a pause as servers detect it. Real servers tick every 0.05 s, which would be most of the work here.
 TICK_S = 0.8
-# A tick before a call, when the last one is so long ago.
+# Before a call, a server ticks if its last tick is so long ago.
 TICK_DUE_S = 0.05
-# How long a server that stops waits for what it is answering.
+# How long a stopping server waits for calls under way.
 GRACE_S = 0.2
 AWAY_S = 60.0
 DRAIN_S = 120.0
@@ -50,7 +50,7 @@ class State(Enum):
 
 
 class NotedShard(Shard):
-    """A shard that also keeps what it said of its sources."""
+    """A shard that also keeps the changes of its sources."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -63,8 +63,8 @@ class NotedShard(Shard):
 
 
 class Server:
-    """One server, by its ``id`` in all its lives. ``place``: in the registry, where there is one; ``limits``: of its
-    shards."""
+    """One server, with the same ``id`` over all restarts. ``place``: its registration, if there is a registry.
+    ``limits``: of its shards."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Server:
         self.on_watched: Callable[[Server, WatchReply], None] = lambda server, reply: None
         # Called with (server, session) when it has dropped a source whose lease ran out.
         self.on_expired: Callable[[Server, int], None] = lambda server, session: None
-        # Called with (server, what it did) when it ends and what it has is lost.
+        # Called with (server, how it ended) when it ends and its state is lost.
         self.on_left_behind: Callable[[Server, str], None] = lambda server, what: None
         # Called with its id when it begins to answer, and when it ends.
         self.on_up: Callable[[int], None] = lambda _: None
@@ -103,19 +103,19 @@ class Server:
         self._is_starting = False
 
     def clock(self) -> float:
-        """This life's clock: no two have the same zero."""
+        """The clock of this process. Each process has another zero."""
         return self._scheduler.now + self._offset
 
     # -- its lives
 
     def start(self, *, with_state: bool) -> None:
-        """Begin a new life, with the state that the last one left behind, if there is one and it is wanted."""
+        """Start a new process, with the state of the last one if there is one and it is wanted."""
         if self.state is not State.DOWN or self._is_starting:
             return
         self.lives += 1
         self._offset = self._dice.uniform(0.0, 1e6)
         incarnation, now = self._dice.getrandbits(64), self.clock()
-        # What is read is consumed: a later crash cannot bring it back.
+        # Starting consumes the state, so a later crash cannot bring it back.
         kept, self._kept = self._kept, None
         is_restored = kept is not None and with_state
         if kept is not None and is_restored:
@@ -132,7 +132,7 @@ class Server:
         self._serve_when_registered(self.lives)
 
     def _serve_when_registered(self, life: int) -> None:
-        """It answers nobody before it is one of its cluster."""
+        """Serve calls only once the server is registered."""
         if self.lives != life or not self._is_starting:
             return
         if self.place is not None:
@@ -149,7 +149,7 @@ class Server:
         self._tick_later(life)
 
     def crash(self) -> None:
-        """kill -9: whoever waits for an answer finds the connection broken."""
+        """Kill the process (kill -9). Clients that wait for an answer see a broken connection."""
         if self.state is State.DOWN:
             return
         self._transcript.say(f"{self.name} dies, with all that it knew")
@@ -159,7 +159,7 @@ class Server:
         self._end()
 
     def stop(self, then: Callable[[], None], *, comes_back: bool = True) -> None:
-        """SIGTERM: answer what is under way, keep the state, end; then ``then`` is called."""
+        """Stop (SIGTERM): answer calls under way, keep the state, end, and call ``then``."""
         if self.state is not State.UP:
             return
         self._transcript.say(f"{self.name} stops")
@@ -180,7 +180,7 @@ class Server:
         self._scheduler.after(GRACE_S, end)
 
     def drain(self) -> None:
-        """Take nothing new, and end when nothing is left, or after DRAIN_S."""
+        """Take nothing new, and end when no work is left, or after DRAIN_S."""
         if self.state is not State.UP or self.shard.is_draining:
             return
         self._transcript.say(f"{self.name} drains")
@@ -202,7 +202,7 @@ class Server:
         self.stop(lambda: None, comes_back=False)
 
     def pause(self, until: float) -> None:
-        """SIGSTOP, and SIGCONT at ``until``: nothing is answered, and its own time stands still."""
+        """Pause (SIGSTOP) until ``until`` (SIGCONT). The server answers nothing, and its clock stops."""
         if self.state is not State.UP:
             return
         self._transcript.say(f"{self.name} stands still")
@@ -214,7 +214,7 @@ class Server:
         self._scheduler.at(until, lambda: self._resume(life))
 
     def _resume(self, life: int) -> None:
-        """What came meanwhile is answered now, in any order."""
+        """Answer the requests that came meanwhile, in any order."""
         if self.lives != life or self.state is not State.PAUSED:
             return
         self._transcript.say(f"{self.name} goes on")
@@ -235,7 +235,7 @@ class Server:
     # -- calls
 
     def receive(self, method: str, request: Any, answer: Answer) -> None:
-        """A request has arrived; ``answer`` is called once, now or later, or never."""
+        """Receive a request. Calls ``answer`` at most once, now or later."""
         if self.state is State.PAUSED:
             self._asleep.append(lambda: self.receive(method, request, answer))
             return
@@ -315,7 +315,7 @@ class Server:
     # -- in the end
 
     def age(self, seconds: float) -> None:
-        """Let its own time pass at once, where nobody calls any more."""
+        """Advance the clock at once, after the last call."""
         for _ in range(3):
             self._offset += seconds
             self.shard.tick(self.clock())

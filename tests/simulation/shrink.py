@@ -1,4 +1,4 @@
-"""Shrinking: from a case that fails to the smallest that fails in the same way."""
+"""Shrinking: from a failing case to the smallest that fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TRIES_MAX = 600
 
 
 def shrunk(result: Result, *, tries_max: int = TRIES_MAX, strict: bool = False) -> Result:
-    """The smallest case found that fails with the same kind, and its result."""
+    """Return the smallest case found that fails with the same kind, and its result."""
     tries = 0
     while True:
         for smaller in _smaller(result.case):
@@ -28,7 +28,7 @@ def shrunk(result: Result, *, tries_max: int = TRIES_MAX, strict: bool = False) 
 
 
 def _smaller(case: Case) -> Iterator[Case]:
-    """Cases with one thing less, the largest things first."""
+    """Yield cases with one part less, the largest parts first."""
     if case.programs is not None:
         yield from _smaller_programs(case, case.programs)
         return
@@ -54,7 +54,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def _calmer(case: Case) -> Iterator[Case]:
-    """Cases with one fault or one server less."""
+    """Yield cases with one fault or one server less."""
     for index in range(len(case.faults)):
         yield replace(case, faults=case.faults[:index] + case.faults[index + 1 :])
     for name in case.calls:

@@ -39,21 +39,21 @@ from tests.simulation.transcript import Transcript
 
 TRIES_MAX = 4
 SPECULATION_S = 4.0
-# How long the driver takes to see that an executor is gone.
+# Time until the driver notices that an executor is gone.
 NOTICE_S = 0.5
 
 
 class TaskDied(Exception):
-    """As it was drawn."""
+    """A drawn failure of a task."""
 
 
 class JobFailed(Exception):
-    """What Spark raises when a job is over and not done."""
+    """Spark's error for a failed job."""
 
 
 @dataclass(eq=False)
 class Executor:
-    """One executor: a process, or the one that took its place. ``connect`` makes its client."""
+    """One executor process, or its replacement. ``connect`` makes its client."""
 
     name: str
     make_client: Callable[[], AckerClient]
@@ -66,7 +66,7 @@ class Executor:
 
 @dataclass(eq=False)
 class Attempt:
-    """One attempt at a task: also the account of what its operators do, see ``pipeline``."""
+    """One attempt at a task. Also records what its operators do, see ``pipeline``."""
 
     number: int
     job: Job
@@ -109,7 +109,7 @@ class Attempt:
 
 
 class World(Protocol):
-    """What jobs need of what is around them."""
+    """The environment that jobs need."""
 
     case: Case
     scheduler: Scheduler
@@ -117,11 +117,11 @@ class World(Protocol):
     transcript: Transcript
 
     def check_leave(self, attempt: Attempt, servers: frozenset[int]) -> None:
-        """A report was sent without these servers: was that called for?"""
+        """Check that a report was rightly sent without these servers."""
         ...
 
     def check_task_error(self, attempt: Attempt, error: Exception, began_at: float) -> None:
-        """A task failed as its reports could not be delivered: was that called for?"""
+        """Check that a task rightly failed as its reports could not be delivered."""
         ...
 
 
@@ -148,7 +148,7 @@ class Spark:
         self.running: list[Job] = []
 
     def lose(self, executor: Executor, down_s: float) -> None:
-        """An executor dies; another takes its place after a while."""
+        """Kill an executor, and replace it after a while."""
         scheduler = self.world.scheduler
         if not executor.is_up:
             return
@@ -165,15 +165,15 @@ class Spark:
         scheduler.after(max(down_s, NOTICE_S), back)
 
     def lose_files(self, executor: Executor) -> None:
-        """The shuffle files of an executor are gone."""
+        """Delete the shuffle files of an executor."""
         self.world.transcript.say(f"{executor.name} loses its shuffle files")
         for job in self.running:
             job.mail.put(partial(job.lost, executor, False))
 
 
 class Job:
-    """One job: ``stages`` over the rows of a ``batch``, as the oracle numbers it; ``shift``: so many more tasks a stage
-    than planned."""
+    """One job: ``stages`` over the rows of a ``batch``, in the oracle's numbering. ``shift``: how many more tasks than
+    planned each stage has."""
 
     def __init__(
         self, spark: Spark, batch: int, plan: FramePlan, stages: tuple[Stage, ...], sink: int, shift: int
@@ -185,7 +185,7 @@ class Job:
         self.case = self.world.case
         self.dice = random.Random(f"{self.case.seed} job {self.number}")
         self.is_over = self._is_looking = False
-        # What tasks that were done have noted.
+        # What tasks that are done have recorded.
         self.conflicts = 0
         self.without = frozenset[int]()
         self.mail = GreenQueue(self.world.scheduler)
@@ -193,7 +193,7 @@ class Job:
         self.tasks = [[Task(at, partition) for partition in range(width)] for at, width in enumerate(self.widths)]
 
     def run(self) -> None:
-        """Run it to its end, as the driver. Raises :class:`JobFailed`."""
+        """Run the job to its end, as the driver. Raises :class:`JobFailed`."""
         self.world.transcript.say(f"driver: job {self.number} for batch {self.batch} begins")
         self.spark.running.append(self)
         fails_at = self.dice.random() * 4 if self.dice.random() < self.case.tasks.get("job fails", 0.0) else None
@@ -211,7 +211,7 @@ class Job:
         self.world.transcript.say(f"driver: job {self.number} is through")
 
     def commit(self) -> None:
-        """Commit the write of its sink. Raises :class:`JobFailed` when that is refused."""
+        """Commit the write of its sink. Raises :class:`JobFailed` if that is refused."""
         if self.dice.random() < self.case.tasks.get("commit refused", 0.0):
             self.world.transcript.say(f"driver: the commit of job {self.number} is refused")
             raise JobFailed("the commit was refused")
@@ -220,7 +220,7 @@ class Job:
         self.world.transcript.say(f"driver: job {self.number} is committed")
 
     def lost(self, executor: Executor, is_dead: bool) -> None:
-        """What an executor had is gone; and the attempts that it ran, if it is dead."""
+        """Note that the output of an executor is gone. If it is dead, so are its attempts."""
         for task in (task for tasks in self.tasks for task in tasks):
             if is_dead:
                 for attempt in [attempt for attempt in task.running if attempt.executor is executor]:
@@ -232,7 +232,7 @@ class Job:
     # -- attempts
 
     def _launch(self) -> None:
-        """Begin an attempt at each task that can run and of which none is running."""
+        """Start an attempt at each task that can run and has no running attempt."""
         wanted = self._wanted()
         for at in sorted(wanted):
             for task in self.tasks[at] if self._can_start(at) else ():
@@ -242,7 +242,7 @@ class Job:
                         self._start(task)
 
     def _can_start(self, stage: int) -> bool:
-        """Whether all that a stage reads is there."""
+        """Whether all input of a stage is available."""
         return all(task.done for source in self.stages[stage].inputs for task in self.tasks[source])
 
     def _wanted(self) -> set[int]:
@@ -282,7 +282,7 @@ class Job:
             scheduler.after(later, lambda: self.mail.put(lambda: self._speculate(task, attempt)), "driver")
 
     def _look_again(self) -> None:
-        """In a second, for all that could not be started: a look for each would bring as many at every look."""
+        """Schedule one launch in a second, for all tasks that could not be started. One each would multiply."""
 
         def look() -> None:
             self._is_looking = False
@@ -297,7 +297,7 @@ class Job:
             self._start(task)
 
     def _inputs(self, task: Task, sources: list[Attempt], dice: random.Random) -> list[pa.RecordBatch]:
-        """The rows of a task, out of what the attempts before it have left, in the order in which they come."""
+        """Return the input rows of a task from the output of earlier attempts, in order of arrival."""
         stage = self.stages[task.stage]
         width = self.widths[task.stage]
         parts: list[pa.RecordBatch] = []
@@ -313,7 +313,7 @@ class Job:
         return parts
 
     def _attempt(self, task: Task, attempt: Attempt) -> None:
-        """What runs in the executor."""
+        """Run the attempt in the executor."""
         scheduler, fates, dice = self.world.scheduler, attempt.fates, attempt.dice
         scheduler.sleep(0.02 + 0.5 * dice.random() + (40.0 * dice.random() ** 2 if "is slow" in fates else 0.0))
         began_at = scheduler.now
@@ -376,7 +376,7 @@ class Job:
         elif "dies between its reports" in attempt.fates:
             raise TaskDied("between its reports")
 
-    # -- what the driver hears
+    # -- results at the driver
 
     def _tell(self, news: Callable[[], None]) -> None:
         self.world.scheduler.after(0.001 + 0.01 * self.dice.random(), lambda: self.mail.put(news), "driver")
@@ -403,7 +403,7 @@ class Job:
         raise JobFailed("a stage was cancelled")
 
     def _stop_others(self, task: Task) -> None:
-        """Spark kills the other attempts, and some of them run on all the same."""
+        """Kill the other attempts, as Spark does. Some of them keep running."""
         for other in task.running:
             other.is_over = True
             if other.process is not None and self.dice.random() < 0.5:
@@ -419,7 +419,7 @@ class Job:
 
 
 def _lineage(attempts: list[Attempt]) -> set[int]:
-    """The numbers of ``attempts``, and of all those whose output they come from."""
+    """Return the numbers of ``attempts``, and of all attempts whose output they have read."""
     found: dict[int, Attempt] = {}
     waiting = list(attempts)
     while waiting:

@@ -15,7 +15,7 @@ KNOWN = {
     "a negative vote overrides ACKED": 13,
     "a new registration taken for the old one": 78,
     "a generation in a greeting ignored": 5,
-    "nobody is ever gone": 229,
+    "no server is ever gone": 229,
     "an older view believed": 29,
     "absence from an older view counted": 5,
     "old news counted against a member": 8,
@@ -43,7 +43,7 @@ KNOWN = {
     "votes of left-out replicas count": 147,
     "votes of servers that a task left out count": 147,
     "a section cut in two": 251,
-    "a lease that nobody keeps while a flush waits": 3,
+    "leases not renewed while a flush waits": 3,
 }
 # Mutants that nearly every case shows.
 PLAIN = ("an init counted twice", "a report applied in half", "children not in the tree", "a fail taken for an ack")

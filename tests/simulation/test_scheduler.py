@@ -1,4 +1,4 @@
-"""The scheduler: blocking code in virtual time, and what is found out about code that would hang."""
+"""The scheduler: blocking code in virtual time, and detection of code that would hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated cases: many seeds keep every promise, and a seed always tells the same story."""
+"""Simulated cases: many seeds keep every promise, and a seed always gives the same transcript."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.corners import CORNERS
 from tests.simulation.shrink import shrunk
 from tests.simulation.world import simulate
 
-# Of these `make test` takes a few seconds.
+# These take `make test` a few seconds.
 QUICK_SEEDS = 40
 SEEDS = 600
 PARTS = 6

@@ -1,7 +1,7 @@
-"""Threads: what ``threading``, ``queue`` and ``secrets`` are to the code under simulation.
+"""Threads: replaces ``threading``, ``queue`` and ``secrets`` for the code under simulation.
 
-Locks that are held while somebody else wants them make that one wait, as a real one would, and are noted: a client that
-keeps a lock over a call holds up its other threads for as long as the network likes.
+A thread that wants a held lock waits, as with a real lock, and the wait is recorded: a client that holds a lock over a
+call blocks its other threads for as long as the network takes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from tests.simulation.scheduler import Process, Scheduler, Signal
 
-# Modules with these names at their top get ours while a simulation runs.
+# Modules with these prefixes get the replacements while a simulation runs.
 PREFIXES = ("acker_client.", "acker_service.locked_shard", "acker_service.process.logs")
 
 
 class GreenLock:
-    """``threading.Lock`` for greenlets. ``held_up``: how often somebody had to wait for it."""
+    """``threading.Lock`` for greenlets. ``held_up``: how often a thread had to wait for it."""
 
     def __init__(self, scheduler: Scheduler, threads: GreenThreading) -> None:
         self._scheduler = scheduler
@@ -180,7 +180,7 @@ class DrawnSecrets:
 
 @contextmanager
 def replaced(scheduler: Scheduler, dice: random.Random) -> Iterator[GreenThreading]:
-    """Give the modules under simulation our threads, queues and secrets."""
+    """Replace threads, queues and secrets in the modules under simulation."""
     threads = GreenThreading(scheduler)
     ours = {"threading": threads, "queue": GreenQueues(scheduler), "secrets": DrawnSecrets(dice)}
     places = _places(len(sys.modules))
@@ -198,7 +198,7 @@ _KNOWN: dict[int, list[tuple[Any, str]]] = {}
 
 
 def _places(loaded: int) -> list[tuple[Any, str]]:
-    """(module, name) of each place where one of the three is known; to be looked for only when more is loaded."""
+    """Return (module, name) of each import of one of the three. Searches only after more modules are loaded."""
     if loaded not in _KNOWN:
         _KNOWN.clear()
         _KNOWN[loaded] = [

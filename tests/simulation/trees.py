@@ -1,22 +1,22 @@
-"""Trees: the oracle of plain sources. What programs did to each tree, and what may therefore be reported of it.
+"""Trees: the oracle of plain sources. Records what programs did to each tree, and decides which outcomes are allowed.
 
-Shares no code with the acker: a tree is the set of its edges that nobody has acked. Programs write down what they do
-before they call the client, and what a flush has delivered after it returned.
+Shares no code with the acker: a tree is the set of its edges that were not acked. Programs record what they do before
+they call the client, and what a flush has delivered after it returned.
 
-Promise 1. ACKED of a root asks that every record of its tree was acked, and that no record failed whose failure was
-reported before the last of them was acked.
+Promise 1. ACKED of a root needs that every record of its tree was acked, and that no failure was reported before the
+last record was acked.
 
 Promise 2. Each root that was emitted has exactly one outcome, and soon after its timeout, if its source can reach all
 of its servers.
 
 Promise 3. Whatever was not ACKED had a reason. This is the table:
 
-    outcome               is called for when
+    outcome               is justified if
     FAILED                some program called ``fail`` on the root
     TIMED_OUT             not every report of the tree was answered within the timeout
     LOST                  the report of its init was refused
     any of them           every replica of the root was in trouble, see ``troubles``
-    any but FAILED        and never where a replica said ACKED, and was neither lost, nor out of the view, since
+    any but FAILED        never if a replica said ACKED, and has neither lost its state nor left the view since
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from acker_protocol.messages import Verdict
 from tests.simulation.oracle import Violation
 
-# Reports that were answered so long before the timeout were in time.
+# Reports answered this long before the timeout were in time.
 NEARLY_S = 0.5
-# Within so long after its timeout a source that can reach its servers hears of a root.
+# Longest delay between the timeout of a root and its outcome at a source that can reach its servers.
 LATE_S = 15.0
 
 
@@ -49,17 +49,17 @@ class Tree:
     unreported: int = 0
     reported_at: float = 0.0
     is_init_refused: bool = False
-    # When its init was reported; None: not yet, or its timeout was started anew.
+    # When its init was reported; None if not yet, or if its timeout was reset.
     began_at: float | None = None
     has_failed: bool = False
     is_failure_reported: bool = False
-    # A failure was reported, and then all the rest was acked.
+    # Whether a failure was reported before all the rest was acked.
     is_doomed: bool = False
     outcome: Verdict | None = None
 
     @property
     def was_in_time(self) -> bool:
-        """Whether all that was ever done to it was reported within its timeout."""
+        """Whether all updates of the tree were reported within its timeout."""
         in_time = self.reported_at < self.emitted_at + self.timeout_s - NEARLY_S
         return not self.open_edges and not self.unreported and in_time
 
@@ -78,26 +78,26 @@ class Update:
 
 
 class Trees:
-    """One for the whole run."""
+    """The oracle of one run."""
 
     def __init__(self) -> None:
-        # Why a tree need not be ACKED for what befell its servers; "" for no reason.
+        # Returns why trouble at its servers excuses a tree that is not ACKED; "" if nothing does.
         self.excuse: Callable[[Tree], str] = lambda tree: ""
-        # Whether a server that said ACKED need not be listened to.
+        # Whether the ACKED of a server may be ignored.
         self.is_out: Callable[[Tree, int], bool] = lambda tree, server: False
-        # For how long the source could not reach some replica.
+        # Returns for how long the source could not reach some replica.
         self.unreached_s: Callable[[Tree], float] = lambda tree: 0.0
         self.replays: Counter[str] = Counter()
         self.acked = 0
         self._trees: dict[int, Tree] = {}
         self._unflushed: defaultdict[str, list[Update]] = defaultdict(list)
-        # By root the servers that have said ACKED.
+        # By root, the servers that have reported ACKED.
         self._acked_by: defaultdict[int, set[int]] = defaultdict(set)
 
     # -- what programs do
 
     def emitted(self, tree: Tree, edge: int, program: str) -> None:
-        """A program has emitted the root of ``tree``."""
+        """Record that a program has emitted the root of ``tree``."""
         if tree.root in self._trees:
             raise Violation("root twice", f"{tree} has a root id that was emitted before")
         self._trees[tree.root] = tree
@@ -105,7 +105,7 @@ class Trees:
         self._note(program, Update(tree, is_init=True))
 
     def acked_record(self, program: str, root: int, edge: int, children: Collection[int]) -> None:
-        """A program acks the record of ``edge``, which has become ``children``."""
+        """Record that a program acks the record of ``edge``, with the children ``children``."""
         tree = self._trees[root]
         tree.open_edges.update(children)
         tree.open_edges.discard(edge)
@@ -114,21 +114,21 @@ class Trees:
         self._note(program, Update(tree))
 
     def failed_record(self, program: str, root: int) -> None:
-        """A program fails the root."""
+        """Record that a program fails the root."""
         tree = self._trees[root]
         tree.has_failed = True
         self._note(program, Update(tree, is_fail=True))
 
     def touched(self, program: str, root: int) -> None:
-        """A program starts the timeout of the root anew."""
+        """Record that a program resets the timeout of the root."""
         self._note(program, Update(self._trees[root], is_touch=True))
 
     def unflushed(self, program: str) -> list[Update]:
-        """What a flush that begins now has to deliver."""
+        """Return the updates that a flush has to deliver now."""
         return list(self._unflushed[program])
 
     def flushed(self, program: str, updates: list[Update], now: float) -> None:
-        """A flush has returned: these updates were delivered."""
+        """Record that a flush has delivered these updates."""
         for update in updates:
             tree = update.tree
             tree.unreported -= 1
@@ -140,19 +140,19 @@ class Trees:
         self._forget(program, updates)
 
     def refused(self, program: str, updates: list[Update]) -> None:
-        """A flush has raised for good: some of these updates were dropped. Each stays unreported."""
+        """Record that a flush has failed for good, and dropped some of these updates. All stay unreported."""
         for update in updates:
             update.tree.is_init_refused |= update.is_init
         self._forget(program, updates)
 
     def died(self, program: str) -> None:
-        """A program has ended, with all that it had not flushed."""
+        """Record that a program has ended, and lost what it had not flushed."""
         self._unflushed[program].clear()
 
     # -- what is reported
 
     def said(self, server: int, root: int, verdict: Verdict) -> None:
-        """A server says this of a root."""
+        """Record what a server reports of a root."""
         tree = self._trees.get(root)
         if tree is None or verdict != Verdict.ACKED:
             return
@@ -161,10 +161,10 @@ class Trees:
         self._acked_by[root].add(server)
 
     def ended(self, root: int, verdict: Verdict, reason: str, now: float) -> Tree:
-        """A source hears the outcome of a root. ``now``: without the time in which it did not watch before."""
+        """Check the outcome of a root at its source. ``now``: without the time in which the source did not watch."""
         tree = self._trees.get(root)
         if tree is None:
-            raise Violation("unknown root", f"an outcome {verdict.name} of a root that nobody has emitted")
+            raise Violation("unknown root", f"an outcome {verdict.name} of a root that was not emitted")
         if tree.outcome is not None:
             raise Violation("outcome twice", f"{tree} is {verdict.name} ({reason}), and was {tree.outcome.name} before")
         tree.outcome = verdict
@@ -180,11 +180,11 @@ class Trees:
         return tree
 
     def pending_of(self, source: str) -> list[Tree]:
-        """The trees of a source that have no outcome yet."""
+        """Return the trees of a source that have no outcome yet."""
         return [tree for tree in self._trees.values() if tree.source == source and tree.outcome is None]
 
     def healthy(self, updates: list[Update]) -> list[Tree]:
-        """Trees of these updates that have no outcome yet and nothing that would excuse one."""
+        """Return the trees of these updates without an outcome and without an excuse."""
         trees = {update.tree.root: update.tree for update in updates}
         return [tree for tree in trees.values() if tree.outcome is None and not self.excuse(tree)]
 

@@ -1,11 +1,11 @@
-"""Troubles: what stood between clients and servers, and what servers lost; and whether that is reason enough.
+"""Troubles: records cuts, pauses and lost state, and decides whether they excuse a replay.
 
 A record need not be ACKED if every replica of its slot was in trouble while its batch was open:
 
     lost its state     it died, or stopped without its state, or the lease of the source ran out there
     not in the view    its ZooKeeper session expired unannounced (the server was paused, cut off or dead for too long),
                        and another server that had been in touch with ZooKeeper for a session's time saw that,
-                       or the server answered nobody the whole time
+                       or the server answered no call the whole time
     out of reach       there are other replicas, or the cluster is a plain list of servers, and some client could not
                        reach the server for half of ``replica_wait_s`` or half of ``gone_after_s``. A call that failed
                        by chance counts for the time that it cost, and for a minute after it: the client then waits
@@ -15,7 +15,7 @@ Every client waits for a server that has announced in the registry that it will 
 if nothing else went wrong.
 
 Clients wait for a server that is the only replica and comes back with its state. Its absence excuses a replay only if
-ZooKeeper was away, so that nobody could tell that it would return, or if it outlasted the driver's whole budget.
+ZooKeeper was away, so that its return was not announced, or if it outlasted the driver's whole budget.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from itertools import pairwise
 from tests.simulation.case import Case
 from tests.simulation.scheduler import Scheduler
 
-# This share of a budget counts as the whole budget: the rest passes while the last failing try ends.
+# This share of a budget counts as the whole budget. The rest passes while the last failing try ends.
 NEARLY = 0.9
-# How long a client that had to wait for a server in vain waits only briefly for it.
+# After waiting for a server in vain, a client waits only briefly for it during this time.
 SLOW_S = 60.0
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id);
-    ``is_one_call``: of one call, while others may have passed; ``is_announced``: the server was down, and had announced
-    in the registry that it would be back."""
+    """From ``start`` to ``until`` nothing passed between a client (None: any) and a server (None: any, by id).
+    ``is_one_call``: only one call was hit. ``is_announced``: the server was down, and had announced its return in the
+    registry."""
 
     start: float
     until: float
@@ -48,7 +48,7 @@ class Stretch:
 
 
 class Troubles:
-    """One for the whole run."""
+    """The troubles of one run."""
 
     def __init__(self, scheduler: Scheduler, case: Case) -> None:
         self._scheduler = scheduler
@@ -56,7 +56,7 @@ class Troubles:
         self._stretches: list[Stretch] = []
         self._unlisted: list[tuple[float, int]] = []
         self._relisted: list[tuple[float, float, int]] = []
-        # (from, until, server): it could not be heard by ZooKeeper, or ZooKeeper by nobody.
+        # (from, until, server): the server was cut off from ZooKeeper. None: ZooKeeper was away.
         self._unheard: list[tuple[float, float, int | None]] = []
         self._down: dict[int, float] = {}
         self._away: set[int] = set()
@@ -66,35 +66,35 @@ class Troubles:
         self._gaps: list[tuple[float, int, str]] = []
 
     def out_of_reach(self, for_s: float, client: str | None, server: int | None, *, is_one_call: bool = False) -> None:
-        """From now on, for so long."""
+        """Record that a client cannot reach a server from now on, for this time."""
         now = self._scheduler.now
         self._stretches.append(Stretch(now, now + for_s, client, server, is_one_call))
 
     def lost(self, server: int, why: str) -> None:
-        """A server does not know any more what it knew."""
+        """Record that a server has lost its state."""
         self._losses.append((self._scheduler.now, server, why))
 
     def zookeeper_away(self, for_s: float) -> None:
-        """Nobody reaches ZooKeeper from now on, for so long."""
+        """Record that no server reaches ZooKeeper from now on, for this time."""
         now = self._scheduler.now
         self._unregistered.append((now, now + for_s))
         self._unheard.append((now, now + for_s, None))
 
     def unheard(self, server: int, for_s: float) -> None:
-        """ZooKeeper does not hear a server from now on, for so long."""
+        """Record that a server is cut off from ZooKeeper from now on, for this time."""
         now = self._scheduler.now
         self._unheard.append((now, now + for_s, server))
 
     def is_down(self, server: int) -> None:
-        """A server answers nobody from now on."""
+        """Record that a server answers no calls from now on."""
         self._down.setdefault(server, self._scheduler.now)
 
     def is_away(self, server: int) -> None:
-        """A server that ends has announced that it will be back with its state."""
+        """Record that a stopping server has announced its return with its state."""
         self._away.add(server)
 
     def is_up(self, server: int) -> None:
-        """It answers, again or for the first time."""
+        """Record that the server answers, again or for the first time."""
         self._first_up.setdefault(server, self._scheduler.now)
         if server in self._down:
             is_announced = server in self._away
@@ -103,11 +103,11 @@ class Troubles:
         self._away.discard(server)
 
     def left_view(self, server: int) -> None:
-        """A server is not listed any more, though it never said so."""
+        """Record that a server has left the list unannounced."""
         self._unlisted.append((self._scheduler.now, server))
 
     def is_in_view(self, server: int) -> None:
-        """It is listed again."""
+        """Record that the server is listed again."""
         now = self._scheduler.now
         self._relisted += [(start, now, left) for start, left in self._unlisted if left == server]
         self._unlisted = [(start, left) for start, left in self._unlisted if left != server]
@@ -117,11 +117,11 @@ class Troubles:
         self._gaps.append((self._scheduler.now, server, what))
 
     def unreached_s(self, client: str, servers: Collection[int], since: float) -> float:
-        """For how long since then the client could not reach one of ``servers``, the worst of them."""
+        """Return for how long since then the client could not reach one of ``servers``: the maximum."""
         return max((self._unreached_s(client, server, since) for server in servers), default=0.0)
 
     def absent_s(self, server: int, since: float) -> float:
-        """For how long since then a server had not answered anybody yet: it joined later, or could not register."""
+        """Return for how long since then a server had not answered at all: it joined late or could not register."""
         now = self._scheduler.now
         return max(0.0, self._first_up.get(server, now) - since)
 
@@ -136,7 +136,7 @@ class Troubles:
         return self._unreached_s(source, server, since - SLOW_S) >= patience_s
 
     def excuse(self, server: int, since: float, *, is_only: bool, source: str = "driver") -> str:
-        """Why what was pending at a server since then need not have been counted there; "" for no reason."""
+        """Return why a server may have missed updates of roots pending since then; "" if nothing excuses it."""
         lost = self._noted(self._losses, server, since)
         return (
             lost
@@ -145,7 +145,7 @@ class Troubles:
         )
 
     def has_lost(self, server: int, since: float) -> bool:
-        """Whether a server has lost what it knew since then."""
+        """Whether a server has lost its state since then."""
         return bool(self._noted(self._losses, server, since))
 
     def _was_unlisted(self, server: int, since: float) -> bool:
@@ -156,7 +156,7 @@ class Troubles:
         )
 
     def _was_silent(self, server: int, start: float, end: float) -> bool:
-        """Whether the server answered nobody for the time of a session before it was absent, and all the time since."""
+        """Whether the server answered no call for a session's time before its absence, and since."""
         return any(
             each.client is None
             and each.server == server
@@ -166,7 +166,7 @@ class Troubles:
         )
 
     def _is_noticed(self, server: int, start: float, end: float) -> bool:
-        """Whether an absence from the list was seen by another server that has a reason to believe it."""
+        """Whether another server saw an absence from the list, and had reason to believe it."""
         for other in self._first_up:
             believes_at = start
             for lost_at, back_at, whom in sorted(self._unheard, key=lambda each: each[0]):
@@ -190,14 +190,14 @@ class Troubles:
         for client in (source, *sorted(self.clients_of(server))):
             if self._unreached_s(client, server, since - SLOW_S) >= patience_s / 2:
                 if is_only and self._case.cluster == "list" and not self._heard_others_s(client, server, since):
-                    # Whoever hears nobody is cut off itself, and takes nobody for gone.
+                    # A client that hears no server is cut off itself, and considers no server gone.
                     continue
                 return f"server {server} was out of reach"
         return ""
 
     def _is_waited_for(self, server: int, since: float) -> bool:
-        """Whether a server was out of reach only while it was announced to be back, so that every client could know:
-        no other trouble was about, and it was back within a third of a budget."""
+        """Whether a server was out of reach only during an announced restart that every client could know of: without
+        other trouble, and shorter than a third of a budget."""
         begun = since - SLOW_S
         others = [each for each in self._stretches if each.until >= begun and not each.is_announced]
         own = [each for each in self._stretches if each.until >= begun and each.server == server]
@@ -206,7 +206,7 @@ class Troubles:
         return has_registry and is_short and not others and not self._down
 
     def _heard_others_s(self, client: str, server: int, since: float) -> float:
-        """For how long a client may have reached another server while it could not reach this one."""
+        """Return for how long a client may have reached another server, but not this one."""
         now, start = self._scheduler.now, since - SLOW_S
         changes = [*self._down.values(), *self._first_up.values()]
         changes += [at for each in self._stretches for at in (each.start, each.until)]

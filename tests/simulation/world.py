@@ -1,4 +1,4 @@
-"""World: one run of everything, from a case to what came of it."""
+"""World: one run of everything, from a case to its result."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from tests.simulation.trees import Tree, Trees, Update
 from tests.simulation.troubles import Troubles
 
 NO_SPARK: Any = None
-# Excuses that nobody should need: each costs the replay of a batch after a server had lost its state. ``strict`` runs
+# Excuses that should not be needed: each costs the replay of a batch after a server had lost its state. ``strict`` runs
 # accept none of them.
 LATE_S = 90.0
 STALE_ANSWER = "known gap: an answer of an older life came late"
 LATE_NEWS = "known gap: a batch was opened before the driver heard what the server had lost"
 OLD_GREETING = "known gap: a batch was opened at a server that had lost its state since it was greeted"
 GIVEN_UP = "known gap: what befell a placement that was given up while a batch was opened"
-# Long enough for all that servers remember to be forgotten.
+# Long enough for servers to forget everything.
 FORGOTTEN_S = 2000.0
 
 
 @dataclass
 class Result:
-    """What came of a run. ``kind``: "" when no promise was broken, else which one in a word, as ``why`` explains."""
+    """The result of a run. ``kind``: a short name of the broken promise, "" if none. ``why`` explains it."""
 
     case: Case
     kind: str = ""
@@ -66,7 +66,7 @@ class Result:
 
 
 def simulate(case: Case, *, keeps_lines: bool = False, strict: bool = False) -> Result:
-    """Run a case. The same case gives the same, line by line. ``strict``: known gaps excuse nothing."""
+    """Run a case. The same case gives the same lines. ``strict``: known gaps excuse nothing."""
     world = World(case, keeps_lines=keeps_lines, strict=strict)
     result = Result(case)
     with _quiet(world.transcript), _small_messages(case), replaced(world.scheduler, world.secrets):
@@ -76,7 +76,7 @@ def simulate(case: Case, *, keeps_lines: bool = False, strict: bool = False) -> 
             result.kind, result.why = violation.kind, str(violation)
         except (Stuck, Endless) as error:
             result.kind, result.why = type(error).__name__.lower(), str(error)
-        except Exception as error:  # whatever comes out is a finding
+        except Exception as error:  # any error is a finding
             result.kind, result.why = f"raised {type(error).__name__}", repr(error)
             if keeps_lines:
                 logging.getLogger("tests.simulation").exception("the simulation raised")
@@ -89,12 +89,12 @@ def simulate(case: Case, *, keeps_lines: bool = False, strict: bool = False) -> 
 
 
 def collect_seldom() -> None:
-    """A run makes much that lasts no longer than it: looking for cycles all the time takes a sixth of the time."""
+    """Collect garbage seldom. Most objects live for the whole run, so frequent collections waste a sixth of it."""
     gc.set_threshold(100_000, 20, 20)
 
 
 class World:
-    """Everything there is in one run."""
+    """All parts of one run."""
 
     def __init__(self, case: Case, *, keeps_lines: bool, strict: bool) -> None:
         self.case = case
@@ -144,15 +144,15 @@ class World:
         self.plain: Plain | None = None
         self.is_over = False
         self._pins: dict[int, Pin] = {}
-        # By server the registrations that the driver has heard of, the last one last.
+        # By server, the registrations that the driver has heard of, oldest first.
         self._generations: dict[int, list[int]] = {}
-        # When a client was greeted by a server, by their names and ids.
+        # When a server has answered greetings of a client, by client name and server id.
         self._greetings: dict[tuple[str, int], list[float]] = {}
         self._session = 0
         self._runs = 0
         self._clients = 0
         self._sources: list[SourceSession] = []
-        # When each batch of a plain source was first asked for, by session and number.
+        # When each batch of a plain source was first requested, by session and number.
         self._asked_at: dict[tuple[int, int], float] = {}
 
     # -- from beginning to end
@@ -238,7 +238,7 @@ class World:
         return BatchFrame(plan)
 
     def _process(self, batch: Batch) -> None:
-        """The user's job: each sink's, one after the other; again where it is drawn so."""
+        """Run the user's job for each sink, one after another. Repeats one if the case has drawn it."""
         frame: Any = batch.df
         key = self._key(batch.number)
         dice = random.Random(f"{self.case.seed} batch {key}")
@@ -264,7 +264,7 @@ class World:
             frame.unfinished_because = "another attempt gave other rows"
 
     def _key(self, number: int) -> int:
-        """What the oracle calls a batch of this run of the source: another run begins with 1 again."""
+        """Return the oracle's number for a batch of this run of the source, since each run starts with 1 again."""
         return self._runs * 100_000 + number
 
     # -- processes
@@ -308,14 +308,14 @@ class World:
         zookeeper.on_away = self.troubles.is_away
         return zookeeper
 
-    # -- what is called for
+    # -- what is justified
 
     def lost(self, server: Server, why: str) -> None:
-        """A server does not know any more what the driver's source had there."""
+        """Record that a server has lost the state of the driver's source."""
         self.troubles.lost(server.id, f"{server.name} {why}")
 
     def _excuse(self, batch: BatchFacts, root: int, reason: str) -> str:
-        """Why a root of a batch need not be ACKED for what befell its servers: all of its replicas were in trouble."""
+        """Return why a root of a batch need not be ACKED: all of its replicas were in trouble; "" if not all were."""
         replicas = self._replicas_of(batch, root)
         since = batch.opened_at - 1e-6
         is_only = len(replicas) == 1
@@ -328,7 +328,7 @@ class World:
         return GIVEN_UP if reason == "its server is gone" and not self._is_strict else ""
 
     def _late_news(self, server: int, since: float) -> str:
-        """Of a loss before the batch was opened, which the driver may not have heard of."""
+        """Return the excuse for a loss before the batch was opened, which the driver may not have heard of."""
         is_excuse = not self._is_strict and self.troubles.has_lost(server, since - LATE_S)
         return LATE_NEWS if is_excuse else ""
 
@@ -363,21 +363,21 @@ class World:
         known.append(reply.generation)
 
     def _went_wrong(self, link: Link, fault: str) -> None:
-        """A call was lost, by chance or in a cut: that costs a timeout, or what the next greeting takes."""
+        """Record a call that was lost, by chance or in a cut. It costs a timeout, or the time of the next greeting."""
         self.troubles.out_of_reach(self.case.call_timeout_s, link.client, link.server.id, is_one_call=True)
 
     def _gap(self, server: int, what: str) -> None:
-        """Something that should not matter: an excuse for now."""
+        """Record a known gap, which should not matter but is an excuse for now."""
         if not self._is_strict:
             self.troubles.gap(server, what)
 
     def _expired(self, server: Server, session: int) -> None:
-        """A lease ran out: was that called for? Who has nothing at a server does not watch it."""
+        """Check that an expired lease is justified. A source without batches at a server does not watch it."""
         if self.plain is not None:
             self._expired_plain(server, self.plain.source_of(session))
             return
         if session != self._session:
-            # Of a run that is over: a watch of it came after it was closed, or its driver gave up.
+            # The run is over: its watch came after it was closed, or its driver gave up.
             return
         lease_s = self.case.lease_s
         since = self.scheduler.now - lease_s - 1.0
@@ -386,7 +386,7 @@ class World:
             for batch in self.oracle.batches.values()
             if batch.opened_at < since and not batch.is_over and server.id in self._members_of(batch.number)
         ]
-        # Who was out of reach may have been left out, and is then no longer watched.
+        # A server that was out of reach may have been left out, and is then no longer watched.
         is_watched = any(not self.troubles.excuse(server.id, batch.opened_at, is_only=False) for batch in open_here)
         if is_watched and not self.case.is_rough:
             unreached_s = self.troubles.unreached_s("driver", [server.id], since)
@@ -395,8 +395,8 @@ class World:
         self.lost(server, "dropped the source, whose lease ran out")
 
     def _watched(self, server: Server, reply: WatchReply) -> None:
-        """A server answers a watch. Where there is no other replica, what it says has to be true; else one that was
-        left out may know an attempt that was not written, and it is the client that must not listen."""
+        """Check the answer of a server to a watch. It has to be true if the server is the only replica. With others, a
+        server that was left out may know an attempt that was not written, and the client must ignore it."""
         for outcome in reply.outcomes:
             if self.plain is not None:
                 self.trees.said(server.id, outcome.root_id, outcome.verdict)
@@ -407,7 +407,7 @@ class World:
                 self.oracle.answered(outcome.root_id, outcome.verdict, server.name)
 
     def check_start_error(self, program: str, error: Exception, began_at: float) -> None:
-        """A source could not be opened: was that called for?"""
+        """Check that a source rightly could not be opened."""
         each_s = [
             self.troubles.unreached_s(program, [server], began_at) + self.troubles.absent_s(server, began_at)
             for server in self.servers
@@ -419,10 +419,10 @@ class World:
             "needless start error", f"{program} cannot open its source, though servers could be reached: {error}"
         )
 
-    # -- what is called for: plain programs
+    # -- what is justified: plain programs
 
     def opened_at(self, session: int, batch: int) -> float:
-        """When a batch of a plain source was first asked for."""
+        """Return when a batch of a plain source was first requested."""
         return self._asked_at.get((session, batch), self.scheduler.now)
 
     def _excuse_tree(self, tree: Tree) -> str:
@@ -435,8 +435,8 @@ class World:
         return excuses[0] if all(excuses) else ""
 
     def _old_greeting(self, server: int, tree: Tree) -> str:
-        """Of a loss between the last greeting and the opening of a batch: a connection that broke and was made again,
-        while the source stood still, tells it nothing."""
+        """Return the excuse for a loss between the last greeting and the opening of a batch. A source that is paused
+        while its connection breaks and is made again does not notice it."""
         greetings = [at for at in self._greetings.get((tree.source, server), ()) if at <= tree.since]
         is_excuse = not self._is_strict and greetings and self.troubles.has_lost(server, greetings[-1])
         return OLD_GREETING if is_excuse else ""
@@ -445,7 +445,7 @@ class World:
         return self.troubles.is_out(server, tree.since, source=tree.source)
 
     def _expired_plain(self, server: Server, source: Any) -> None:
-        """A lease ran out. It is a reason for what is lost there if the source did not watch, or could not."""
+        """Record an expired lease. It excuses losses there if the source did not watch, or could not."""
         if source is None:
             return
         lease_s, now = self.case.lease_s, self.scheduler.now
@@ -455,13 +455,13 @@ class World:
             self.lost(server, f"dropped {source.name}, whose lease ran out")
 
     def check_flush_error(self, program: str, error: AckerError, updates: list[Update], began_at: float) -> None:
-        """A flush has failed: was that called for?"""
-        # Where a batch lives any server may be asked.
+        """Check that a flush rightly failed."""
+        # The client may ask any server where a batch lives.
         unreached_s = self.troubles.unreached_s(program, self.servers, began_at)
         enough_s = min(self.case.budget_s / 3, (self.scheduler.now - began_at) / 3)
         healthy = self.trees.healthy(updates)
         if isinstance(error, UnknownSource):
-            # One root held it up. Its source is closed, or could not tell every server where its last batch lives.
+            # One root caused it. Its source is closed, or could not tell every server where its last batch lives.
             healthy = [
                 tree
                 for tree in healthy
@@ -472,7 +472,7 @@ class World:
             raise Violation("needless flush error", f"{program} could reach the servers of {healthy[0]}: {error}")
 
     def check_join_error(self, program: str, session: int, error: AckerError, began_at: float) -> None:
-        """A join has failed: was that called for?"""
+        """Check that a join rightly failed."""
         source = self.plain.source_of(session) if self.plain is not None else None
         if source is None or source.is_done:
             return
@@ -510,7 +510,7 @@ class World:
     # -- in the end
 
     def _check_memory(self) -> None:
-        """Nothing is left of what is over: in servers once they had the time to forget, in clients at once."""
+        """Check that finished work leaves nothing in memory: servers get time to forget it, clients none."""
         for server in self.servers.values():
             if server.state is State.DOWN:
                 continue
@@ -554,7 +554,7 @@ def _matter(value: int | None) -> str:
 
 
 class _Lines(logging.Handler):
-    """Log lines into the transcript."""
+    """Writes log lines into the transcript."""
 
     def __init__(self, transcript: Transcript) -> None:
         super().__init__()
@@ -570,7 +570,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _quiet(transcript: Transcript) -> Iterator[None]:
-    """What the code under simulation logs goes into the transcript, and nowhere else."""
+    """Send log lines of the code under simulation to the transcript only."""
     loggers = [logging.getLogger(name) for name in ("acker_client", "acker")]
     before = [(logger.propagate, logger.level) for logger in loggers]
     handler = _Lines(transcript)
@@ -589,7 +589,7 @@ def _quiet(transcript: Transcript) -> Iterator[None]:
 
 @contextmanager
 def _small_messages(case: Case) -> Iterator[None]:
-    """Let messages be as small as the case says: a real server takes no less than some kilobytes."""
+    """Allow the small messages of a case. A real server accepts no limit below some kilobytes."""
     connection: Any = acker_client.rpc.connection
     before = connection._ENVELOPE_BYTES
     if case.message_entries:
@@ -601,5 +601,5 @@ def _small_messages(case: Case) -> Iterator[None]:
 
 
 def of_seed(seed: int, *, strict: bool = False) -> Result:
-    """The case of a seed; here, and not beside the command line, as processes that are started anew import this."""
+    """Return the case of a seed. Defined here because new processes import this module, not ``__main__``."""
     return simulate(Case.of(seed), strict=strict)

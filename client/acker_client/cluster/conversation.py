@@ -1,7 +1,7 @@
-"""Conversation: one source with one server: its registration there, its polls, and its calls about batches.
+"""Conversation: the registration, polls and batch calls of one source at one server.
 
-Decides how a lease is renewed, and how a poll is made and its answer taken. Does not decide what an outcome means
-beside those of other servers.
+Decides how a lease is renewed, and how a poll is made and its answer processed. Does not merge the outcomes of several
+servers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
 
-# After a poll without an answer the server is polled again no sooner, while others are waited for.
+# Pause after a poll without an answer, if polls of other servers are running.
 _SILENT_PAUSE_S = 0.25
 
 # After one of these answers the source may be opened at another server, or later.
@@ -47,7 +47,7 @@ _ELSEWHERE = {Status.DRAINING: Draining, Status.OVERLOADED: Overloaded}
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """The answer to a poll, before it is taken. ``at``: when it came."""
+    """An answer to a poll that was not processed yet. ``at``: when it came."""
 
     request: Watch
     reply: WatchReply
@@ -69,7 +69,7 @@ class Conversation:
         settings: Settings,
         clock: Clock,
     ) -> None:
-        """``member``: the member that answers there now. ``find`` is asked before each try how to call it."""
+        """``member``: the member that answers there now. ``find`` returns its caller, and is called before each try."""
         self._member = member
         self._address = member.address
         self._registration = registration
@@ -93,7 +93,7 @@ class Conversation:
 
     @property
     def address(self) -> str:
-        """Where the member was when its address was looked up last."""
+        """The last known address of the member."""
         return self._address
 
     @property
@@ -107,13 +107,13 @@ class Conversation:
         return self._registration.heard_at
 
     def now_with(self, member: Member, address: str) -> None:
-        """Talk to ``member`` from now on, which is at ``address``. It is the same server, or one in its place."""
+        """Call ``member`` at ``address`` from now on. It is the same server, or its replacement."""
         self._member, self._address = member, address
 
     # -- the lease
 
     def renew_lease(self, patience: Patience) -> None:
-        """Register the source or renew its lease, and learn whether the server still has what it had."""
+        """Register the source or renew its lease, and note whether the server still has its state."""
         incarnation = self._caller.greeted(patience).hello.incarnation
         while True:
             with self._lock:
@@ -131,7 +131,7 @@ class Conversation:
         self._renewal = side_by_side.start(partial(self.renew_lease, patience))
 
     def is_lease_due(self, now: float) -> bool:
-        """Whether the lease is to be renewed, and neither a poll nor a renewal that is running does it."""
+        """Whether the lease has to be renewed, and no running poll or renewal does it."""
         if self._registration.generation is None or self._registration.is_fresh(now):
             return False
         return all(each is None or each.done() for each in (self._running_poll, self._renewal))
@@ -151,8 +151,8 @@ class Conversation:
 
     def open_on_server(self, request: OpenBatch, patience: Patience) -> int | None:
         """Open a batch. Return the generation of the registration under which it is open."""
-        # If the source has had nothing here for long, its lease is about to run out. After a restart the registration
-        # may be newer than the last answer that was taken, and a batch opened now would count as lost with the old one.
+        # Without polls the lease may be about to run out. After a restart the server may have a newer registration than
+        # this client knows of, and a batch opened now would count as lost with the old one.
         is_known = self._caller.greeted(patience).hello.incarnation == self._known_to
         if not is_known or not self._registration.is_fresh(self._clock()):
             self.renew_lease(patience)
@@ -165,7 +165,7 @@ class Conversation:
                 patience,
                 self.renew_lease,
             )
-            # If the generation changed during the call, nobody knows under which one the batch was opened.
+            # If the generation changed during the call, it is unknown under which one the batch was opened.
             if self._registration.generation == generation:
                 return generation
 
@@ -180,7 +180,7 @@ class Conversation:
         )
 
     def end_on_server(self, number: int, undrawn: InitScope | None, patience: Patience) -> None:
-        """End a batch that may be open there, so that the server gives its room back. If the server does not answer,
+        """End a batch that may be open there, so that the server frees its room. If the server does not answer,
         the batch is ended after the next answer."""
         session = self._registration.session
         request = Settle(session, number, Settlement.ABANDON if undrawn is None else Settlement.DONE)
@@ -194,7 +194,7 @@ class Conversation:
             log.debug("batch %d may still be open at %s: %s", number, self._address, error)
             self.end_later(number, undrawn)
         except AckerError as error:
-            # The batch is not open there, or was settled otherwise.
+            # The batch is not open there, or was settled in another way.
             log.debug("batch %d is not open at %s: %s", number, self._address, error)
 
     def end_later(self, number: int, undrawn: InitScope | None) -> None:
@@ -256,7 +256,7 @@ class Conversation:
             return None
         polled = Polled(request, reply, self._clock())
         with self._lock:
-            # The answer may be taken much later, and batches are opened meanwhile.
+            # Done now, as batches may be opened before the answer is processed.
             self._registration.renewed(request, reply, polled.at)
         return polled
 

@@ -1,4 +1,4 @@
-"""Conversations: a source with each of its servers.
+"""Conversations: one source at all of its servers.
 
 Decides to which server a conversation belongs when members move, which leases are renewed, and which servers are
 forgotten.
@@ -81,7 +81,7 @@ class Conversations:
         return [each for each in self._all() if each.running_poll is not None]
 
     def keep_leases(self) -> None:
-        """Renew leases that are about to run out. While this client waits for one server, nobody polls the others."""
+        """Renew leases that are about to run out. While this client waits for one server, it polls no other."""
         for each in self.watched:
             if each.is_lease_due(self._cluster.clock()):
                 patience = self._cluster.patience(self._cluster.settings.call_timeout_s)

@@ -1,6 +1,6 @@
-"""Emissions: the batches that emissions draw their numbers from, one after the other, and what other processes learn.
+"""Emissions: the batches that emissions draw their numbers from, one after another.
 
-Decides when emissions go on in another batch, how large it is, and what the source publishes about them.
+Decides when to open the next batch, how large it is, and what the source publishes about them to other processes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from acker_client.rpc.side_by_side import do_all
 from acker_protocol.messages import InitScope
 from acker_protocol.placement import Member
 
-# How long emissions draw from one batch: servers remember the identities of its reports for as long as it is open. With
-# so many open batches, each kept open by one of its roots, time alone does not open another one.
+# Emissions draw from one batch for so long, since servers remember the identities of its reports while it is open. With
+# _OPEN_FEW open batches, each kept open by one of its roots, age alone does not open another one.
 _BATCH_S = 10.0
 _OPEN_FEW = 16
 # How long the client waits for room for a batch before it asks for a smaller one.
@@ -53,7 +53,7 @@ class EmissionStream:
         self._batches = batches
         self._conversations = conversations
         self._opener = opener
-        # Held while the next batch is opened, as everybody who waits for it needs that same batch.
+        # Held while the next batch is opened, as all waiting threads need that same batch.
         self._opening = threading.Lock()
         # The members of the view when the current batch was opened, and the time.
         self._members: tuple[Member, ...] = ()
@@ -107,7 +107,7 @@ class EmissionStream:
                     batch.stop_drawing()
 
     def leave_numbers_to_user(self) -> None:
-        """The user numbers the batches of this source, so nothing can be emitted. ValueError if something was. The
+        """Forbid emissions, as the user numbers the batches of this source. ValueError if it has emitted already. The
         caller holds the source's lock."""
         if self._stream.batches:
             raise ValueError(
@@ -133,7 +133,7 @@ class EmissionStream:
         self._conversations.publish(self._published.encode())
 
     def publish_left_out(self) -> None:
-        """Tell other processes at once if a server was left out of a batch that they may report of."""
+        """Tell other processes at once if a server was left out of a batch that they may report about."""
         with self._batches.lock:
             if all(batch.is_published for batch in self._batches.emitted):
                 return

@@ -1,7 +1,7 @@
 """Handed on: the anchors of a record that leaves its job through Kafka, as headers of its message. Pure.
 
-Decides what such a header holds: the replicas of its roots by id and generation, and the anchors. No addresses: whoever
-takes them up asks its own servers where these are, and sends nothing to a place that a message names.
+Decides what such a header holds: the replicas of its roots by id and generation, and the anchors. No addresses: the
+reader gets them from its own servers, and never connects to an address from a message.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class HandedOn:
 
 
 def headers_of(pins: Sequence[Pin], roots: Column, edges: Column, owners: Column, rows: int) -> list[list[Header]]:
-    """The headers of each of ``rows`` messages: anchor i, ``roots[i]`` and ``edges[i]``, is of row ``owners[i]``.
+    """Return the headers of each of ``rows`` messages. Anchor i (``roots[i]``, ``edges[i]``) is of row ``owners[i]``.
 
-    One header for all anchors of a row whose roots have the same replicas. Raises ``NowhereToSend`` for a root of which
-    no pin says where it lives.
+    Anchors of a row share a header if their roots have the same replicas. Raises ``NowhereToSend`` for a root that no
+    pin places.
     """
     grouped: list[dict[tuple[Replica, ...], bytearray]] = [{} for _ in range(rows)]
     is_placed = np.zeros(len(roots), np.bool_)
@@ -50,13 +50,13 @@ def headers_of(pins: Sequence[Pin], roots: Column, edges: Column, owners: Column
             key = tuple(members[index] for index in those)
             grouped[owner].setdefault(key, bytearray()).extend(pair.tobytes())
     if not is_placed.all():
-        raise NowhereToSend("rows of another batch than those that the frame is made of: nobody knows where they live")
+        raise NowhereToSend("the frame has rows of a batch that it is not made of, and their servers are not known")
     heads: dict[tuple[Replica, ...], bytes] = {}
     return [[(HEADER, _head(key, heads) + bytes(pairs)) for key, pairs in each.items()] for each in grouped]
 
 
 def taken_up(headers: Iterable[tuple[str, bytes | None]] | None) -> list[HandedOn]:
-    """What the headers of a message hand on. Raises ValueError for one that is not to be understood."""
+    """Return the anchors in the headers of a message. Raises ValueError for a header that cannot be read."""
     return [_handed_on(value or b"") for name, value in headers or () if name == HEADER]
 
 
@@ -73,9 +73,9 @@ def _handed_on(value: bytes) -> HandedOn:
     try:
         replicas = tuple((int(id_), int(generation)) for id_, generation in json.loads(head[1:]))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"header {HEADER!r}: this says no replicas ({error})") from None
+        raise ValueError(f"header {HEADER!r}: its replicas cannot be read ({error})") from None
     words = np.frombuffer(pairs, "<u8").tolist()
     if not all(words[0::2]):
-        # Servers refuse a report that has one, with all that others have handed on.
+        # Servers refuse a whole report that has one, with the anchors of other messages.
         raise ValueError(f"header {HEADER!r}: 0 is not a root id")
     return HandedOn(replicas, tuple(zip(words[0::2], words[1::2], strict=True)))

@@ -28,7 +28,7 @@ log = logging.getLogger("acker_client")
 
 # Pace of greeting servers that are silent or were never heard.
 AGAIN_S = 1.0
-# Pace of asking for the view while a server is silent. A job learns so much later than the registry that it is gone.
+# Pace of asking for the view while a server is silent. A job learns of its end at most so much later.
 VIEW_S = 0.5
 # Pace of greeting the servers of a list that answer.
 GREET_S = 2.0
@@ -78,7 +78,7 @@ class Cluster:
     # -- calls
 
     def caller(self, address: str) -> Caller:
-        """Return how the server at ``address`` is called. Use it at once: its channel may be closed later."""
+        """Return the caller of the server at ``address``. Use it at once: its channel may be closed later."""
         self._used_at[address] = now = self.clock()
         if now - self._swept_at > IDLE_S / 10:
             self._close_idle()
@@ -91,7 +91,7 @@ class Cluster:
         return caller
 
     def caller_of(self, member: Member) -> Caller:
-        """Return how ``member`` is called. Use it at once."""
+        """Return the caller of ``member``. Use it at once."""
         return self.caller(self.address_of(member))
 
     def calls_to(self, member: Member) -> Retrying:
@@ -99,7 +99,7 @@ class Cluster:
         return Retrying(lambda: self.caller_of(member))
 
     def address_of(self, member: Member) -> str:
-        """Where ``member`` is now."""
+        """Return the present address of ``member``."""
         listed = self._listing_of(member)
         return member.address if listed is None else listed.member.address
 
@@ -288,7 +288,7 @@ class Cluster:
     # -- inside
 
     def _close_idle(self) -> None:
-        """Close channels that were not used for long: a batch lives on eight of a thousand servers."""
+        """Close channels that were not used for long, as a batch lives on at most eight of many servers."""
         self._swept_at = self.clock()
         idle_since = self._swept_at - IDLE_S
         for address in [address for address, used_at in list(self._used_at.items()) if used_at < idle_since]:
@@ -364,9 +364,8 @@ class Cluster:
         )
 
     def _asked(self) -> ViewReply:
-        """Return the view of the first server that has the newest one that was heard of; else the newest of all
-        answers. Asks servers first that are not known to be silent. An executor may know more servers by where a batch
-        lives than by its settings."""
+        """Return the newest view that was heard of, or else the newest of all answers. Asks silent servers last. Also
+        asks members of placements, as an executor may know more servers from those than from its settings."""
         known = () if self._listed is None else tuple(listed.member.address for listed in self._listed.members)
         addresses = sorted(dict.fromkeys((*known, *self._callers, *self.settings.servers)), key=self._silent_s)
         failures: list[str] = []
@@ -410,7 +409,7 @@ class Cluster:
     # without one
 
     def _greet_seeds(self, patience: Patience) -> None:
-        """Greet the servers that are not greeted yet: at first until one has answered, later beside other work."""
+        """Greet the servers that are not greeted yet. Waits for an answer only until the first one has come."""
         seeds = self.settings.servers
         if len(seeds) == 1:
             self._greet_one(self.caller(seeds[0]), patience)

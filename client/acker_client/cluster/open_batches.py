@@ -94,11 +94,11 @@ class OpenBatches:
         self._batches[batch.number] = batch
 
     def remove(self, number: int) -> None:
-        """Forget a batch that could not be opened. Else the next attempt would take it for open."""
+        """Forget a batch that could not be opened, so that the next attempt does not see it as open."""
         self._batches.pop(number, None)
 
     def end(self, batch: PinnedBatch) -> None:
-        """Forget a batch of which no more outcomes are wanted."""
+        """Forget a batch, as no more of its outcomes are wanted."""
         del self._batches[batch.number]
         self._remember_numbers(batch)
         differed, saved = batch.votes.differed, batch.votes.saved
@@ -138,8 +138,8 @@ class OpenBatches:
                 self.leave_out_member(batch, member, why)
 
     def leave_out_lost(self, here: AbstractSet[Member], generation: int | None) -> list[tuple[PinnedBatch, Member]]:
-        """Leave out the members ``here`` whose server now has another registration, with this ``generation``, of each
-        batch that it lost with the registration before. Return the batches and members."""
+        """Leave the members ``here`` out of the batches that their server lost with an earlier registration. Its
+        current one has this ``generation``. Return the batches and members."""
         lost = [(batch, member) for batch, member in self._held_by(here) if batch.was_lost_by(member, generation)]
         for batch, member in lost:
             self.leave_out_member(batch, member, LOST_STATE)
@@ -159,15 +159,15 @@ class OpenBatches:
         return self._news
 
     def count_answer(self, here: AbstractSet[Member], heard: Heard) -> None:
-        """Count the answer of one server, which is called ``here``, to a poll."""
+        """Count the answer of one server to a poll. ``here``: the members at its address."""
         if len(heard.outcomes):
             self._count_outcomes(here, heard.outcomes)
         for batch, member in self._held_by(here):
             self._note(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
 
     def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope]:
-        """Return the emitted batches to settle on one server, which is called ``here``, by number. Each has the numbers
-        that were not drawn. No batch is returned twice."""
+        """Return the emitted batches to settle on one server, by number, each with the numbers that were not drawn.
+        Returns no batch twice. ``here``: the members at its address."""
         due = {}
         for batch in self.emitted:
             for member in filter(here.__contains__, batch.members):
@@ -224,7 +224,7 @@ class OpenBatches:
         indices = parted(self.pins, outcomes.root_ids)
         for index in np.unique(indices[indices >= 0]).tolist():
             own = indices == index
-            # A server that the batch is not placed on any more has no say in it.
+            # A server that no longer holds the batch does not count.
             for member in filter(here.__contains__, batches[index].members):
                 its = outcomes if own.all() else only(outcomes, own)
                 self._note(batches[index], batches[index].count_outcomes(member, its))
@@ -240,7 +240,7 @@ class OpenBatches:
         self.wake_watch(batch)
 
     def _remember_numbers(self, batch: PinnedBatch) -> None:
-        """Remember the numbers of an ended batch of open_batch: late updates of its roots wait for nobody."""
+        """Remember the numbers of an ended batch of open_batch, so that late updates of its roots are dropped."""
         if isinstance(batch, EmittedBatch):
             return
         first, stop = batch.request.first, batch.request.first + batch.request.up_to

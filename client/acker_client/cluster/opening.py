@@ -1,6 +1,6 @@
-"""Opening: a source or a batch is placed on members and opened there, and placed anew while one does not answer.
+"""Opening: places a source or a batch on members and opens it there. Places it again while one does not answer.
 
-Decides on which members a batch is placed, who is tried next, and how the time is shared between attempts.
+Decides on which members a batch is placed, which are tried next, and how the time is shared between attempts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OpenOn = Callable[[Member, Patience], None]
 class Opener:
     """Opens one source and its batches. Takes the source's lock (``OpenBatches.lock``) where it changes batches.
 
-    Each number is opened by one thread at a time; that thread alone uses what is kept here about it.
+    Each number is opened by one thread at a time, so what is kept here about it needs no lock.
     """
 
     def __init__(self, cluster: Cluster, session: int, batches: OpenBatches, conversations: Conversations) -> None:
@@ -55,7 +55,7 @@ class Opener:
         until_opened(attempt, patience)
 
     def open_batch(self, kind: type[Batch], request: OpenBatch, patience: Patience) -> Batch:
-        """Place a batch and open it on all its members. Placed anew if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
         # A failed attempt leaves it open where it was opened, and the next one may place it elsewhere.
         asked = self._asked.setdefault(request.number, {})
         tried = set[Member]()
@@ -94,7 +94,7 @@ class Opener:
         wanted = min(2, members) if settings.replicas is None else settings.replicas
         spread = max(settings.spread, wanted)
         if wanted > members and members != self._members_placed_on:
-            log.warning("%d replicas are asked for, servers there are %d: going on with fewer", wanted, members)
+            log.warning("%d replicas are asked for, but there are %d servers: going on with fewer", wanted, members)
         self._members_placed_on = members
         placement = place(view, self._session, number, min(wanted, members), spread)
         self._cluster.hear_of(placement)
@@ -141,7 +141,7 @@ class Opening:
     """Something that is to be opened on its members: see :class:`acker_client.cluster.replicas.Party`.
 
     ``is_there_another``: whether it might be placed on another member instead of the given one. ``out``: the members
-    that were left out, without which it is placed anew.
+    that were left out, without which it is placed again.
     """
 
     def __init__(self, members: tuple[Member, ...], is_there_another: Callable[[Member], bool]) -> None:
@@ -155,7 +155,7 @@ class Opening:
         self._opened.add(member)
 
     def can_do_without(self, member: Member) -> bool:
-        # It is then placed anew, without the silent members.
+        # It is then placed again, without the silent members.
         return any(other != member for other in self._opened) or self._is_there_another(member)
 
     def drop_member(self, member: Member, why: str) -> None:
@@ -163,8 +163,8 @@ class Opening:
 
 
 def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Member]], patience: Patience) -> None:
-    """Make attempts until one leaves nobody out, each without the members that were silent so far. If the others do not
-    answer either, all members are tried again with half of the time.
+    """Make attempts until one leaves no member out, each without the members that were silent so far. If the others do
+    not answer either, all members are tried again with half of the time.
 
     ``attempt(silent, budget_s)`` returns the members that were silent in it."""
     silent: AbstractSet[Member] = set()
@@ -182,7 +182,7 @@ def until_opened(attempt: Callable[[AbstractSet[Member], float], AbstractSet[Mem
         if not out:
             return
         if out <= silent and not patience.wait():
-            raise Unavailable("no server took it in time: those that there are do not answer, or lost what they knew")
+            raise Unavailable("no server accepted it in time: they do not answer, or have lost their state")
         silent = silent | out
 
 

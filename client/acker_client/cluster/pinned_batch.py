@@ -80,7 +80,7 @@ class PinnedBatch:
 
     @property
     def undrawn(self) -> InitScope | None:
-        """The numbers that no record has got, for a server that ends the batch; None where all were given out."""
+        """The numbers that were not drawn, for a server that ends the batch; None if all were drawn."""
         return None
 
     def request_for(self, member: Member) -> OpenBatch:
@@ -129,7 +129,7 @@ class PinnedBatch:
         return self.votes.leave(self.members.index(member), why)
 
     def end_as(self, settlement: Settlement) -> None:
-        """Settle the batch like this. Its members are asked next."""
+        """Note how the batch is to be settled, before its members are asked."""
         self.settlement = settlement
 
     def settled_on(self, member: Member, reply: SettleReply) -> None:

@@ -1,6 +1,6 @@
-"""Published: what a source tells other processes of where its emissions live. Pure.
+"""Published: what a source tells other processes about where its emissions live. Pure.
 
-Decides how that is written (acker.proto, chapter 8, has the format) and which roots it says are over.
+Decides how it is encoded (acker.proto, chapter 8, has the format) and which roots count as over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from acker_client.pins import Mask, Pin
 from acker_protocol.ids import Column, numbers_of
 from acker_protocol.placement import Member, Placement, epoch_of, parts_of, place_seats
 
-# A member's index where there is none: an empty seat.
+# The index of an empty seat, which has no member.
 _NOBODY = -1
 
 
@@ -25,10 +25,10 @@ _NOBODY = -1
 class Published:
     """The open batches of a source's emissions, at one moment.
 
-    ``version``: larger in each later one. Numbers of emissions lie in [``first``, ``stop``); those in none of ``pins``,
-    which ascend by their numbers, are of batches that are over. ``out``: by batch, the ids of the servers that the
-    source has left out of it. ``ended``: numbers, as (first, stop), of batches of ``open_batch`` that are over; only
-    the process of the source knows them.
+    ``version`` grows with each publication. The numbers of all emissions are [``first``, ``stop``). Those in none of
+    ``pins``, which ascend by their numbers, are of batches that are over. ``out``: by batch, the ids of the servers
+    that the source has left out of it. ``ended``: numbers, as (first, stop), of batches of ``open_batch`` that are
+    over; only the process of the source knows them.
     """
 
     session: int
@@ -44,13 +44,13 @@ class Published:
         return issued(root_ids, ((self.first, self.stop), *self.ended))
 
     def is_out(self, batch: int, server: int) -> bool:
-        """Whether the source counts what ``server`` says of ``batch`` no more: it is out, or the batch is over."""
+        """Whether the source ignores ``server`` for ``batch``: it has left it out, or the batch is over."""
         if all(pin.batch != batch for pin in self.pins):
             return True
         return server in self.out.get(batch, ())
 
     def encode(self) -> bytes:
-        """The bytes that servers keep."""
+        """Return the bytes that servers keep."""
         members: dict[Member, int] = {}
         placements: dict[tuple[Any, ...], int] = {}
         batches = []
@@ -86,7 +86,7 @@ def issued(root_ids: Column, ranges: Sequence[tuple[int, int]]) -> Mask:
 
 
 def decode(session: int, published: bytes) -> Published:
-    """What :meth:`Published.encode` gave. Raises ValueError for anything else."""
+    """Decode the result of :meth:`Published.encode`. Raises ValueError for anything else."""
     try:
         content = json.loads(zlib.decompress(published))
         members = [Member(*each) for each in content["members"]]

@@ -1,6 +1,6 @@
-"""Registration: what a source knows of itself at one server, poll by poll. Pure.
+"""Registration: one source at one server, with its lease, generation and cursor. Pure.
 
-Decides what each poll asks and confirms, and when the server has lost what it knew. Never waits or sends.
+Decides what each poll asks for and confirms, and when the server has lost its state. Never waits or sends.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from acker_protocol.ids import MASK
 from acker_protocol.messages import TIMEOUT_MAX_S, Limits, Outcomes, Status, Watch, WatchReply
 
-# What the wire can say: milliseconds in 32 bits.
+# On the wire, times are milliseconds in 32 bits.
 SECONDS_MAX = 4_294_967
 
 
 def check_source(name: str, session: int | None, lease_s: float) -> None:
-    """Raise ValueError, by name, for what no source can be opened with."""
+    """Raise ValueError, with the name of the argument, if a source cannot be opened with it."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"name={name!r}: give the source a name, like 'orders'; logs and metrics show it")
     if session is not None:
@@ -27,14 +27,14 @@ def check_source(name: str, session: int | None, lease_s: float) -> None:
 
 
 def limits_of(message_timeout_s: float | None, progress_timeout_s: float | None) -> Limits:
-    """The timeouts of a batch as the wire has them; None turns one off. Raises ValueError, by name."""
+    """Return the timeouts of a batch as they are on the wire. None turns one off. Raises ValueError."""
     return Limits(
         _milliseconds("message_timeout_s", message_timeout_s), _milliseconds("progress_timeout_s", progress_timeout_s)
     )
 
 
 def check_seconds(name: str, value: float, most: int = SECONDS_MAX, hint: str = "") -> None:
-    """Raise ValueError for seconds that the wire cannot say, or that are more than ``most``."""
+    """Raise ValueError unless ``value`` is a number of seconds above 0 and up to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
         raise ValueError(f"{name}={value!r}: give seconds, above 0 and up to {most:,}{hint}")
 
@@ -49,11 +49,11 @@ def check_number(name: str, value: Any, *, least: int = 0, most: int = MASK) -> 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one answer of one server brought.
+    """The content of one answer of one server.
 
-    ``generation_changed``: the server no longer knows what this source had pending there (it restarted without its
-    state, or the lease ran out). It is said once; ``outcomes`` are then of the new registration, whose ``generation``
-    it is. ``cursor``: every outcome up to it has been handed over (compare ``SettleReply.cursor``).
+    ``generation_changed``: the server has lost what this source had pending there (it restarted without its state, or
+    the lease ran out). Set once per loss. ``outcomes`` belong to the registration with this ``generation``. ``cursor``:
+    all outcomes up to it have been returned (compare ``SettleReply.cursor``).
     """
 
     outcomes: Outcomes
@@ -85,22 +85,22 @@ class Registration:
         self.cursor = 0
         self.heard_at = now
         self.generation: int | None = None
-        # What others are to learn there of where this source's roots live; and that, or nothing (b""): it is there.
+        # Tells other processes where this source's roots live. ``_unsent`` is b"" once the server has it.
         self._pins = self._unsent = pins
         self._is_lost = False
         self._granted_ms = self.lease_ms
 
     def is_fresh(self, now: float) -> bool:
-        """Whether the lease, as the server grants it, was renewed so lately that the next poll comes in time."""
+        """Whether less than a third of the granted lease has passed, so that the next poll renews it in time."""
         return self.generation is not None and now - self.heard_at < self._granted_ms / 3000
 
     @property
     def wait_max_s(self) -> float:
-        """How long one poll may wait at the server, so that the lease is renewed well before it runs out."""
+        """Longest wait of one poll at the server. The lease is then renewed well before it runs out."""
         return self.lease_ms / 3000
 
     def request(self, wait_s: float, max_outcomes: int, *, close: bool = False) -> Watch:
-        """The next poll; it confirms what earlier ones handed over."""
+        """Return the next poll. It confirms the outcomes that earlier ones returned."""
         wait_ms = round(min(wait_s, self.wait_max_s) * 1000)
         return Watch(
             self.name,
@@ -114,32 +114,29 @@ class Registration:
         )
 
     def publish(self, pins: bytes) -> None:
-        """``pins`` are to be at the server with the next poll."""
+        """Send ``pins`` to the server with the next poll."""
         self._pins = self._unsent = pins
 
     def renewed(self, request: Watch, reply: WatchReply, now: float) -> bool:
-        """Take from an answer only whether the server still knows this source; its outcomes will come again.
+        """Note from an answer only whether the server still knows this source. Its outcomes will be sent again.
 
-        False when the answer was to a cursor of the state before, and the poll has to be made again.
+        Return False if the poll has to be made again, since it confirmed a cursor of an earlier registration.
         """
         is_foreign = _is_foreign(request, reply)
         known, self.generation = self.generation, reply.generation
-        # That it is new says no more than its generation, and is said also when another answer to it came first.
+        # ``reply.is_new`` adds nothing to the generation, and may come after the answer to a later poll.
         is_other = reply.generation != known or is_foreign
         if known is not None and is_other:
             self._is_lost = True
             self.cursor = 0
         self.heard_at = max(self.heard_at, now)
         self._granted_ms = reply.lease_ms or self._granted_ms
-        # A delayed poll may have put older ones in their place.
+        # A delayed poll may have replaced the pins with older ones.
         self._unsent = b"" if reply.pins_crc32 == zlib.crc32(self._pins) else self._pins
         return reply.status != Status.INVALID or not is_foreign
 
     def heard(self, request: Watch, reply: WatchReply, now: float) -> Heard | None:
-        """Take an answer whole: its outcomes are handed over now, and confirmed by the next request.
-
-        None when the poll has to be made again.
-        """
+        """Return the content of an answer. The next request confirms it. None if the poll has to be made again."""
         if not self.renewed(request, reply, now):
             return None
         self.cursor = reply.cursor
@@ -155,10 +152,10 @@ def _milliseconds(name: str, value_s: float | None) -> int:
 
 
 def _in_milliseconds(value_s: float) -> int:
-    # 0 would be none at all.
+    # 0 on the wire means none.
     return max(1, round(value_s * 1000))
 
 
 def _is_foreign(request: Watch, reply: WatchReply) -> bool:
-    # A cursor that the server does not know, or that went back: what it counts is another registration's outcomes.
+    # The server counts outcomes of another registration if it does not know the cursor, or if the cursor went back.
     return reply.cursor < request.confirmed or (reply.status == Status.INVALID and request.confirmed > 0)

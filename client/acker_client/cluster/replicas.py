@@ -1,7 +1,7 @@
-"""Replicas: one thing asked of several members, side by side.
+"""Replicas: the same call to several members at once.
 
-Decides how long a member that holds up the others is waited for, and when to stop waiting. Votes decide what a missing
-answer means for a root: a member that missed something votes no, and never a false yes.
+Decides how long to wait for a member that delays the others. ``votes`` decides what a missing answer means for a root:
+a member that missed something votes no, and never a false yes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from acker_protocol.placement import Member
 
 log = logging.getLogger("acker_client")
 
-# How often it is looked whether a member that has not answered is gone.
+# Interval of checking whether members that have not answered are gone.
 LOOK_S = 0.25
-# A call that takes so long is a reason to ask what has become of the members.
+# A call that takes longer is a reason to ask for the view.
 REFRESH_S = 1.0
 
 # After one of these the call may succeed at another member.
@@ -60,7 +60,7 @@ def ask_members(
     """Make ``call`` to every member that is left, and wait until each has answered or is out.
 
     Leaves a member out if it is gone. Also leaves it out if the answers of others cover its own, and it is silent or
-    raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for everybody is
+    raises a retryable error or ``UnknownBatch``. Without ``may_leave``, only a member that is gone for all clients is
     left out: silence towards this client is not enough. Always waits for a member that is away for a planned restart.
     If clients left out different members, some roots would have no replica.
 
@@ -143,7 +143,7 @@ class _Asking:
                 self._drop_member(member, why)
 
     def _why_dispensable(self, member: Member) -> str:
-        """Why ``member`` is not waited for any longer; nothing ("") while it is."""
+        """Return why not to wait for ``member`` any longer; "" while it has to be waited for."""
         now = self._cluster.clock()
         if self._cluster.is_away(member):
             self._away_at[member] = now

@@ -1,4 +1,4 @@
-"""Scope: which batch a record is of, and which root id it has there. A value that travels with a batch."""
+"""Scope: the batch and root id of a record, as a value that travels with a batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BatchScope:
-    """Which batch rows belong to: number i of it has root id ``mix64(first + i)``. Picklable."""
+    """The batch that rows belong to. Its number i has root id ``mix64(first + i)``. Picklable."""
 
     session: int
     number: int

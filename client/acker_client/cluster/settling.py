@@ -1,4 +1,4 @@
-"""Settling: one batch is settled on all its members.
+"""Settling: settles one batch on all its members.
 
 Decides what the answer of a member means for the batch. A member that does not know the batch has lost it.
 """

@@ -1,6 +1,6 @@
 """Source session: one source on all servers that its roots live on.
 
-Puts the parts of a source together, and takes the source's lock for what concerns its batches alone. The parts, each
+Puts the parts of a source together, and takes the source's lock where a call only concerns its batches. The parts, each
 with the state that it owns:
 
 | part | owns | guarded by |
@@ -42,7 +42,7 @@ from acker_protocol.placement import Member
 
 
 class SourceSession:
-    """Thread-safe; ``watch`` is for one thread at a time. ``emissions``: what is emitted by this source."""
+    """Thread-safe; ``watch`` is for one thread at a time. ``emissions``: the emissions of this source."""
 
     def __init__(self, cluster: Cluster, name: str, session: int, lease_s: float, limits: Limits, base: int) -> None:
         """``limits``: the timeouts of emissions, whose numbers begin with ``base``."""
@@ -82,7 +82,7 @@ class SourceSession:
         return self._conversations.heard_at
 
     def renew_lease(self, member: Member, patience: Patience) -> None:
-        """Register the source again at ``member``, which does not know it: nobody may be watching while a report waits.
+        """Register the source again at ``member``, which does not know it. Reports need it, as no watch may be running.
         The next watch learns what the server has lost. Raises ``Draining`` if it does not register sources any more."""
         self._conversations.with_member(member).renew_lease(patience)
 
@@ -94,12 +94,12 @@ class SourceSession:
 
     @property
     def pins(self) -> Pins:
-        """Where the batches live that are not over, oldest first."""
+        """The pins of batches that are not over, oldest first."""
         with self._batches.lock:
             return self._batches.pins
 
     def pin_of(self, number: int) -> Pin | None:
-        """Where a batch lives; None if it is over."""
+        """Return the pin of a batch; None if it is over."""
         with self._batches.lock:
             batch = self._batches.find(number)
         return None if batch is None else batch.pin
@@ -121,7 +121,7 @@ class SourceSession:
     # -- batches
 
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
-        """Place a batch and open it on all its members. Placed anew if one of them is gone or takes nothing new."""
+        """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
         with self._batches.lock:
             known = self._batches.find(request.number)
             self.emissions.leave_numbers_to_user()
@@ -137,7 +137,7 @@ class SourceSession:
         BatchSettling(self._cluster, self._batches, self._conversations, batch, request).settle_on_members(budget_s)
 
     def leave_out_servers(self, number: int, servers: AbstractSet[int], why: str = WENT_WITHOUT) -> None:
-        """Leave servers, by their ids, out of a batch, because somebody reports without them."""
+        """Leave servers, by their ids, out of a batch, because reports were sent without them."""
         with self._batches.lock:
             batch = self._batches.find(number)
             for member in () if batch is None else batch.members:
@@ -151,7 +151,7 @@ class SourceSession:
             return batch is None or batch.has_left_out(server)
 
     def is_unsettled(self, number: int) -> bool:
-        """Whether a batch is open and nobody has begun to settle it."""
+        """Whether a batch is open and not being settled."""
         with self._batches.lock:
             batch = self._batches.find(number)
             return batch is not None and batch.settlement is None
@@ -172,5 +172,5 @@ class SourceSession:
     # -- outcomes
 
     def watch(self, wait_s: float, max_outcomes: int) -> WatchResult:
-        """Return what has come, and wait up to ``wait_s`` for the first of it. Confirms what earlier calls returned."""
+        """Return the news, waiting up to ``wait_s`` for the first. Confirms what earlier calls returned."""
         return self._watching.next_result(wait_s, max_outcomes)

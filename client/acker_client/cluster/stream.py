@@ -153,7 +153,7 @@ class Stream:
         return True
 
     def mark_placed(self, batch: EmittedBatch) -> None:
-        """``batch`` is open at all its members. Other processes may learn of it before emissions draw from it."""
+        """Note that ``batch`` is open at all its members. Other processes may learn of it before it is drawn from."""
         batch.is_placed = True
         self.stop = batch.request.first + batch.request.up_to
 

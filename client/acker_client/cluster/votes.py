@@ -100,7 +100,7 @@ class Votes:
         # Reasons of open roots: those that servers give, and those of members that left. A user's reason ends its root
         # at once, so it is not kept.
         self._reasons: dict[str, int] = {}
-        # Where a row stands in the reply that is being heard.
+        # The position of a row in the reply that is being counted.
         self._places = np.empty(rows, np.uint32)
 
     @property
@@ -123,7 +123,7 @@ class Votes:
         return is_first
 
     def hear(self, rows: Rows, bits: Bits, outcomes: Outcomes) -> Merged:
-        """Take the first report of a replica about each of ``rows``: one of ``outcomes`` each."""
+        """Count the first report of a replica about each of ``rows``: one of ``outcomes`` each."""
         if self._everybody == 1:
             # A single replica waits for no other and differs from none, so nothing else has to be kept.
             self._spoken[rows] = 1
@@ -197,7 +197,7 @@ class BatchVotes:
         self._votes = Votes(up_to, replicas.shape[1])
         self._heard: Counter[int] = Counter()
         # Rows that a member reported though it does not hold their slots. It was asked to open these slots before the
-        # batch was placed anew, and its count at *settled* includes each of these rows once.
+        # batch was placed again, and its count at *settled* includes each of these rows once.
         self._elsewhere: defaultdict[int, set[int]] = defaultdict(set)
         # Members that have settled or left.
         self._silenced: set[int] = set()
@@ -232,7 +232,7 @@ class BatchVotes:
         self.ended += self._votes.drop(count)
 
     def hear(self, member: int, outcomes: Outcomes) -> Merged:
-        """Take ``outcomes`` that ``member`` reports, and return what is final because of them, in their order."""
+        """Count ``outcomes`` that ``member`` reports. Return the outcomes that they make final, in their order."""
         if member in self._silenced:
             return Merged()
         rows = numbers_of(self._first, outcomes.root_ids)
@@ -293,7 +293,7 @@ class BatchVotes:
 
 
 def checked(replicas: Replicas) -> Replicas:
-    """``replicas``, if it is uint16[1024, R] with R of 1 to 8; ValueError otherwise."""
+    """Return ``replicas``. Raises ValueError unless it is uint16[1024, R] with R of 1 to 8."""
     if replicas.ndim != 2 or len(replicas) != SLOTS or not 1 <= replicas.shape[1] <= REPLICAS_MAX:
         shape = ", ".join(map(str, replicas.shape))
         raise ValueError(f"replicas: an array of [{shape}]; give [{SLOTS}, R] with 1 to {REPLICAS_MAX} replicas a slot")

@@ -16,14 +16,14 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """The result of one watch. Nothing in it is said twice.
+    """The result of one watch. No news comes in two results.
 
     ``outcomes``: how roots have ended, each root once, LOST ones included. ``absent: uint64[n]``: roots of settled
     batches that were never initialised although a task has read their numbers: no such record exists. ``settled``:
     batches each of whose roots has had its outcome by now or is absent. ``interrupted``: open batches that a server has
     lost, which may be why something in them fails. ``settled`` and ``interrupted`` name only batches of ``open_batch``.
     ``answered``: False if no server answered during the whole call. ``differed``: how many roots of ended batches the
-    servers said different things about. ``saved``: how many roots a second server saved from a replay.
+    servers disagreed about. ``saved``: how many roots a second server saved from a replay.
     """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
@@ -41,7 +41,7 @@ class WatchResult:
 
 
 class PendingResult:
-    """Collects what servers have said since the last watch. Not thread-safe: the caller holds the source's lock."""
+    """Collects the news since the last watch. Not thread-safe: the caller holds the source's lock."""
 
     def __init__(self) -> None:
         self._outcomes: list[Outcomes] = []

@@ -1,7 +1,7 @@
-"""Watching: the servers of a source are polled, and what they answer is counted.
+"""Watching: polls the servers of a source and counts their answers.
 
-Decides which servers are polled and for how long, and what follows from an answer: a server that has lost its state, or
-is gone, is left out of the batches that it holds.
+Decides which servers are polled and for how long. Leaves a server that is gone, or has lost its state, out of the
+batches that it holds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("acker_client")
 
 # A poll that was answered early without outcomes (the server is short of threads, or stops) is repeated at this pace.
 _POLL_PAUSE_S = 0.05
-# How long several polls are waited for before looking which other servers are to be polled.
+# Longest wait for running polls before checking whether other servers have to be polled.
 _LOOK_S = 0.5
-# How long one server is asked to open a batch again that it has lost.
+# Time for one server to open a batch again that it has lost.
 _REOPEN_S = 3.0
 
 
@@ -52,7 +52,7 @@ class ServerWatch:
         self._emissions = emissions
 
     def next_result(self, wait_s: float, max_outcomes: int) -> WatchResult:
-        """Return what has come, and wait up to ``wait_s`` for the first of it. Confirms what earlier calls returned."""
+        """Return the news, waiting up to ``wait_s`` for the first. Confirms what earlier calls returned."""
         patience = self._cluster.patience(wait_s)
         answered = False
         while True:
@@ -74,7 +74,7 @@ class ServerWatch:
     # -- polls
 
     def _poll_servers(self, wait_s: float, max_outcomes: int) -> bool:
-        """Poll every server that is to be watched, until one has answered or there is news. True if one has."""
+        """Poll all servers to watch, until one has answered or there is news. Return whether one has answered."""
         conversations = self._conversations.watched
         is_only = len(conversations) == 1
         if not wait_s and is_only and not self._conversations.polling:
@@ -97,8 +97,7 @@ class ServerWatch:
         return heard
 
     def _take_answer(self, conversation: Conversation, polled: Polled) -> bool:
-        """Count the answer to a poll, and end the batches there that are to be ended. False if the poll has to be made
-        again."""
+        """Count the answer to a poll, and end the batches that are due there. False if it has to be made again."""
         heard = conversation.take_answer(polled)
         if heard is None:
             return False

@@ -1,6 +1,6 @@
 """Accumulator: the calls of a plain client that were not sent yet, folded per root. Pure.
 
-Decides how calls add up (ack vals XOR; a fail stays a fail; of several inits of a root the first counts, as in the
+Decides how calls add up (ack vals XOR; a fail stays a fail; the first of several inits of a root counts, as in the
 ledger) and what goes into which report (inits of each batch apart from updates). Knows neither identities nor servers.
 """
 
@@ -24,14 +24,14 @@ _SIGNED_MIN = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The content of one report: inits of ``batch``, or updates when it is None."""
+    """The content of one report: inits of ``batch``, or updates if it is None."""
 
     entries: Entries
     batch: int | None = None
 
 
 class Accumulator:
-    """Not thread-safe: the caller holds a lock around every method. A call that raises changed nothing."""
+    """Not thread-safe: the caller holds a lock around every method. A call that raises changes nothing."""
 
     __slots__ = ("_column_entries", "_inits", "_kinds", "_reasons", "_updates", "_vals")
 
@@ -39,12 +39,12 @@ class Accumulator:
         self._clear()
 
     def __len__(self) -> int:
-        """Buffered roots; what came in columns counts once a column."""
+        """Number of buffered roots. Roots of several column calls count once for each."""
         return len(self._vals) + self._column_entries + sum(len(inits) for inits in self._inits.values())
 
     def init(self, root: int, edges: int | Iterable[int], batch: int) -> None:
-        """The tree of ``root`` starts with these edges (or with their XOR)."""
-        # An int first: to ask whether something is Iterable costs more than the rest of the call.
+        """Start the tree of ``root`` with these edges (or with their XOR)."""
+        # Asks for int first, since asking for Iterable costs more than the rest of the call.
         if isinstance(edges, int) or not isinstance(edges, Iterable):
             val = id64("edge", edges)
         else:
@@ -52,17 +52,17 @@ class Accumulator:
         self._inits_of(batch).rows.setdefault(root_id(root), val)
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
-        """The record of ``edge`` is done, and ``emitted`` are its children: one number, in one call."""
+        """Consume ``edge`` and add its children ``emitted``, as one value in one call."""
         self._add(root_id(root), xor(id64("edge", edge), emitted), ACK)
 
     def fail(self, root: int, reason: str = "", edge: int = 0) -> None:
-        """The tree of ``root`` fails; the first reason counts. ``edge``: consumed by it, 0 for none."""
+        """Fail the tree of ``root``. The first reason counts. ``edge``: the edge that this consumes, 0 for none."""
         root, val = root_id(root), id64("edge", edge)
         self._reasons.setdefault(root, _short(reason))
         self._add(root, val, FAIL | ACK if val else FAIL)
 
     def reset_timeout(self, root: int) -> None:
-        """The timeout of ``root`` starts anew."""
+        """Start the timeout of ``root`` again."""
         self._add(root_id(root), 0, RESET)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
@@ -92,14 +92,14 @@ class Accumulator:
         self._columns_of_updates(fold_updates(root_column, val_column, kinds, first))
 
     def take(self) -> list[Draft]:
-        """Everything that is buffered, as reports: inits first, batch by batch. Leaves the accumulator empty."""
+        """Return everything that is buffered as reports, inits first, batch by batch. Leaves the accumulator empty."""
         drafts = [Draft(inits.folded(), batch) for batch, inits in self._inits.items()]
         drafts.append(Draft(self._folded_updates()))
         self._clear()
         return [draft for draft in drafts if len(draft.entries)]
 
     def put_back(self, entries: Entries) -> None:
-        """Buffer updates that ``take`` gave, in front of those that came since: the first reason of a root counts."""
+        """Buffer updates of ``take`` again, in front of newer ones, as the first reason of a root counts."""
         if len(entries):
             self._updates.insert(0, entries)
             self._column_entries += len(entries)
@@ -132,7 +132,7 @@ class Accumulator:
         self._column_entries += len(entries)
 
     def _rows_to_columns(self) -> None:
-        # Rows are put behind the columns before them, so that of several reasons the first stays the first.
+        # Keeps the order of the calls, so that the first reason of a root stays the first.
         if not self._vals:
             return
         kinds = np.fromiter(self._kinds.values(), np.uint8, len(self._kinds))
@@ -173,7 +173,7 @@ class _Inits:
         if len(self.chunks) == 1:
             return self.chunks[0]
         roots, vals = _joined(self.chunks)
-        # np.unique gives the first of equals, and what is left is in the order of mix64, as it travels.
+        # np.unique keeps the first of equals, and leaves the rest in the order of mix64, as on the wire.
         _, first = np.unique(mix64_column(roots), return_index=True)
         return Entries(roots[first], vals[first])
 
@@ -184,7 +184,7 @@ class _Inits:
 
 
 def id64(name: str, value: int) -> int:
-    """``value`` as an unsigned 64-bit number; a negative one is read as the signed bigint that Spark has for it."""
+    """Return ``value`` as an unsigned 64-bit number. A negative one is a signed bigint of Spark."""
     if type(value) is not int:
         value = _integer(name, value)
     if not _SIGNED_MIN <= value <= MASK:
@@ -193,7 +193,7 @@ def id64(name: str, value: int) -> int:
 
 
 def root_id(value: int) -> int:
-    """A root id as an unsigned 64-bit number; 0 is none."""
+    """Return a root id as an unsigned 64-bit number. Raises ValueError for 0, which is no root id."""
     root = id64("root", value)
     if not root:
         raise ValueError("root=0: 0 is no root id; ids.root_id(base, number) makes one")
@@ -201,7 +201,7 @@ def root_id(value: int) -> int:
 
 
 def xor(val: int, edges: Iterable[int], name: str = "emitted") -> int:
-    """``val`` XOR all of ``edges``, which the caller calls ``name``."""
+    """Return ``val`` XOR all of ``edges``. ``name``: their name in errors."""
     # isinstance(edges, Iterable) would be a third of what a plain ack costs.
     try:
         each = iter(edges)
@@ -213,7 +213,7 @@ def xor(val: int, edges: Iterable[int], name: str = "emitted") -> int:
 
 
 def root_ids(values: npt.ArrayLike) -> Column:
-    """A column of root ids: uint64[n], none of them 0."""
+    """Return a column of root ids, uint64[n]. Raises ValueError if one is 0."""
     column = column64("roots", values)
     if not column.all():
         raise ValueError("roots: 0 is no root id; ids.root_ids(base, numbers) makes them")
@@ -221,7 +221,7 @@ def root_ids(values: npt.ArrayLike) -> Column:
 
 
 def column64(name: str, values: npt.ArrayLike) -> Column:
-    """``values`` as uint64[n]; int64, as Spark has it, is read bit for bit."""
+    """Return ``values`` as uint64[n]. Keeps the bits of int64, which is Spark's type."""
     array = values if isinstance(values, np.ndarray) else _array(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype.itemsize != 8:
         shape = f" of shape {array.shape}" if array.ndim != 1 else ""
@@ -232,14 +232,14 @@ def column64(name: str, values: npt.ArrayLike) -> Column:
 
 
 def _array(name: str, values: Any) -> npt.NDArray[Any]:
-    """A list, or what else is no array, as an array: of integers exactly as they are, floats refused."""
+    """Return a list as an array of exact 64-bit integers, without floats; anything else as numpy converts it."""
     if isinstance(values, Sequence):
         return np.array([id64(name, value) for value in values], np.uint64)
     return np.asarray(values)
 
 
 def _integer(name: str, value: object) -> int:
-    """An integer of numpy's, say, as an int."""
+    """Return an integer of another type, such as numpy's, as an int."""
     try:
         if not isinstance(value, bool):
             return index(value)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Replication: one report on its way to all replicas of its sections. Pure.
+"""Replication: the delivery of one report to all replicas of its sections. Pure.
 
-Decides which member gets which part of the report, and which sections some member has answered. The caller decides
-which members are left out, and why.
+Decides which member gets which part of the report, and which sections are answered. The caller decides which members
+are left out, and why.
 """
 
 from __future__ import annotations
@@ -88,6 +88,6 @@ class Replication:
 
 
 def has_bare_fail(entries: Entries) -> bool:
-    """Whether one of the updates is a fail without an edge. If it got lost, its root could still be ACKED, as others
-    may ack all its edges. If a fail with an edge gets lost, that edge stays open."""
+    """Whether one of the updates is a fail without an edge. If it is lost, its root could still be ACKED, as others may
+    ack all its edges. If a fail with an edge is lost, that edge stays open."""
     return bool(len(entries.kinds) and np.any((entries.kinds & FAIL != 0) & (entries.ack_vals == 0)))

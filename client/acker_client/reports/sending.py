@@ -1,8 +1,8 @@
 """Sending: deliver one report of a plain client to the servers that its roots live on.
 
 Decides which servers the client may go on without. For roots of its own source, the client first leaves the server out
-of the source's batches. For roots of another source, it waits until that source has left the server out. So a server
-that missed a fail is never believed.
+of the source's batches. For roots of another source, it waits until that source has left the server out. So an ACKED
+of a server that missed a fail never counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from acker_protocol.placement import Member
 
 
 class Sending:
-    """The party that one report is asked of: see :class:`acker_client.cluster.replicas.Party`."""
+    """The sending of one report to its members: see :class:`acker_client.cluster.replicas.Party`."""
 
     def __init__(self, state: ClientState, replication: Replication) -> None:
         self._state = state

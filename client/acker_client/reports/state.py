@@ -1,6 +1,6 @@
-"""State: what a client has in one process: its sending session, its buffer, its source and its servers.
+"""State: all that a client has in one process.
 
-Decides which identity a report gets, and where its roots live, by what their sources have published. Sends no reports.
+Decides which identity a report gets and, from what sources have published, where its roots live. Sends no reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from acker_protocol.placement import Member, View, place
 
 # How long to look for servers before a report that goes to the only server anyway.
 GREETING_S = 1.0
-# Shortest time between two questions to the servers about the sources of other processes.
+# Minimum time between two requests to the servers about the sources of other processes.
 LEARN_S = 0.5
 
 NO_ENTRIES = Entries(NO_IDS, NO_IDS)
@@ -40,7 +40,7 @@ log = logging.getLogger("acker_client")
 
 
 class ClientState:
-    """What a client has in one process: its sending session, its buffer, its source and its servers."""
+    """The sending session, buffer, source and servers of a client in one process."""
 
     __slots__ = (
         "accumulator",
@@ -65,7 +65,7 @@ class ClientState:
         self.session = secrets.randbits(64)
         self.sequence = 0
         self.accumulator = Accumulator()
-        # Contents of later reports, for which it has to be found out where their roots live.
+        # Contents of later reports, whose roots were not placed yet.
         self.drafts: deque[Draft] = deque()
         self.unanswered: deque[Replication] = deque()
         self.source_or_none: SourceSession | None = None
@@ -86,15 +86,15 @@ class ClientState:
             return len(self.accumulator) + sum(len(draft.entries) for draft in self.drafts)
 
     def pins(self) -> Pins:
-        """Return where the roots live that this client may report."""
+        """Return where the roots live that this client may report about."""
         own = () if self.source_or_none is None else self.source_or_none.pins
         return (*own, *(pin for published in tuple(self.joined.values()) for pin in published.pins))
 
     def seal(self, *, may_drop: bool = False) -> AckerError | None:
         """Turn what is buffered into reports with identities. Updates of roots that cannot be placed stay in the
-        buffer, so that they hold nothing else up. Returns why they cannot be placed, or None where there are none.
+        buffer, and delay nothing else. Returns why they cannot be placed, or None if there are none.
 
-        ``may_drop``: they are dropped and counted as unreported, if no server answers and no ACK can come of it.
+        ``may_drop``: drop and count them as unreported, if no server answers and this cannot cause a false ACK.
         """
         why: AckerError | None = None
         with self.lock:
@@ -179,7 +179,7 @@ class ClientState:
         return all(has_heard_all for _, has_heard_all in asked)
 
     def _asked_for(self, session: int) -> tuple[Published | None, bool]:
-        """Ask all servers at once. Return the newest that one has from a source, and whether every server answered."""
+        """Ask all servers at once. Return the newest publication of a source, and whether every server answered."""
         cluster, found = self.cluster, list[Published]()
 
         def ask_member(member: Member) -> None:
@@ -208,7 +208,7 @@ class ClientState:
         """Return where the roots of a draft live, the entries to report, the entries of roots that cannot be placed,
         and why they cannot (None where there are none). Entries of roots that are over are in neither.
 
-        A root cannot be placed where there are several servers and nobody is known to have emitted it.
+        A root cannot be placed if there are several servers and no known source has emitted it.
         """
         if draft.batch is not None:
             pin = None if self.source_or_none is None else self.source_or_none.pin_of(draft.batch)
@@ -235,7 +235,7 @@ class ClientState:
         return (*named, everywhere), only(draft.entries, (indices >= 0) | is_unknown), NO_ENTRIES, None
 
     def _sorted(self, roots: Column) -> tuple[Pins, npt.NDArray[np.int64], Mask]:
-        """Return the known pins, the index of each root's pin (-1 for none), and which roots nobody has emitted."""
+        """Return the known pins, the index of each root's pin (-1 for none), and the roots that no source emitted."""
         source, joined = self.source_or_none, tuple(self.joined.values())
         # One snapshot of the joined sources for both questions: a join in between would make fresh roots look over.
         own = () if source is None else source.pins
@@ -262,8 +262,8 @@ class ClientState:
     def pin_of_the_only_server(self, patience: Patience, what: str = "these roots live") -> Pin:
         """Return a pin that places all roots on the only server. Raises ``UnknownSource`` if there may be several.
 
-        A server that alone answers, or alone is active, need not be the only one. It would take a fail of a root that
-        lives on another, and the root might be ACKED. It has to answer first: it knows whether there are others.
+        The only server that answers or is active need not be the only server. It would accept a fail of a root that
+        lives on another, and that root might be ACKED. It has to answer first, as it knows whether there are others.
         """
         members = self.cluster.view(patience).members
         if not self.cluster.is_alone:

@@ -1,7 +1,6 @@
-"""Caller: a call to one server is tried until the server answers, whatever it says, or the budget is spent.
+"""Caller: tries a call to one server until the server answers, whatever the answer, or the budget is spent.
 
-Decides how long one try may take, that a server which gave no answer is greeted anew, that it is looked for anew before
-each try, and what is said of a silence.
+Decides how long one try may take, when the server is greeted again, and what is logged about a silence.
 """
 
 from __future__ import annotations
@@ -37,29 +36,29 @@ class Caller:
 
     @property
     def silent_since(self) -> float | None:
-        """When the first try began that has had no answer, nor any after it; None: the last one was answered."""
+        """When the first of the unanswered tries since the last answer began; None if the last try was answered."""
         return self._silence.since
 
     @property
     def silent_s(self) -> float:
-        """For how long nobody has answered, as far as was tried; 0: the last try was answered."""
+        """How long the server has not answered, in seconds; 0 if the last try was answered."""
         return self._silence.lasts_s(self._clock())
 
     @property
     def heard_at(self) -> float:
-        """When it last answered; minus infinity: never."""
+        """When the server last answered; minus infinity if never."""
         return self._silence.heard_at
 
     def shown_silent_s(self, begun_at: float) -> float:
-        """Of that time, how much tries have shown that were made from ``begun_at`` on: nobody knows of the rest."""
+        """The part of ``silent_s`` that tries from ``begun_at`` on have shown."""
         return self._silence.shown_s(self._clock(), begun_at)
 
     def greeted_once(self, deadline: Deadline) -> Greeted:
-        """One try of the handshake; Unavailable when no answer came."""
+        """Try the handshake once, if it was not made before. Raises Unavailable if no answer comes."""
         return self._greeted_by(self.connection.greeted, deadline)
 
     def greet(self, deadline: Deadline) -> Greeted:
-        """One try of the handshake, also where there was one before: what a server is may change."""
+        """Try the handshake once, even if it was made before, as the server may have changed."""
         return self._greeted_by(self.connection.greet, deadline)
 
     def _greeted_by(self, greet: Callable[[Deadline], Greeted], deadline: Deadline) -> Greeted:
@@ -73,7 +72,7 @@ class Caller:
         return greeted
 
     def once(self, call: Call[Reply], deadline: Deadline, timeout_s: float | None = None) -> Reply:
-        """One try, of ``timeout_s`` (None: that of the settings); Unavailable when no answer came."""
+        """Try once, with ``timeout_s`` (None: that of the settings). Raises Unavailable if no answer comes."""
         asked_at = self._clock()
         try:
             greeted = self.connection.greeted(deadline)
@@ -109,17 +108,17 @@ class Caller:
 
 
 class Retrying:
-    """Calls that are tried again; ``find`` says before each try where the server is, which may have moved meanwhile."""
+    """Calls that are retried. ``find`` returns the caller before each try, as the server may have moved."""
 
     def __init__(self, find: Callable[[], Caller]) -> None:
         self.find = find
 
     def greeted(self, patience: Patience) -> Greeted:
-        """The server, once it has answered the handshake."""
+        """Return the server once it has answered the handshake."""
         return self._until_answered(lambda caller: caller.greeted_once(patience.deadline), patience)
 
     def answer(self, call: Call[Reply], patience: Patience) -> Reply:
-        """Try until there is an answer, whatever it says."""
+        """Try until there is an answer, and return it, whatever it says."""
         return self._until_answered(lambda caller: caller.once(call, patience.deadline), patience)
 
     def _until_answered(self, once: Callable[[Caller], Reply], patience: Patience) -> Reply:
@@ -133,7 +132,7 @@ class Retrying:
 
 
 def unanswered(servers: str, patience: Patience, error: Unavailable) -> Unavailable:
-    """What to say when a budget is spent."""
+    """Return the error for a spent budget."""
     return Unavailable(
         f"no answer from the acker at {servers} within {patience.deadline.budget_s:g} s ({patience.tries} tries; "
         f"last: {error}). Is it running there? `acker serve` starts one; the address comes from AckerClient(...), "

@@ -21,8 +21,7 @@ Connect = Callable[[str], Transport]
 
 # Part of the largest message beside its columns: identity, scope, tags and lengths.
 _ENVELOPE_BYTES = 4096
-# Time of the first greeting, so that a server that is there and mute is soon noticed. The next greeting has all the
-# time of a call.
+# Timeout of the first greeting, short so that a mute server is soon noticed. The next one has the timeout of a call.
 FIRST_GREETING_S = 1.0
 
 

@@ -1,7 +1,7 @@
-"""Delivery: one report on its way, from the first try until every section of it has a final answer. Pure.
+"""Delivery: one report, from the first try until every section of it has a final answer. Pure.
 
-Decides what is sent next (the sections without a final answer; what is covered last, and only when all the rest was
-counted) and what the answers add up to. Never sends, waits or gives up.
+Decides what to send next, and adds up the answers. The covered numbers come last, after all inits were counted. Never
+sends, waits or gives up.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy.typing as npt
 from acker_protocol.messages import FAIL, Apply, ApplyReply, Entries, Identity, InitScope, Kinds, Status
 from acker_protocol.reports import MESSAGE_BYTES, digest, pack, section_starts
 
-# The answers after which a section is never sent again. The higher the other ones, the less a retry can do about them.
+# A section with a status up to this one is not sent again. Among the others, a retry helps less the higher they are.
 _FINAL_MAX = int(Status.STALE)
 
 
 @dataclass(frozen=True, slots=True)
 class ReportResult:
-    """What became of one report, in sections. ``unreported``: given up under ``on_unreachable="continue"``.
+    """The result of one report, counted in sections. ``unreported``: given up under ``on_unreachable="continue"``.
 
     ``inits_known``: inits that changed nothing, as their root had been initialised before. ``inits_conflicting``: inits
-    of roots that another source, or another batch, had pending: each is LOST, there and here. ``without``: ids of the
-    servers that were gone, or were not waited for any longer, as replicas of theirs had answered.
+    of roots that were pending in another source or batch: each is LOST in both. ``without``: ids of the servers that
+    were left out, since they were gone, or since other replicas had answered.
     """
 
     applied: int = 0
@@ -46,7 +46,7 @@ _COUNTS = [each.name for each in fields(ReportResult) if each.name != "without"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """An answer that is not final, or not good: ``status`` is the worst of its sections'."""
+    """An answer that is not final, or not a success. ``status``: the worst status of its sections."""
 
     status: Status
     detail: str = ""
@@ -54,7 +54,7 @@ class ErrorReply:
 
 
 class Delivery:
-    """One report: its messages still to be answered, and the counts of the answers that came."""
+    """The messages of one report that still need an answer, and the counts of the answers so far."""
 
     __slots__ = (
         "_counts",
@@ -75,7 +75,7 @@ class Delivery:
         *,
         report_digest: int | None = None,
     ) -> None:
-        """``report_digest``: of the whole report, where ``entries`` are the part of it that one member gets."""
+        """``report_digest``: digest of the whole report, if ``entries`` are only the part for one member."""
         self.identity = identity
         self.inits = inits
         self._counts = np.zeros(max(Status) + 1, np.int64)
@@ -83,7 +83,7 @@ class Delivery:
         self._message_bytes = MESSAGE_BYTES
         whole = digest(entries) if report_digest is None else report_digest
         self._messages = _numbered(pack(identity, entries, inits, report_digest=whole))
-        # The key of the message that says what is covered: it has to be answered last.
+        # The key of the message with the covered numbers, which is sent last. -1 if there is none.
         self._covering = len(self._messages) - 1 if inits is not None and len(inits.covered) else -1
 
     @property
@@ -93,15 +93,15 @@ class Delivery:
 
     @property
     def result(self) -> ReportResult:
-        """The counts so far; what has no final answer yet stands under ``unreported``."""
-        # A copy: whoever asks may have given up on the server, whose answers are still counted in another thread.
+        """The counts so far. Sections without a final answer count as ``unreported``."""
+        # A copy: the caller may have given up on the server, while another thread still counts its answers.
         messages = list(self._messages.values())
         left = sum(len(section_starts(message.entries.root_ids)) for message in messages)
         applied, duplicate, conflict, stale = (int(count) for count in self._counts[1 : _FINAL_MAX + 1])
         return ReportResult(applied, duplicate, conflict, stale, left, self._inits_known, self._inits_conflicting)
 
     def fit(self, message_bytes: int) -> None:
-        """Pack what is left anew, for a server that takes only messages up to ``message_bytes``."""
+        """Pack the rest again, for a server that only takes messages up to ``message_bytes``."""
         if message_bytes >= self._message_bytes:
             return
         self._message_bytes = message_bytes
@@ -118,16 +118,16 @@ class Delivery:
         self._covering = len(packed) - 1 if self._covering >= 0 else -1
 
     def ready(self) -> list[tuple[int, Apply]]:
-        """(key, message) of all that may be sent now, in any order. What says what is covered comes alone, last."""
+        """Return (key, message) of all messages to send now, in any order. The covered numbers come alone, last."""
         if len(self._messages) == 1 and self._covering in self._messages:
             self._uncover_after_conflict()
         rest = [(key, message) for key, message in self._messages.items() if key != self._covering]
         return rest or list(self._messages.items())
 
     def answered(self, key: int, reply: ApplyReply) -> ErrorReply | None:
-        """Count what is final in the answer to message ``key``; an error when something of it is left to send.
+        """Count the final sections in the answer to message ``key``. Return an error if some have to be sent again.
 
-        ValueError when the answer does not match the message: the server is broken.
+        Raises ValueError if the answer does not match the message, which is a bug of the server.
         """
         message = self._messages[key]
         starts = section_starts(message.entries.root_ids)
@@ -144,8 +144,8 @@ class Delivery:
         return ErrorReply(Status(int(statuses.max())), reply.detail, reply.retry_delay_ms)
 
     def _uncover_after_conflict(self) -> None:
-        # Numbers whose inits were not counted under this identity are not covered by it: they end as LOST, never as
-        # read.
+        # The inits of such sections were not counted under this identity, so their numbers must end as LOST, not as
+        # read without a record.
         if not self._counts[Status.CONFLICT] and not self._counts[Status.STALE]:
             return
         message = self._messages.pop(self._covering)
@@ -159,7 +159,7 @@ def _numbered(messages: list[Apply]) -> dict[int, Apply]:
 
 
 def _section_statuses(reply: ApplyReply, sections: int) -> Kinds:
-    # A message without sections (it only says what is covered) has the status of the whole as its one answer.
+    # A message without sections (it only has covered numbers) has one status for the whole.
     if not len(reply.section_statuses):
         return np.full(max(sections, 1), int(reply.status), np.uint8)
     if len(reply.section_statuses) != sections or reply.section_statuses.max() > max(Status):

@@ -1,4 +1,4 @@
-"""Retrying: a request, or a whole report, is sent again until the server has accepted it.
+"""Retrying: sends a request, or a whole report, until the server has accepted it.
 
 Decides what is sent next and when all of it is done. Knows no buffer and no source.
 """
@@ -21,7 +21,7 @@ Accepted = TypeVar("Accepted", OpenBatchReply, SettleReply)
 
 
 def until_accepted(caller: Retrying, call: Call[Accepted], what: str, patience: Patience, renew: Renew) -> Accepted:
-    """The reply that says yes; an error when the answer is no for good, or when the budget is spent."""
+    """Return the reply that accepts the call. Raises if the server refuses for good, or the budget is spent."""
     while True:
         reply = caller.answer(call, patience)
         if reply.status in (Status.APPLIED, Status.DUPLICATE):
@@ -68,7 +68,7 @@ def _warn_of_conflicts(delivery: Delivery) -> None:
         )
     if delivery.result.inits_conflicting:
         log.warning(
-            "Root ids of a report that another batch, of this source or another, has pending: %d. They are LOST in "
-            "both and replayed. Draw the base of every session at random.",
+            "Root ids of a report that are also pending in another batch, of this source or another: %d. They are LOST "
+            "in both and replayed. Draw the base of every session at random.",
             delivery.result.inits_conflicting,
         )

@@ -1,7 +1,7 @@
 """Side by side: calls to several members at once.
 
-Decides that each has a thread of its own, which dies with the process: a call to a server that does not answer holds
-up neither the others nor the end of the program. A simulation brings its own.
+Each call has its own daemon thread. So a server that does not answer delays neither the other calls nor the end of the
+program. Simulations have their own implementation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class SideBySide(Protocol):
     """How calls run beside each other."""
 
     def start(self, call: Callable[[], Result]) -> Future[Result]:
-        """Begin ``call``; what it returns or raises is in the future."""
+        """Start ``call``. The future gets what it returns or raises."""
         ...
 
     def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
-        """Wait until one of ``calls`` is done, or for so long."""
+        """Wait until one of ``calls`` is done, up to ``timeout_s``."""
         ...
 
 
@@ -42,7 +42,7 @@ def wait_for(side_by_side: SideBySide, futures: Collection[Future[Any]], deadlin
 
 
 class Threads:
-    """A thread a call."""
+    """One thread for each call."""
 
     def start(self, call: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
@@ -50,7 +50,7 @@ class Threads:
         def run() -> None:
             try:
                 result = call()
-            except BaseException as error:  # noqa: BLE001  # goes to whoever asks for the result
+            except BaseException as error:  # noqa: BLE001  # the future raises it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -63,15 +63,15 @@ class Threads:
 
 
 class InTurn:
-    """One call after the other, in the caller's own thread: where time is simulated."""
+    """One call after another in the caller's thread, for simulated time."""
 
     def start(self, call: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001  # goes to whoever asks for the result
+        except BaseException as error:  # noqa: BLE001  # the future raises it
             future.set_exception(error)
         return future
 
     def wait(self, calls: Collection[Future[Any]], timeout_s: float) -> None:
-        """All that were begun are done."""
+        """Return at once, as all started calls are done."""

@@ -1,20 +1,20 @@
-"""Silence: how long the acker has not answered, and when that is worth a line in the log. Pure: time comes in.
+"""Silence: how long a server has not answered, and when to log it. Pure: the caller passes the time.
 
-Decides that a wait of more than a second is logged, with the server's address, and how often.
+Decides after how long and how often a wait is logged.
 """
 
 from __future__ import annotations
 
-# From here on a wait is one that somebody notices.
+# A shorter wait is not logged.
 NOTICED_S = 1.0
-# After so long without a try nobody knows of a silence any more: what is tried next begins anew.
+# After so long without a try it is unknown whether the server was silent, so the next try starts a new silence.
 IDLE_S = 30.0
-# At most one line of waiting in so long, however often the server comes and goes.
+# Minimum time between two lines about waiting, however often the server comes and goes.
 AGAIN_S = 30.0
 
 
 class Silence:
-    """Of one process. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
+    """The silence of one server. Threads may share it: at worst a line comes twice. Times are monotonic seconds."""
 
     __slots__ = ("_address", "_heard_at", "_is_reported", "_reported_at", "_since", "_until")
 
@@ -27,29 +27,29 @@ class Silence:
 
     @property
     def since(self) -> float | None:
-        """When the first try began that was not answered, with none answered after it; None: the last one was."""
+        """When the first of the unanswered tries since the last answer began; None if the last try was answered."""
         return self._since
 
     @property
     def heard_at(self) -> float:
-        """When a try was last answered; minus infinity: none was."""
+        """When a try was last answered; minus infinity if never."""
         return self._heard_at
 
     def lasts_s(self, now: float) -> float:
-        """For how long nobody has answered; 0: the last try was answered, or nobody has tried for a while."""
+        """How long the server has not answered; 0 if it answered the last try, or none was made for IDLE_S."""
         return 0.0 if self._since is None or now - self._until > IDLE_S else now - self._since
 
     def shown_s(self, now: float, begun_at: float) -> float:
-        """Of that time, how much tries have shown, from ``begun_at`` on and up to the end of the last: who was not
-        asked since may be back, and who was started then was not there before."""
+        """The part of ``lasts_s`` that tries have shown: from ``begun_at`` on, when the server may have started, to the
+        end of the last try, after which it may be back."""
         if self._since is None or not self.lasts_s(now):
             return 0.0
         return max(0.0, self._until - max(self._since, begun_at))
 
     def unanswered(self, asked_at: float, now: float, why: object) -> str | None:
-        """A try that began at ``asked_at`` was not answered; what to log of it, if anything."""
+        """Note a try without an answer, which began at ``asked_at``. Return the line to log, or None."""
         is_new = self._since is None or asked_at - self._until > IDLE_S
-        # A call that waits long may end after others that were answered meanwhile.
+        # A long call may end after later calls were answered.
         begun_at = max(asked_at, self._heard_at)
         self._since = since = begun_at if is_new or self._since is None else self._since
         self._until = now
@@ -59,7 +59,7 @@ class Silence:
         return f"waiting for the acker at {self._address}: no answer for {_seconds(now - since)} ({why})"
 
     def answered(self, now: float) -> str | None:
-        """A try was answered; what to log of it, if anything."""
+        """Note an answered try. Return the line to log, or None."""
         since, self._since = self._since, None
         self._heard_at = now
         if since is None or not self._is_reported:

@@ -1,6 +1,6 @@
-"""Transport: one gRPC channel to one server. The only door to gRPC on the client's side.
+"""Transport: one gRPC channel to one server.
 
-Decides how the channel is set up, and which of gRPC's statuses a retry can help. Import this only inside the process
+Decides how the channel is set up, and which of gRPC's statuses are worth a retry. Import this only inside the process
 that uses it, after fork: an open channel does not survive one.
 """
 
@@ -42,25 +42,25 @@ Reply = TypeVar("Reply")
 KEEPALIVE_S = 30
 
 OPTIONS: list[tuple[str, int]] = [
-    # Retrying is the client's own: it knows identities and has one budget.
+    # The client retries by itself, as it knows identities and has one budget.
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # What a server takes it says in its HelloReply; answers may be as large as they are.
+    # The server announces its limit in HelloReply. Replies may have any size.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A server that is back is found within seconds; left alone gRPC waits up to two minutes.
+    # Finds a restarted server within seconds. By default gRPC waits up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # The acker is in the job's own network: a proxy for the web is not the way to it.
+    # The acker is in the job's own network, so an HTTP proxy for the web must not be used.
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-# What a server answers for good: the caller has to change something.
+# Statuses that a retry does not help: the caller has to change something.
 _REJECTIONS = {
     grpc.StatusCode.INVALID_ARGUMENT: "This is a bug in the client, or another program's message",
     grpc.StatusCode.FAILED_PRECONDITION: "Install the same version of acker on both sides",
@@ -71,18 +71,18 @@ _REJECTIONS = {
     "spark.acker.token",
 }
 
-# What gRPC says of a port where something else answers: what it took for a frame's type is the answer's fourth byte.
+# gRPC's texts if something else answers at the port. The frame type that gRPC names is the answer's fourth byte.
 _NO_HTTP2 = re.compile(r"Failed parsing HTTP/2|Expected SETTINGS frame|http1\.x server")
 _FOURTH_BYTE = re.compile(r"got frame type (\d+)")
-# "HTTP/1.1 400" and "<!DOCTYPE HTML>".
+# The fourth bytes of "HTTP/1.1 400" and "<!DOCTYPE HTML>".
 _OF_HTTP = frozenset("POpo")
-# What it says of a port where the connection is accepted and closed before anything was sent.
+# gRPC's text if the connection is accepted and closed before anything was sent.
 _CLOSED_AT_ONCE = re.compile(r"failed to connect to all addresses.*(Socket closed|Connection reset by peer)")
 _CLOSED_HINT = (
-    "The connection is accepted and closed at once: a port with TLS (the acker's has none) does that, and a proxy with "
+    "The connection is accepted and closed at once: a port with TLS does that (the acker has no TLS), or a proxy with "
     "no server behind it"
 )
-# What it says of a name that nobody knows, in several ways over its versions.
+# The texts of several gRPC versions for an unknown name.
 _NO_ADDRESS = re.compile(r"DNS resolution failed|errors resolving|lookup failed|Domain name not found")
 
 
@@ -129,7 +129,7 @@ class GrpcTransport:
         content = wire.encode(request)
         try:
             answer = method(content, timeout=timeout_s, metadata=self._metadata)
-            if answer is None:  # as an older gRPC (1.66) has it where a server dies in a call
+            if answer is None:  # from an older gRPC (1.66), if the server dies during a call
                 raise Unavailable(f"{self.address}: the call ended without an answer")
             return wire.decode(kind, answer)
         except grpc.RpcError as error:
@@ -137,12 +137,12 @@ class GrpcTransport:
         except wire.Malformed as error:
             raise Rejected(f"the answer of {self.address} cannot be read: {error}") from None
         except ValueError as error:
-            # gRPC's word for a call on a channel that close() has ended meanwhile.
+            # gRPC raises it for a call on a closed channel.
             raise Closed(f"the client was closed during a call to {self.address}: {error}") from None
 
 
 def translated(address: str, error: grpc.RpcError) -> AckerError:
-    """The client's own error for one of gRPC's: Rejected where a retry cannot help, else Unavailable."""
+    """Return the client's error for a gRPC error: Rejected if a retry cannot help, else Unavailable."""
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         return Rejected(
@@ -156,17 +156,17 @@ def translated(address: str, error: grpc.RpcError) -> AckerError:
     if code == grpc.StatusCode.UNAVAILABLE and _CLOSED_AT_ONCE.search(details):
         details += f". {_CLOSED_HINT}"
     if code == grpc.StatusCode.UNAVAILABLE and _NO_ADDRESS.search(details):
-        # For now, as like as not: a server that is to come may get its name later.
-        return Unavailable(f"{address}: the name resolves to nothing: correct it, or see to its DNS ({details})")
-    # The rest leaves open whether the call was applied. UNKNOWN and INTERNAL too: a retry changes nothing that was.
+        # Not Rejected, as the server may start later and get its name then.
+        return Unavailable(f"{address}: the name resolves to nothing: correct it, or check its DNS ({details})")
+    # The call may have been applied, also after UNKNOWN and INTERNAL. A retry does not apply it twice.
     return Unavailable(f"{address}: {code.name}: {details}")
 
 
 def _no_grpc(details: str) -> str:
     byte = _FOURTH_BYTE.search(details)
-    # An older gRPC (1.66) does not say the byte, and has a sentence of its own for HTTP/1.
+    # An older gRPC (1.66) does not name the byte, and has its own text for HTTP/1.
     is_http = "http1.x" in details if byte is None else chr(int(byte[1])) in _OF_HTTP
     port = f"the acker's gRPC port is {DEFAULT_PORT} by default"
     if is_http:
         return f"this looks like an HTTP port, like the acker's own for /metrics; {port}"
-    return f"whoever answers there does not speak gRPC; {port}"
+    return f"what answers there does not speak gRPC; {port}"

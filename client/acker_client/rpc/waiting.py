@@ -1,6 +1,6 @@
-"""Waiting: which answers of a server are retried after a wait, and the error when that did not help, or cannot help.
+"""Waiting: whether to retry after an answer that is not a success.
 
-Decides what an answer calls for: a wait, within the budget, or an error to the caller, at once.
+Decides between a wait, within the budget, and an error to the caller at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from acker_client.errors import AckerError, Draining, Overloaded, Rejected, Unkn
 from acker_client.rpc.delivery import ErrorReply
 from acker_protocol.messages import Status
 
-# Called with what is left of the budget when the server does not know the source.
+# Called with the rest of the budget if the server does not know the source.
 Renew = Callable[[Patience], None]
 
 _WAITED_OUT = {
@@ -25,13 +25,13 @@ _HINTS = {
     Status.UNKNOWN_SOURCE: "The source has to be open, and watched more often than its lease lasts",
     Status.UNKNOWN_BATCH: "It was settled, never opened, or lost with the server's state; replay its roots",
     Status.INVALID: "Sending it again gives the same answer",
-    Status.DRAINING: "It is about to leave; what is new goes to another server",
+    Status.DRAINING: "It is about to stop; new sources and batches go to another server",
     Status.CONFLICT: "The same number was used before with other content",
 }
 
 
 def wait_out(error: ErrorReply, what: str, patience: Patience, renew: Renew) -> None:
-    """Wait until ``what`` may be tried again; raises where that cannot help, or the budget does not last so long."""
+    """Wait until ``what`` may be tried again. Raises if that cannot help, or the budget ends before."""
     if error.status not in _WAITED_OUT:
         raise _refused(error, what)
     if error.status == Status.UNKNOWN_SOURCE:
