@@ -30,7 +30,7 @@ from acker_client.source.records.parts import Parts
 from acker_client.source.records.retry import Retry
 from acker_client.source.records.tracker import compiled
 from acker_protocol.ids import root_ids
-from acker_protocol.messages import Outcomes, Verdict
+from acker_protocol.messages import Cause, Outcomes, Verdict
 
 ROUNDS = 3
 STRETCH = 1_000_000
@@ -116,7 +116,7 @@ def _outcomes(numbers: np.ndarray[tuple[int], np.dtype[np.int64]], base: int) ->
     """The outcomes of emissions, one in a hundred of them not acked."""
     is_bad = numbers % 100 == 99
     verdicts = np.where(is_bad, Verdict.FAILED, Verdict.ACKED).astype(np.uint8)
-    return Outcomes(root_ids(base, numbers.astype(np.uint64)), verdicts, is_bad.astype(np.uint32), ("unfinished",))
+    return Outcomes(root_ids(base, numbers.astype(np.uint64)), verdicts, is_bad.astype(np.uint32), (Cause.UNFINISHED,))
 
 
 def _resident_mb() -> float:

@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from acker_protocol.ids import MULTIPLIER_1, MULTIPLIER_2
-from acker_protocol.messages import ACK, FAIL, RESET, Verdict
+from acker_protocol.messages import ACK, FAIL, RESET, Cause, Verdict
 
 CELL_BYTES = 24
 TICKS_A_SECOND = 32
@@ -60,8 +60,8 @@ FINE, UNSORTED, ZERO, BEYOND = range(4)
 # What `end_roots` does with the roots of a batch index.
 KEEP, FINISH, ABANDON, DROP = range(4)
 
-# The server's own reasons, as `end_roots` and `expire` number them (0: none).
-REASONS = ("message_timeout", "progress_timeout", "unfinished", "abandoned", "unread")
+# Causes, as `end_roots` and `expire` number them: by the numbers of Cause (0: none).
+REASONS = tuple(Cause)
 BY_MESSAGE_TIMEOUT, BY_PROGRESS_TIMEOUT, BY_UNFINISHED, BY_ABANDONED, BY_UNREAD = range(1, 6)
 # `apply_inits` takes reasons from the table of tombstones' reasons (see `reasons`). Its ids up to TOMBSTONE_REASONS are
 # texts of clients; the two after them are the server's own.

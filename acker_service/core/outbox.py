@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Outcomes
+from acker_protocol.messages import Kinds, Outcomes, Reason, causes_of
 from acker_service.core.reasons import truncated
 
 Array = npt.NDArray[Any]
@@ -39,8 +39,8 @@ class Chunk:
 
     def __init__(self, room: int) -> None:
         self.count, self.reasons_bytes = 0, 0
-        self.reasons: list[str] = []
-        self._ids: dict[str, int] = {}
+        self.reasons: list[Reason] = []
+        self._ids: dict[Reason, int] = {}
         room = max(CHUNK_MIN, min(CHUNK_MAX, room))
         self._roots, self._verdicts = np.empty(room, np.uint64), np.empty(room, np.uint8)
         self._reason_ids: Array = np.empty(0, np.uint32)
@@ -75,15 +75,18 @@ class Chunk:
             self._reason_ids[start:stop] = reasons
         self.count = stop
 
-    def reason_id(self, reason: str) -> int:
-        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. Adds it if there is room."""
+    def reason_id(self, reason: Reason) -> int:
+        """Return the index of a reason in ``reasons``, plus one; 0 for the empty reason. A cause is always added, a
+        text only if there is room."""
         if not reason:
             return 0
-        reason = truncated(reason)
+        if isinstance(reason, str):
+            reason = truncated(reason)
         if reason in self._ids:
             return self._ids[reason]
-        size = len(reason.encode()) + REASON_HEAD_BYTES
-        if len(self.reasons) >= REASONS_MAX or self.reasons_bytes + size > REASONS_BYTES:
+        size = len(str(reason).encode()) + REASON_HEAD_BYTES
+        is_full = len(self.reasons) >= REASONS_MAX or self.reasons_bytes + size > REASONS_BYTES
+        if is_full and isinstance(reason, str):
             reason, size = DROPPED_REASON, len(DROPPED_REASON) + REASON_HEAD_BYTES
         if reason not in self._ids:
             self.reasons.append(reason)
@@ -112,11 +115,11 @@ class Outbox:
     def __len__(self) -> int:
         return self.cursor - self.freed
 
-    def append(self, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+    def append(self, roots: Column, verdicts: Kinds | int, codes: Array | int, reasons: Sequence[Reason]) -> None:
         """Append outcomes of ``roots: uint64[n]``.
 
         ``verdicts``: uint8[n], or one for all. ``codes``: uint[n], or one for all: 0 for no reason, else an index into
-        ``texts`` plus one.
+        ``reasons`` plus one.
         """
         start = 0
         while start < len(roots):
@@ -127,7 +130,7 @@ class Outbox:
             chunk.append(
                 roots[some],
                 verdicts[some] if isinstance(verdicts, np.ndarray) else verdicts,
-                _reason_ids(chunk, part, texts),
+                _reason_ids(chunk, part, reasons),
             )
             start = stop
         self.cursor += len(roots)
@@ -168,8 +171,12 @@ class Outbox:
     # -- state
 
     def piece_headers(self) -> list[list[Any]]:
-        """Return for each piece of `dump` the number of outcomes and their reasons."""
-        return [[some.stop - some.start, chunk.reasons] for chunk, some in self._pieces()]
+        """Return for each piece of `dump` the number of outcomes and the texts of their reasons."""
+        return [[some.stop - some.start, [*map(str, chunk.reasons)]] for chunk, some in self._pieces()]
+
+    def piece_causes(self) -> list[list[int]]:
+        """Return for each piece of `dump` the causes of its reasons."""
+        return [[*causes_of(chunk.reasons)] for chunk, _ in self._pieces()]
 
     def dump(self) -> Iterator[dict[str, Array]]:
         """Yield all outcomes in pieces, as columns: roots, verdicts and reason_ids."""
@@ -177,7 +184,7 @@ class Outbox:
             columns = _columns([piece])
             yield {"roots": columns.root_ids, "verdicts": columns.verdicts, "reason_ids": columns.reason_ids}
 
-    def load(self, count: int, reasons: Sequence[str], columns: Mapping[str, Array]) -> None:
+    def load(self, count: int, reasons: Sequence[Reason], columns: Mapping[str, Array]) -> None:
         """Append a piece of `dump`. Raises ValueError if it is not whole or a reason is missing."""
         codes = columns["reason_ids"]
         if not count == len(columns["roots"]) == len(columns["verdicts"]) == len(codes):
@@ -196,14 +203,14 @@ def _widened(column: Array, room: int) -> Array:
     return wider
 
 
-def _reason_ids(chunk: Chunk, codes: Array | int, texts: Sequence[str]) -> Array | int:
+def _reason_ids(chunk: Chunk, codes: Array | int, reasons: Sequence[Reason]) -> Array | int:
     """Convert codes (see `Outbox.append`) into reason ids of the chunk."""
     if not isinstance(codes, np.ndarray):
-        return chunk.reason_id(texts[codes - 1]) if codes else 0
+        return chunk.reason_id(reasons[codes - 1]) if codes else 0
     if not codes.any():
         return 0
     distinct, positions = np.unique(codes, return_inverse=True)
-    ids = [chunk.reason_id(texts[code - 1]) if code else 0 for code in distinct.tolist()]
+    ids = [chunk.reason_id(reasons[code - 1]) if code else 0 for code in distinct.tolist()]
     reason_ids: Array = np.array(ids, np.uint32)[positions]
     return reason_ids
 
@@ -228,7 +235,7 @@ def _joined(parts: list[tuple[Chunk, slice]]) -> Outcomes:
     columns = _columns(parts)
     if not columns.reason_ids.any():
         return Outcomes(columns.root_ids, columns.verdicts)
-    table: dict[str, int] = {}
+    table: dict[Reason, int] = {}
     start = 0
     for chunk, some in parts:
         ids = columns.reason_ids[start : start + some.stop - some.start]

@@ -10,21 +10,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from acker_protocol.messages import Kinds
+from acker_protocol.messages import Cause, Kinds, Reason
 from acker_service.core import kernels
 
 # The longest reason that is kept, in bytes of UTF-8.
 REASON_BYTES = 4096
 REASONS_MAX = kernels.TOMBSTONE_REASONS
 LOST = "(the server kept too many reasons to keep this one)"
-ROOT_CONFLICT = "root_conflict"
 
 
 class Reasons:
-    """Ids 1 to REASONS_MAX are texts of clients. Id 0 is the empty reason; the last two are `LOST`, `ROOT_CONFLICT`."""
+    """Ids 1 to REASONS_MAX are texts of clients. Id 0 is the empty reason; the last two are `LOST`, ROOT_CONFLICT."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = [LOST] * kernels.BY_LOST_REASON + [ROOT_CONFLICT]
+        self.texts: list[Reason] = [LOST] * kernels.BY_LOST_REASON + [Cause.ROOT_CONFLICT]
         self._ids: dict[str, int] = {}
         self._free = list(range(REASONS_MAX, 0, -1))
 

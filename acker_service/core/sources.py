@@ -107,6 +107,7 @@ class SourceState:
             "silent_s": now - self.watched_at,
             "freed": self.outbox.freed,
             "outbox": self.outbox.piece_headers(),
+            "causes": self.outbox.piece_causes(),
             "last_settled": self.last_settled,
             "settled": [[number, int(s.settlement), s.cursor, s.roots] for number, s in self.settled.items()],
             "batches": [batch.dump(now) for batch in self.batches.values()],

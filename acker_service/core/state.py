@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import Kinds, Settlement, Verdict
+from acker_protocol.messages import Kinds, Reason, Settlement, Verdict, reasons_of
 from acker_service.core import kernels, parts
 from acker_service.core.batches import BatchState, Indexes, limit_ticks
 from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
@@ -129,32 +129,34 @@ class State:
 
     # -- outcomes
 
-    def deliver(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
-        """Put outcomes into the outboxes of their sources. ``texts``: the reasons that the codes of outcomes count."""
+    def deliver(self, outcomes: LedgerOutcomes, reasons: Sequence[Reason]) -> None:
+        """Put outcomes into the outboxes of their sources. ``reasons``: those that the codes of outcomes count."""
         if not len(outcomes.roots):
             return
         if outcomes.is_uniform:
             info = int(outcomes.info[0])
-            self._put(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, texts)
+            self._put(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, reasons)
         else:
-            self._deliver_groups(outcomes, texts)
+            self._deliver_groups(outcomes, reasons)
         self.room.finish(len(outcomes.roots))
         self.release_closed()
 
-    def _deliver_groups(self, outcomes: LedgerOutcomes, texts: Sequence[str]) -> None:
+    def _deliver_groups(self, outcomes: LedgerOutcomes, reasons: Sequence[Reason]) -> None:
         indexes = outcomes.info & np.uint64(_INDEX)
         verdicts, codes = (outcomes.info >> np.uint64(16)).astype(np.uint8), outcomes.info >> np.uint64(32)
         if np.all(indexes == indexes[0]):
-            self._put(int(indexes[0]), outcomes.roots, verdicts, codes, texts)
+            self._put(int(indexes[0]), outcomes.roots, verdicts, codes, reasons)
             return
         order = np.argsort(indexes, kind="stable")
         starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
         for group in np.split(order, starts[1:]):
-            self._put(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], texts)
+            self._put(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], reasons)
 
-    def _put(self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+    def _put(
+        self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, reasons: Sequence[Reason]
+    ) -> None:
         source = self.sources[self.indexes[index].session]
-        source.outbox.append(roots, verdicts, codes, texts)
+        source.outbox.append(roots, verdicts, codes, reasons)
         self.counters.count(verdicts, len(roots))
 
     # -- dump and load
@@ -206,8 +208,10 @@ class State:
         self._load_sources(header["sources"], parts.next_part("batches", dumped))
         for content in header["sources"]:
             outbox = self.sources[content["session"]].outbox
-            for count, reasons in content["outbox"]:
-                outbox.load(count, reasons, parts.next_part("outbox", dumped))
+            # Servers that are older than the enum Cause wrote no causes.
+            causes = content.get("causes") or [()] * len(content["outbox"])
+            for (count, texts), numbers in zip(content["outbox"], causes, strict=True):
+                outbox.load(count, reasons_of(texts, numbers), parts.next_part("outbox", dumped))
             self.room.unconfirmed += len(outbox)
         for name, columns in dumped:
             parts.check_columns(name, columns)

@@ -21,6 +21,7 @@ from acker_client.errors import (
 from acker_client.rpc.delivery import ReportResult
 from acker_client.settings import Settings
 from acker_protocol.messages import (
+    Cause,
     Entries,
     Identity,
     InitScope,
@@ -34,6 +35,7 @@ __all__ = [
     "AckerClient",
     "AckerError",
     "Anchor",
+    "Cause",
     "Closed",
     "Entries",
     "Identity",

@@ -7,7 +7,7 @@ never write into a message.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -57,6 +57,24 @@ class Verdict(enum.IntEnum):
     FAILED = 2
     TIMED_OUT = 3
     LOST = 4
+
+
+class Cause(enum.Enum):
+    """Why a server itself ended a root. ``str`` of a cause is its reason as text."""
+
+    MESSAGE_TIMEOUT = 1
+    PROGRESS_TIMEOUT = 2
+    UNFINISHED = 3
+    ABANDONED = 4
+    UNREAD = 5
+    ROOT_CONFLICT = 6
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+# Why a root was not acked: the text of a fail, or the cause for which the server ended it.
+Reason = str | Cause
 
 
 class Settlement(enum.IntEnum):
@@ -248,12 +266,13 @@ class Outcomes:
     """Outcomes of roots: ``root_ids`` uint64[n], ``verdicts`` uint8[n]. Iterates as :class:`RootOutcome`.
 
     ``reason_ids``: uint32[n], 0 for none, else index into ``reasons`` plus one; or empty if no root has a reason.
+    ``reasons``: the text of a fail, or the `Cause` for which the server ended the root.
     """
 
     root_ids: Column = field(default_factory=lambda: NO_IDS)
     verdicts: Kinds = field(default_factory=lambda: NO_KINDS)
     reason_ids: ReasonIds = field(default_factory=lambda: NO_REASON_IDS)
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     def __len__(self) -> int:
         return len(self.root_ids)
@@ -271,7 +290,25 @@ class Outcomes:
     def reason(self, index: int) -> str:
         """Return the reason of the ``index``-th outcome, or the empty string."""
         reason_id = int(self.reason_ids[index]) if len(self.reason_ids) else 0
-        return self.reasons[reason_id - 1] if reason_id else ""
+        return str(self.reasons[reason_id - 1]) if reason_id else ""
+
+
+def causes_of(reasons: Iterable[Reason]) -> bytes:
+    """Return the number of the cause of each reason, 0 for the text of a fail."""
+    return bytes(reason.value if isinstance(reason, Cause) else 0 for reason in reasons)
+
+
+def reasons_of(texts: Sequence[str], causes: Sequence[int]) -> tuple[Reason, ...]:
+    """Return the reasons with these ``texts`` and ``causes``. Versions older than `Cause` wrote texts alone, so without
+    causes a text that is a cause's counts as the cause. Raises ValueError if only some of the texts have a cause."""
+    if not causes:
+        return tuple(_CAUSES_BY_TEXT.get(text, text) for text in texts)
+    # A newer version may send a cause that this one does not know. Then only its text counts.
+    return tuple(_CAUSES.get(cause, text) for text, cause in zip(texts, causes, strict=True))
+
+
+_CAUSES: dict[int, Cause] = {cause.value: cause for cause in Cause}
+_CAUSES_BY_TEXT: dict[str, Cause] = {str(cause): cause for cause in Cause}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,17 @@ from google.protobuf.message import DecodeError, Message
 
 from acker_protocol import messages
 from acker_protocol.ids import SLOTS, Column, check_column
-from acker_protocol.messages import Entries, Identity, InitScope, Limits, ListedMember, Outcomes, Verdict
+from acker_protocol.messages import (
+    Entries,
+    Identity,
+    InitScope,
+    Limits,
+    ListedMember,
+    Outcomes,
+    Verdict,
+    causes_of,
+    reasons_of,
+)
 from acker_protocol.placement import Member, epoch_of, parts_of
 from acker_protocol.reports import malformed
 from acker_protocol.v1 import acker_pb2 as pb
@@ -143,15 +153,18 @@ def _write_outcomes(wire: pb.WatchReply, outcomes: Outcomes) -> None:
     wire.root_ids = outcomes.root_ids.tobytes()
     wire.verdicts = outcomes.verdicts.tobytes()
     wire.reason_ids = outcomes.reason_ids.tobytes()
-    wire.reasons.extend(outcomes.reasons)
+    wire.reasons.extend(map(str, outcomes.reasons))
+    wire.causes = causes_of(outcomes.reasons)
 
 
 def _read_outcomes(wire: pb.WatchReply) -> Outcomes:
+    if len(wire.causes) not in (0, len(wire.reasons)):
+        raise Malformed(f"causes: {len(wire.causes)} for {len(wire.reasons)} reasons")
     outcomes = Outcomes(
         _ids("root_ids", wire.root_ids),
         np.frombuffer(wire.verdicts, np.uint8),
         _reason_ids(wire.reason_ids),
-        tuple(wire.reasons),
+        reasons_of(wire.reasons, wire.causes),
     )
     if len(outcomes.verdicts) != len(outcomes):
         raise Malformed(f"verdicts: {len(outcomes.verdicts)} for {len(outcomes)} root ids")

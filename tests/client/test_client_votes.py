@@ -14,23 +14,24 @@ from hypothesis import strategies as st
 
 from acker_client.cluster.votes import BatchVotes, Merged
 from acker_protocol.ids import BASE_MAX, SLOTS, mix64, slot
-from acker_protocol.messages import Outcomes, Verdict
+from acker_protocol.messages import Cause, Outcomes, Reason, Verdict
 from acker_protocol.placement import Member, View, place
 
 FIRST = BASE_MAX - 7
 ACKED, FAILED, TIMED_OUT, LOST = Verdict
 
-Word = tuple[Verdict, str]
-Ended = tuple[int, Verdict, str]
+Word = tuple[Verdict, Reason]
+Ended = tuple[int, Verdict, Reason]
 
 ACK: Word = (ACKED, "")
 BAD: Word = (FAILED, "ValueError: bad")
-UNFINISHED: Word = (FAILED, "unfinished")
-TIMEOUT: Word = (TIMED_OUT, "message_timeout")
-ABANDONED: Word = (LOST, "abandoned")
-UNREAD: Word = (LOST, "unread")
+UNFINISHED: Word = (FAILED, Cause.UNFINISHED)
+TIMEOUT: Word = (TIMED_OUT, Cause.MESSAGE_TIMEOUT)
+ABANDONED: Word = (LOST, Cause.ABANDONED)
+UNREAD: Word = (LOST, Cause.UNREAD)
 WORDS = [ACK, BAD, UNFINISHED, TIMEOUT, ABANDONED, UNREAD]
-WORDS += [(FAILED, ""), (FAILED, "unread"), (TIMED_OUT, "progress_timeout"), (LOST, "root_conflict"), (LOST, "")]
+WORDS += [(FAILED, ""), (FAILED, "unfinished"), (FAILED, "unread"), (TIMED_OUT, Cause.PROGRESS_TIMEOUT)]
+WORDS += [(FAILED, Cause.UNREAD), (LOST, Cause.ROOT_CONFLICT), (LOST, "")]
 # What replicas say without a word.
 ABSENT, OUT = "absent", "out"
 
@@ -55,7 +56,9 @@ def reply(said: Iterable[tuple[int, Word]], *, alike: bool = True) -> Outcomes:
 
 
 def ended(outcomes: Outcomes) -> list[Ended]:
-    return [(outcome.root_id, outcome.verdict, outcome.reason) for outcome in outcomes]
+    reasons = ["", *outcomes.reasons]
+    reason_ids = outcomes.reason_ids.tolist() or [0] * len(outcomes)
+    return [(each.root_id, each.verdict, reasons[at]) for each, at in zip(outcomes, reason_ids, strict=True)]
 
 
 def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
@@ -66,10 +69,10 @@ def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
 # -- twins
 
 
-def how_it_ends(words: list[tuple[int, str, str]], replicas: int, why: str) -> tuple[str, str] | None:
+def how_it_ends(words: list[tuple[int, str, Reason]], replicas: int, why: str) -> tuple[str, Reason] | None:
     """The table, once more: ``words`` are (member, what, reason) as they were heard, of one root that is open."""
 
-    def first(*wanted: str) -> tuple[str, str] | None:
+    def first(*wanted: str) -> tuple[str, Reason] | None:
         return next(((what, reason) for _, what, reason in words if what in wanted), None)
 
     if at_once := first("ACKED", "FAILED by the user"):
@@ -92,8 +95,8 @@ def how_it_ends(words: list[tuple[int, str, str]], replicas: int, why: str) -> t
 def what_of(word: Word) -> str:
     verdict, reason = word
     if verdict is FAILED:
-        return "unfinished" if reason == "unfinished" else "FAILED by the user"
-    if verdict is LOST and reason == "unread":
+        return "unfinished" if reason is Cause.UNFINISHED else "FAILED by the user"
+    if verdict is LOST and reason is Cause.UNREAD:
         return "unread"
     return verdict.name
 
@@ -104,10 +107,10 @@ VERDICTS = {"ACKED": ACKED, "FAILED by the user": FAILED, "unfinished": FAILED, 
 @dataclass
 class Root:
     members: set[int]
-    words: list[tuple[int, str, str]] = field(default_factory=list)
+    words: list[tuple[int, str, Reason]] = field(default_factory=list)
     how: str = ""
 
-    def say(self, member: int, what: str, reason: str, why: str = "") -> tuple[str, str] | None:
+    def say(self, member: int, what: str, reason: Reason, why: str = "") -> tuple[str, Reason] | None:
         """One word; how the root ends by it, if it does."""
         if member not in self.members or any(member == speaker for speaker, _, _ in self.words):
             return None
@@ -332,10 +335,11 @@ def test_of_an_ack_and_a_users_fail_the_first_heard_counts(first: Word, second: 
     assert says(votes, 1, second) == NONE
 
 
-def test_a_users_own_fail_for_the_reason_unfinished_counts_as_a_no() -> None:
+def test_a_users_own_fail_for_the_reason_unfinished_ends_a_root_at_once() -> None:
     votes = pair()
-    assert says(votes, 0, (FAILED, "unfinished")) == NONE
-    assert says(votes, 1, ACK) == [(ROOT, ACKED, "")]
+    assert says(votes, 0, (FAILED, "unfinished")) == [(ROOT, FAILED, "unfinished")]
+    assert says(votes, 1, UNFINISHED) == NONE
+    assert votes.differed == 1
 
 
 @pytest.mark.parametrize(
@@ -353,8 +357,8 @@ def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Wor
 
 def test_of_noes_that_are_equals_the_first_heard_gives_the_reason() -> None:
     votes = pair()
-    assert says(votes, 1, (LOST, "root_conflict")) == NONE
-    assert says(votes, 0, ABANDONED) == [(ROOT, LOST, "root_conflict")]
+    assert says(votes, 1, (LOST, Cause.ROOT_CONFLICT)) == NONE
+    assert says(votes, 0, ABANDONED) == [(ROOT, LOST, Cause.ROOT_CONFLICT)]
 
 
 @pytest.mark.parametrize("word", [UNFINISHED, TIMEOUT, ABANDONED])
@@ -440,9 +444,9 @@ def test_an_outcome_that_is_repeated_is_counted_and_given_once() -> None:
 
 def test_a_root_that_stands_twice_in_one_reply_is_heard_once_and_first() -> None:
     votes = pair()
-    merged = votes.hear(0, reply([(ROOT, (LOST, "root_conflict")), (ROOT, ACK)]))
+    merged = votes.hear(0, reply([(ROOT, (LOST, Cause.ROOT_CONFLICT)), (ROOT, ACK)]))
     assert ended(merged.outcomes) == NONE
-    assert says(votes, 1, UNREAD) == [(ROOT, LOST, "root_conflict")]
+    assert says(votes, 1, UNREAD) == [(ROOT, LOST, Cause.ROOT_CONFLICT)]
 
 
 def test_a_root_that_ends_twice_in_one_reply_has_one_outcome() -> None:
@@ -487,12 +491,12 @@ def test_roots_of_other_batches_and_of_slots_that_a_member_does_not_hold_are_for
 def test_a_reason_that_one_replica_gave_first_stays_with_its_root_among_others() -> None:
     votes = pair(3)
     roots = [root_of(number) for number in range(3)]
-    votes.hear(0, reply([(roots[0], TIMEOUT), (roots[2], (TIMED_OUT, "progress_timeout"))]))
+    votes.hear(0, reply([(roots[0], TIMEOUT), (roots[2], (TIMED_OUT, Cause.PROGRESS_TIMEOUT))]))
     merged = votes.hear(1, reply([(roots[1], BAD), (roots[0], ABANDONED), (roots[2], UNREAD)]))
     assert ended(merged.outcomes) == [
         (roots[1], *BAD),
         (roots[0], *TIMEOUT),
-        (roots[2], TIMED_OUT, "progress_timeout"),
+        (roots[2], TIMED_OUT, Cause.PROGRESS_TIMEOUT),
     ]
 
 

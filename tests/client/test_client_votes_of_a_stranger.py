@@ -13,16 +13,17 @@ from contract_votes import Ballot, Ending
 
 from acker_client.cluster.votes import BatchVotes, Merged
 from acker_protocol.ids import SLOTS, mix64, slot
-from acker_protocol.messages import Outcomes, Verdict
+from acker_protocol.messages import Cause, Outcomes, Reason, Verdict
 
 FIRST = 1 << 40
 MEMBERS = 5
 SEQUENCES = 500
-SAID = [
+SAID: list[tuple[Verdict, Reason]] = [
     *[(Verdict.ACKED, ""), (Verdict.FAILED, "ValueError"), (Verdict.FAILED, ""), (Verdict.FAILED, "unfinished")],
-    *[(Verdict.TIMED_OUT, "message_timeout"), (Verdict.LOST, "abandoned"), (Verdict.LOST, "unread")],
+    *[(Verdict.FAILED, Cause.UNFINISHED), (Verdict.TIMED_OUT, Cause.MESSAGE_TIMEOUT)],
+    *[(Verdict.LOST, Cause.ABANDONED), (Verdict.LOST, Cause.UNREAD)],
 ]
-Said = tuple[int, Verdict, str]
+Said = tuple[int, Verdict, Reason]
 
 
 def root_of(number: int) -> int:
@@ -31,12 +32,12 @@ def root_of(number: int) -> int:
 
 def reply(said: Iterable[Said]) -> Outcomes:
     numbers, verdicts, reasons = zip(*said, strict=True)
-    texts = sorted({reason for reason in reasons if reason})
+    named = [*dict.fromkeys(reason for reason in reasons if reason)]
     return Outcomes(
         np.array([root_of(number) for number in numbers], np.uint64),
         np.array(verdicts, np.uint8),
-        np.array([texts.index(reason) + 1 if reason else 0 for reason in reasons], np.uint32),
-        tuple(texts),
+        np.array([named.index(reason) + 1 if reason else 0 for reason in reasons], np.uint32),
+        tuple(named),
     )
 
 
@@ -81,7 +82,10 @@ class Sequence:
         ]
         self.numbers_said[member] |= {number for number, _, _ in said}
         ours = endings(self.ours.hear(member, reply(said)))
-        named = [(number, verdict.name, reason) for number, verdict, reason in said]
+        named = [
+            (number, verdict.name, str(reason), reason.name if isinstance(reason, Cause) else "")
+            for number, verdict, reason in said
+        ]
         return ours, by_roots(self.strangers.hear(member, named))
 
     def settled(self, member: int) -> tuple[list[Ending], list[Ending]]:
@@ -125,7 +129,7 @@ MISREAD: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     **{f"{word} is weak": weaker(word) for word in ("unfinished", "timed out", "lost", "absent", "unread")},
     "a fail waits for the others": lambda patch: patch.setattr(contract_votes, "AT_ONCE", ("acked",)),
     "unfinished is a fail": lambda patch: patch.setattr(
-        contract_votes, "word_of", lambda verdict, reason: {"FAILED": "failed", "LOST": "lost"}.get(verdict, "acked")
+        contract_votes, "word_of", lambda verdict, cause: {"FAILED": "failed", "LOST": "lost"}.get(verdict, "acked")
     ),
 }
 

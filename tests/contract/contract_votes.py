@@ -37,12 +37,12 @@ class Ending(NamedTuple):
     reason: str
 
 
-def word_of(verdict: str, reason: str) -> str:
-    """The word of an outcome; ``verdict``: ACKED, FAILED, TIMED_OUT or LOST."""
+def word_of(verdict: str, cause: str) -> str:
+    """The word of an outcome; ``verdict``: ACKED, FAILED, TIMED_OUT or LOST. ``cause``: "" for none."""
     if verdict == "FAILED":
-        return "unfinished" if reason == "unfinished" else "failed"
+        return "unfinished" if cause == "UNFINISHED" else "failed"
     if verdict == "LOST":
-        return "unread" if reason == "unread" else "lost"
+        return "unread" if cause == "UNREAD" else "lost"
     return {"ACKED": "acked", "TIMED_OUT": "timed out"}[verdict]
 
 
@@ -57,14 +57,14 @@ class Ballot:
         # Outcomes of slots that the member does not hold in the final placement, by (member, number).
         self._elsewhere: set[tuple[object, int]] = set()
 
-    def hear(self, member: object, outcomes: Iterable[tuple[int, str, str]]) -> list[Ending]:
-        """Outcomes of the batch from a member, in their order: (number, verdict, reason)."""
+    def hear(self, member: object, outcomes: Iterable[tuple[int, str, str, str]]) -> list[Ending]:
+        """Outcomes of the batch from a member, in their order: (number, verdict, reason, cause)."""
         if member in self._silent:
             return []
         endings: list[Ending] = []
-        for number, verdict, reason in outcomes:
+        for number, verdict, reason, cause in outcomes:
             if member in self._replicas[number]:
-                endings += self._say(member, number, Said(word_of(verdict, reason), reason))
+                endings += self._say(member, number, Said(word_of(verdict, cause), reason))
             else:
                 self._elsewhere.add((member, number))
         return endings

@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 import pytest
-from contract_client import Acker, Source, ack, fail, mix64, root_of, status
-from contract_stubs import pb
+from contract_client import Acker, Source, ack, fail, mix64, outcomes, root_of, status
+from contract_stubs import NUMBERS, pb
 
 DONE, ABANDON = "SETTLEMENT_DONE", "SETTLEMENT_ABANDON"
 ACKED, UNFINISHED = ("VERDICT_ACKED", ""), ("VERDICT_FAILED", "unfinished")
@@ -35,6 +35,18 @@ def test_a_held_batch_that_is_done_reports_every_root(acker: Acker) -> None:
     reply = source.settle(1, DONE)
     assert (status(reply), reply.cursor, reply.roots) == ("STATUS_APPLIED", 5, 5)
     assert source.hear(4) == {roots[0]: ACKED, roots[1]: ACKED, roots[3]: UNFINISHED, roots[5]: UNREAD}
+
+
+def test_only_what_the_server_itself_ended_has_a_cause(acker: Acker) -> None:
+    source = acker.source()
+    source.open_batch(1, 2)
+    source.init(ack(source.root(0), 5), ack(source.root(1), 5), batch=1, covered=[0, 2])
+    source.report(fail(source.root(0), "unfinished"))
+    source.settle(1, DONE)
+    reply = source.watch()
+    assert outcomes(reply) == {source.root(0): UNFINISHED, source.root(1): UNFINISHED}
+    assert list(reply.reasons) == ["unfinished"] * 2
+    assert list(reply.causes) == [NUMBERS["CAUSE_UNSPECIFIED"], NUMBERS["CAUSE_UNFINISHED"]]
 
 
 def test_a_held_batch_that_is_abandoned_acks_nothing(acker: Acker) -> None:

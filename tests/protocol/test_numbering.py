@@ -25,7 +25,7 @@ FIELDS = {
     "SettleReply": "incarnation status detail cursor roots epoch",
     "WatchRequest": "source session lease_ms limits confirmed wait_ms max_outcomes close pins",
     "WatchReply": "incarnation status detail is_new generation cursor root_ids verdicts reason_ids reasons lease_ms "
-    "epoch",
+    "epoch pins_crc32 causes",
     "StatsRequest": "",
     "StatsReply": "incarnation server_version values epoch",
     "ViewRequest": "",
@@ -38,6 +38,7 @@ FIELDS = {
 }
 # In every reply at the same place, whatever else it gets.
 ENSEMBLE = 15
+ENUMS = [messages.Status, messages.Verdict, messages.Cause, messages.Settlement, messages.MemberState]
 METHODS = "Hello Apply OpenBatch Settle Watch Stats View Drain Pins"
 
 
@@ -58,7 +59,7 @@ def test_every_message_has_its_promise() -> None:
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(FIELDS)
 
 
-@pytest.mark.parametrize("enum", [messages.Status, messages.Verdict, messages.Settlement, messages.MemberState])
+@pytest.mark.parametrize("enum", ENUMS)
 def test_words_and_wire_agree_on_the_numbers(enum: type[Enum]) -> None:
     wired = pb.DESCRIPTOR.enum_types_by_name[enum.__name__].values_by_name
     prefix = re.sub(r"(?<=.)(?=[A-Z])", "_", enum.__name__).upper()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acker_protocol import messages, reports, wire
-from acker_protocol.messages import ACK, FAIL, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
+from acker_protocol.messages import ACK, FAIL, Cause, Identity, InitScope, Limits, Outcomes, Settlement, Status, Verdict
 from acker_protocol.placement import Member, epoch_of, parts_of
 from acker_protocol.v1 import acker_pb2 as pb
 from tests.protocol.drawn_reports import Ack, Update, acks, updates
@@ -172,8 +172,8 @@ def test_every_reply_brings_its_epoch_with_the_ensemble_it_is_of(ensemble: int, 
     st.lists(st.tuples(uint64, st.sampled_from(Verdict), st.sampled_from(["", "unread", "unfinished"])), max_size=20)
 )
 def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict, str]]) -> None:
-    reasons = ("unread", "unfinished")
-    reason_ids = [reasons.index(reason) + 1 if reason else 0 for _, _, reason in reported]
+    reasons = (Cause.UNREAD, "unfinished")
+    reason_ids = [[*map(str, reasons)].index(reason) + 1 if reason else 0 for _, _, reason in reported]
     outcomes = Outcomes(
         column([root for root, _, _ in reported]),
         np.array([verdict for _, verdict, _ in reported], np.uint8),
@@ -191,6 +191,24 @@ def test_outcomes_arrive_as_they_were_reported(reported: list[tuple[int, Verdict
         )
     ]
     assert heard == reported
+    assert arrived.outcomes.reasons == reasons
+
+
+def test_the_texts_of_causes_from_a_server_that_names_no_causes_are_the_causes() -> None:
+    old = pb.WatchReply(status=pb.STATUS_APPLIED, reasons=["bad", *map(str, Cause)])
+    assert wire.decode(messages.WatchReply, old).outcomes.reasons == ("bad", *Cause)
+
+
+def test_a_cause_that_only_a_newer_server_knows_is_a_text() -> None:
+    newer = pb.WatchReply(status=pb.STATUS_APPLIED, reasons=["unfinished", "struck by lightning"], causes=b"\0\xff")
+    assert wire.decode(messages.WatchReply, newer).outcomes.reasons == ("unfinished", "struck by lightning")
+
+
+def test_reasons_of_which_only_some_have_a_cause_are_refused() -> None:
+    with pytest.raises(wire.Malformed, match="causes: 1 for 2 reasons"):
+        wire.decode(
+            messages.WatchReply, pb.WatchReply(status=pb.STATUS_APPLIED, reasons=["bad", "unfinished"], causes=b"\0")
+        )
 
 
 def report(**fields: Any) -> pb.ApplyRequest:

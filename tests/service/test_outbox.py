@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from acker_protocol import wire
-from acker_protocol.messages import Outcomes, Status, Verdict, WatchReply
+from acker_protocol.messages import Cause, Outcomes, Reason, Status, Verdict, WatchReply
 from acker_service.core import outbox
 from acker_service.core.outbox import DROPPED_REASON, REASONS_MAX, Outbox
 from acker_service.core.reasons import REASON_BYTES
@@ -69,10 +69,19 @@ def test_reasons_are_cut_and_bounded_in_bytes_and_the_outcome_is_still_reported(
         box.append(np.array([n + 1], np.uint64), int(Verdict.FAILED), n + 1, texts)
     outcomes = box.read(count)
     assert len(outcomes) == count
-    assert max(len(reason.encode()) for reason in outcomes.reasons) <= REASON_BYTES
-    assert sum(len(reason.encode()) for reason in outcomes.reasons) <= outbox.REASONS_BYTES + len(DROPPED_REASON)
+    sizes = [len(str(reason).encode()) for reason in outcomes.reasons]
+    assert max(sizes) <= REASON_BYTES
+    assert sum(sizes) <= outbox.REASONS_BYTES + len(DROPPED_REASON)
     assert outcomes.reason(0).startswith("0 " + letter * 1000)
     assert outcomes.reason(count - 1) == DROPPED_REASON
+
+
+def test_a_cause_is_kept_where_there_is_no_room_for_another_text() -> None:
+    box = Outbox()
+    reasons: list[Reason] = [*map(str, range(REASONS_MAX)), "one more", Cause.UNFINISHED]
+    for n, reason in enumerate(reasons):
+        box.append(np.array([n + 1], np.uint64), int(Verdict.FAILED), 1, [reason])
+    assert box.read(REASONS_MAX + 2).reasons[REASONS_MAX:] == (DROPPED_REASON, Cause.UNFINISHED)
 
 
 @pytest.mark.parametrize("letter", ["x", "語", "😀"])

@@ -17,13 +17,16 @@ from hypothesis import strategies as st
 from acker_protocol import ids, reports
 from acker_protocol.ids import Column
 from acker_protocol.messages import (
+    FAIL,
     Apply,
+    Cause,
     Entries,
     Identity,
     InitScope,
     Limits,
     OpenBatch,
     Pins,
+    Reason,
     Settle,
     Settlement,
     Status,
@@ -758,6 +761,43 @@ def test_a_restored_shard_reports_what_the_dumped_one_would_have_reported() -> N
         again.tick(5000.0 + passed)
         assert watch(again, 5000.0 + passed, Limits(30_000)) == watch(shard, 1.0 + passed, Limits(30_000))
     assert again.stats == shard.stats
+
+
+def settled_shard() -> Shard:
+    """A shard with two FAILED roots: one by a user's fail for the reason "unfinished", one that is unfinished."""
+    shard, roots = new_shard(), new_roots(2)
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 2), 0.0)
+    send = Sender(shard).send
+    send(updates_of(roots), batch=1, covered=[(0, 2)])
+    failed = roots[:1]
+    send(reports.fold_updates(failed, failed, np.full(1, FAIL, np.uint8), {int(failed[0]): "unfinished"}))
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    return shard
+
+
+def reasons_in(shard: Shard) -> tuple[Reason, ...]:
+    reply = shard.watch(Watch("source", SESSION, 3_600_000), 0.0)
+    assert reply.outcomes.reason_ids.tolist() == list(range(1, 1 + len(reply.outcomes)))
+    return reply.outcomes.reasons
+
+
+def test_a_users_fail_for_the_reason_unfinished_has_no_cause_before_and_after_a_restart() -> None:
+    shard = settled_shard()
+    again = Shard.restore(shard.dump(0.0), incarnation=3, now=0.0)
+    assert reasons_in(shard) == reasons_in(again) == ("unfinished", Cause.UNFINISHED)
+
+
+def test_the_reasons_of_a_state_that_an_older_server_wrote_are_read_by_their_texts() -> None:
+    shard = new_shard()
+    watch(shard)
+    shard.open_batch(OpenBatch(SESSION, 1, FIRST, 1), 0.0)
+    shard.settle([Settle(SESSION, 1, Settlement.DONE)], 0.0)
+    state = list(shard.dump(0.0))
+    header = json.loads(state[0][1]["json"].tobytes())
+    assert header["sources"][0].pop("causes") == [[Cause.UNREAD.value]]
+    state[0] = ("header", {"json": np.frombuffer(json.dumps(header).encode(), np.uint8)})
+    assert reasons_in(Shard.restore(state, incarnation=3, now=0.0)) == (Cause.UNREAD,)
 
 
 def test_a_restored_lease_starts_anew() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from acker_client import AckerClient
@@ -17,6 +18,8 @@ from acker_client.cluster.watched import WatchResult
 from acker_client.pins import Pin
 from acker_client.source import Batch, Broken, Emissions, Files, Listener, Retry, SourceError, TooManyDeadLetters
 from acker_client.source.engine.environment import Blame
+from acker_client.source.records.in_flight import excusing
+from acker_protocol.messages import Cause, Outcomes, Verdict
 from tests.source.disks import full
 from tests.source.executors import NO_SPARK, Cluster, Log, Polling, breaking, failing, frame_of, save_all
 
@@ -600,14 +603,17 @@ def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
         Files(f"{cluster.folder}/a.txt", name="lines", environment=environment).run(NO_SPARK, process(2))
 
 
-def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_not_fail(cluster: Cluster) -> None:
+@pytest.mark.parametrize("own", ["ValueError: bad", "unfinished"])
+def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_not_fail(
+    cluster: Cluster, own: str
+) -> None:
     cluster.write("a.txt", *(str(k) for k in range(8)))
     log = Log()
     source = cluster.source(listener=log, retry=Retry(max_retries=0, initial_s=0, cap_s=0))
 
     def process(batch: Batch) -> None:
         rows = frame_of(batch).rows()
-        frame_of(batch).fail({rows[0].root: "ValueError: bad"} if batch.number == 1 else {})
+        frame_of(batch).fail({rows[0].root: own} if batch.number == 1 else {})
         frame_of(batch).evidence.unfinished_because = (
             "its rows were evaluated more than once" if batch.number == 1 else ""
         )
@@ -615,8 +621,15 @@ def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_no
 
     summary = source.run(NO_SPARK, process)
     assert (summary.acked, summary.dead_lettered, summary.lost, summary.failed) == (7, 1, 3, 1)
-    assert {reason.partition(":")[0] for _, reason in log.failed} == {"ValueError", "unfinished"}
-    assert any("evaluated more than once" in reason for _, reason in log.failed)
+    assert {reason for _, reason in log.failed} == {own, "unfinished: its rows were evaluated more than once"}
+
+
+def test_every_unfinished_record_is_excused_also_where_several_replicas_named_the_cause() -> None:
+    verdicts, reason_ids = np.full(3, Verdict.FAILED, np.uint8), np.array([1, 2, 3], np.uint32)
+    reasons = (Cause.UNFINISHED, "unfinished", Cause.UNFINISHED)
+    excused = excusing(Outcomes(np.arange(1, 4, dtype=np.uint64), verdicts, reason_ids, reasons), "it ran twice")
+    assert excused.verdicts.tolist() == [Verdict.LOST, Verdict.FAILED, Verdict.LOST]
+    assert excused.reasons == ("unfinished: it ran twice", "unfinished", "unfinished: it ran twice")
 
 
 def test_a_source_and_a_batch_say_what_they_are(cluster: Cluster) -> None:

@@ -8,10 +8,10 @@ the strongest report. From strong to weak:
 | report of a replica | the root ends as | what has happened there |
 |---|---|---|
 | ACKED | ACKED, at once | all sections arrived; another replica may be late, cut off, or without its state |
-| FAILED, reasons but `unfinished` | FAILED, at once | the user's code failed it; other replicas may have missed it |
+| FAILED, but not `unfinished` | FAILED, at once | the user's code failed it; other replicas may have missed it |
 | FAILED `unfinished` | FAILED | edges were open at *done*: rows were dropped, or sections did not arrive |
 | TIMED_OUT | TIMED_OUT | the replica had the init, and the timeout came first |
-| LOST, reasons but `unread` | LOST | `abandoned`, `root_conflict`; no report, and settled with another count |
+| LOST, but not `unread` | LOST | `abandoned`, `root_conflict`; no report, and settled with another count |
 | none, and the replica has settled | absent | a read task covered the number without an init: there is no such record |
 | LOST `unread` | LOST | the number was neither covered nor initialised |
 | none, and the replica has left | LOST | it was killed, or restarted without its state |
@@ -21,7 +21,7 @@ The first report of equal strength gives the reason. Among replicas that left, t
 Absent is stronger than `unread`. A replica that counted a number as covered had counted every init of that read task
 before, so a replica that reports `unread` has missed the task's report. Each of the other noes shows that the replica
 had an init, which may come from a speculative copy or a re-run of the task. So the record exists. A user's own fail
-with the reason `unfinished` counts as a no, since the wire does not tell them apart.
+with the reason `unfinished` counts as a no only if a server that is older than the enum Cause reports it.
 
 Reports that are late, repeated or out of order change nothing:
 
@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import SLOT_SHIFT, SLOTS, Column, mix64_column, numbers_of, root_ids
-from acker_protocol.messages import NO_IDS, Kinds, Outcomes, ReasonIds, Verdict
+from acker_protocol.messages import NO_IDS, Cause, Kinds, Outcomes, Reason, ReasonIds, Verdict
 from acker_protocol.placement import Replicas
 
 Rows = npt.NDArray[np.int64]
@@ -66,9 +66,10 @@ _OF_BIT = [
 ]
 _ENDINGS: Kinds = np.array([0, *(_OF_BIT[said.bit_length() - 1] for said in range(1, 256))], np.uint8)
 _DIFFERS: Mask = np.array([bool(said & ACKED) + bool(said & FAILED) + bool(said & NOES) > 1 for said in range(256)])
-# By verdict; and for two reasons with one verdict each.
+# By verdict; and for two causes with one verdict each. The verdict is needed for servers that are older than the enum
+# Cause: from them a user's fail for the text `unread` arrives with Cause.UNREAD.
 _KINDS: Kinds = np.array([0, ACKED, FAILED, TIMED_OUT, LOST], np.uint8)
-_KINDS_BY_REASON = {"unfinished": (Verdict.FAILED, UNFINISHED), "unread": (Verdict.LOST, UNREAD)}
+_KINDS_BY_CAUSE = {Cause.UNFINISHED: (Verdict.FAILED, UNFINISHED), Cause.UNREAD: (Verdict.LOST, UNREAD)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +100,7 @@ class Votes:
         self._reason_ids = np.zeros(rows, np.uint32)
         # Reasons of open roots: those that servers give, and those of members that left. A user's reason ends its root
         # at once, so it is not kept.
-        self._reasons: dict[str, int] = {}
+        self._reasons: dict[Reason, int] = {}
         # The position of a row in the reply that is being counted.
         self._places = np.empty(rows, np.uint32)
 
@@ -159,7 +160,7 @@ class Votes:
         """Count the rows that ended ACKED while another replica reported something else, or left silently."""
         return int(np.count_nonzero((self._endings == Verdict.ACKED) & (self._said != ACKED)))
 
-    def _kept(self, reason_ids: ReasonIds, reasons: tuple[str, ...]) -> ReasonIds:
+    def _kept(self, reason_ids: ReasonIds, reasons: tuple[Reason, ...]) -> ReasonIds:
         """Keep the reasons of ``reason_ids``, and return their ids in ``_reasons``."""
         here = np.zeros(len(reasons) + 1, np.uint32)
         for used in np.flatnonzero(np.bincount(reason_ids, minlength=len(here))[1:]).tolist():
@@ -328,8 +329,8 @@ def kinds_of(outcomes: Outcomes) -> Kinds:
     """Return the kind of each of ``outcomes``, as one of the bits above: uint8[n]."""
     kinds: Kinds = _KINDS[outcomes.verdicts]
     for index, reason in enumerate(outcomes.reasons, 1):
-        if reason in _KINDS_BY_REASON:
-            verdict, kind = _KINDS_BY_REASON[reason]
+        if isinstance(reason, Cause) and reason in _KINDS_BY_CAUSE:
+            verdict, kind = _KINDS_BY_CAUSE[reason]
             kinds[(outcomes.reason_ids == index) & (outcomes.verdicts == verdict)] = kind
     return kinds
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from acker_protocol.ids import Column
-from acker_protocol.messages import NO_IDS, Outcomes
+from acker_protocol.messages import NO_IDS, Outcomes, Reason
 
 Mask = npt.NDArray[np.bool_]
 
@@ -89,7 +89,7 @@ def joined(parts: Sequence[Outcomes]) -> Outcomes:
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else Outcomes()
-    reasons: dict[str, int] = {}
+    reasons: dict[Reason, int] = {}
     ids = []
     for part in parts:
         own = np.array([0, *(1 + reasons.setdefault(reason, len(reasons)) for reason in part.reasons)], np.uint32)

@@ -23,7 +23,7 @@ from acker_command.demo.corpus import Corpus, Ints
 from acker_command.demo.expected import Expected, digests_of
 from acker_command.demo.faults import Strike
 from acker_protocol.ids import Column
-from acker_protocol.messages import Verdict
+from acker_protocol.messages import Cause, Verdict
 
 NOTHING, ACKED, DEAD = 0, 1, 2
 EXAMPLES_MAX = 5
@@ -68,7 +68,7 @@ class Verifier(Listener):
     def on_fail(self, failed: Emissions, why: Failures) -> None:
         self.counts.update({name: int(np.count_nonzero(why.verdicts == each)) for name, each in VERDICTS.items()})
         # Unfinished: no operator failed it, and part of its work was not done or not reported.
-        unfinished = [index for index, reason in enumerate(why.reasons, 1) if reason == "unfinished"]
+        unfinished = [index for index, reason in enumerate(why.reasons, 1) if reason is Cause.UNFINISHED]
         is_interrupted = (why.verdicts == Verdict.LOST) | np.isin(why.reason_ids, unfinished)
         self.replayed_by[self._strike] += int(np.count_nonzero(is_interrupted))
 

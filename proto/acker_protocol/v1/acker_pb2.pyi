@@ -27,6 +27,16 @@ class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERDICT_TIMED_OUT: _ClassVar[Verdict]
     VERDICT_LOST: _ClassVar[Verdict]
 
+class Cause(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAUSE_UNSPECIFIED: _ClassVar[Cause]
+    CAUSE_MESSAGE_TIMEOUT: _ClassVar[Cause]
+    CAUSE_PROGRESS_TIMEOUT: _ClassVar[Cause]
+    CAUSE_UNFINISHED: _ClassVar[Cause]
+    CAUSE_ABANDONED: _ClassVar[Cause]
+    CAUSE_UNREAD: _ClassVar[Cause]
+    CAUSE_ROOT_CONFLICT: _ClassVar[Cause]
+
 class MemberState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBER_STATE_UNSPECIFIED: _ClassVar[MemberState]
@@ -54,6 +64,13 @@ VERDICT_ACKED: Verdict
 VERDICT_FAILED: Verdict
 VERDICT_TIMED_OUT: Verdict
 VERDICT_LOST: Verdict
+CAUSE_UNSPECIFIED: Cause
+CAUSE_MESSAGE_TIMEOUT: Cause
+CAUSE_PROGRESS_TIMEOUT: Cause
+CAUSE_UNFINISHED: Cause
+CAUSE_ABANDONED: Cause
+CAUSE_UNREAD: Cause
+CAUSE_ROOT_CONFLICT: Cause
 MEMBER_STATE_UNSPECIFIED: MemberState
 MEMBER_STATE_ACTIVE: MemberState
 MEMBER_STATE_DRAINING: MemberState
@@ -249,7 +266,7 @@ class WatchRequest(_message.Message):
     def __init__(self, source: _Optional[str] = ..., session: _Optional[int] = ..., lease_ms: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., confirmed: _Optional[int] = ..., wait_ms: _Optional[int] = ..., max_outcomes: _Optional[int] = ..., close: bool = ..., pins: _Optional[bytes] = ...) -> None: ...
 
 class WatchReply(_message.Message):
-    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch", "pins_crc32", "ensemble")
+    __slots__ = ("incarnation", "status", "detail", "is_new", "generation", "cursor", "root_ids", "verdicts", "reason_ids", "reasons", "lease_ms", "epoch", "pins_crc32", "causes", "ensemble")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +280,7 @@ class WatchReply(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PINS_CRC32_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
     ENSEMBLE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     status: Status
@@ -277,8 +295,9 @@ class WatchReply(_message.Message):
     lease_ms: int
     epoch: int
     pins_crc32: int
+    causes: bytes
     ensemble: int
-    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., pins_crc32: _Optional[int] = ..., ensemble: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., detail: _Optional[str] = ..., is_new: bool = ..., generation: _Optional[int] = ..., cursor: _Optional[int] = ..., root_ids: _Optional[bytes] = ..., verdicts: _Optional[bytes] = ..., reason_ids: _Optional[bytes] = ..., reasons: _Optional[_Iterable[str]] = ..., lease_ms: _Optional[int] = ..., epoch: _Optional[int] = ..., pins_crc32: _Optional[int] = ..., causes: _Optional[bytes] = ..., ensemble: _Optional[int] = ...) -> None: ...
 
 class StatsRequest(_message.Message):
     __slots__ = ()

@@ -20,6 +20,7 @@ from acker_client.source.records.input import Answered
 from acker_client.source.records.parts import Lookup
 from acker_client.source.records.stores import DeadLetterStore
 from acker_client.source.records.tracker import RecordNumbers
+from acker_protocol.messages import Reason
 
 log = logging.getLogger("acker_client.source")
 
@@ -66,10 +67,10 @@ class DeadLettering:
         """Forget when records below ``done_below``, which are done, were emitted."""
         del self._first_emitted[: max(0, self._index_of(done_below))]
 
-    def log_tracebacks(self, reasons: Sequence[str]) -> None:
+    def log_tracebacks(self, reasons: Sequence[Reason]) -> None:
         """Log the first traceback of each operator and kind of exception."""
         for reason in reasons:
-            text, traceback = _split_reason(reason)
+            text, traceback = _split_reason(str(reason))
             if traceback and self._is_first(_kind_of(text)):
                 log.warning("first failure of %s\n%s", text, traceback)
 

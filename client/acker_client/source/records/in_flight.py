@@ -17,7 +17,7 @@ from acker_client.source.records.retry import Draw, ReplayGroup, Retry, Schedule
 from acker_client.source.records.summary import Counts
 from acker_client.source.records.tracker import ABSENT, NO_RECORDS, Counted, EmissionRange, RecordNumbers, Tracker
 from acker_protocol.ids import Column
-from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Kinds, Outcomes, ReasonIds, Verdict
+from acker_protocol.messages import NO_IDS, NO_KINDS, NO_REASON_IDS, Cause, Kinds, Outcomes, Reason, ReasonIds, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Failures:
     roots: Column
     verdicts: Kinds
     reason_ids: ReasonIds
-    reasons: Sequence[str]
+    reasons: Sequence[Reason]
 
     @classmethod
     def merged(cls, parts: Sequence[Failures], reason: str) -> Failures:
@@ -60,7 +60,7 @@ class Failures:
     def reason(self, index: int) -> str:
         """Return why the ``index``-th record was not acked; the name of its verdict if nobody gave a reason."""
         reason_id = int(self.reason_ids[index])
-        return self.reasons[reason_id - 1] if reason_id else Verdict(int(self.verdicts[index])).name
+        return str(self.reasons[reason_id - 1]) if reason_id else Verdict(int(self.verdicts[index])).name
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Failures:
         """Return the failures where ``chosen: bool[n]`` is True."""
@@ -102,16 +102,14 @@ class Effects:
         return self.failures.without(np.concatenate((self.spent.records, self.broken.records)))
 
 
-UNFINISHED = "unfinished"
-
-
 def excusing(outcomes: Outcomes, because: str) -> Outcomes:
     """Return ``outcomes`` in which unfinished records are LOST instead of FAILED, for the reason ``because``."""
-    if UNFINISHED not in outcomes.reasons:
+    ids = [index for index, reason in enumerate(outcomes.reasons, 1) if reason is Cause.UNFINISHED]
+    if not ids:
         return outcomes
-    is_unfinished = outcomes.reason_ids == outcomes.reasons.index(UNFINISHED) + 1
+    is_unfinished = np.isin(outcomes.reason_ids, ids)
     verdicts = np.where(is_unfinished & (outcomes.verdicts == Verdict.FAILED), Verdict.LOST, outcomes.verdicts)
-    reasons = tuple(f"{UNFINISHED}: {because}" if reason == UNFINISHED else reason for reason in outcomes.reasons)
+    reasons = tuple(f"{reason}: {because}" if reason is Cause.UNFINISHED else reason for reason in outcomes.reasons)
     return Outcomes(outcomes.root_ids, verdicts.astype(np.uint8), outcomes.reason_ids, reasons)
 
 
@@ -201,7 +199,7 @@ class InFlight:
         return self.tracker.done_below
 
     def _take_effects(
-        self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[str], now: float, is_broken: bool
+        self, applied: Counted, reason_ids: ReasonIds, reasons: Sequence[Reason], now: float, is_broken: bool
     ) -> Effects:
         is_acked = applied.verdicts == Verdict.ACKED
         self._count_verdicts(applied.verdicts)
