@@ -175,7 +175,7 @@ def test_files_in_use_missing_or_of_another_kind_are_refused_by_name(tmp_path: P
         put_back(dead, tmp_path / "." / "dead.jsonl", everything)
     again.write_text('{"sku": 1}\n')
     with pytest.raises(
-        SourceError, match=rf"{again} is no file of dead letters \(line 1: not a dead letter\): name an"
+        SourceError, match=rf"{again} is not a file of dead letters \(line 1: not a dead letter\): name an"
     ):
         put_back(dead, again, everything)
     assert values_in(dead) == [b"x"]
