@@ -116,7 +116,7 @@ def test_a_source_opens_at_another_server_when_one_says_that_it_drains(servers: 
         assert [member.id for member in living_on(each)] == [0]
 
 
-def test_what_a_server_has_lost_is_lost_also_when_it_drains_and_takes_no_source_back(servers: Servers) -> None:
+def test_roots_lost_by_a_server_that_then_drains_are_reported_lost(servers: Servers) -> None:
     source = servers.client(replicas=1)
     source.open_source("orders")
     job = Job(source, servers.client())
@@ -218,7 +218,7 @@ def test_a_server_that_was_silent_at_the_end_of_a_batch_ends_it_when_it_answers_
     assert later.done() == ALL_ACKED
 
 
-def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(servers: Servers) -> None:
+def test_a_process_that_cannot_report_left_out_servers_does_not_leave_out_a_silent_one(servers: Servers) -> None:
     servers.cut["executor"] = {"s1:1"}
     source = servers.client("source")
     source.open_source("orders")
@@ -228,9 +228,7 @@ def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(serv
         executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
 
-def test_a_root_that_is_emitted_after_its_servers_have_left_is_lost_once_and_what_comes_later_lives_elsewhere(
-    servers: Servers,
-) -> None:
+def test_a_root_emitted_after_its_servers_left_is_lost_once_and_later_roots_go_to_others(servers: Servers) -> None:
     source = servers.client(replicas=1)
     source.open_source("orders", message_timeout_s=None)
     source.emit()
@@ -291,7 +289,7 @@ def test_a_server_that_is_away_for_a_planned_restart_is_waited_for_however_long_
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
-def test_a_server_whose_time_away_is_over_is_waited_for_no_longer(registered: Registered) -> None:
+def test_a_server_is_not_waited_for_after_its_time_away(registered: Registered) -> None:
     source = registered.client("source")
     source.open_source("orders")
     job = Job(source, registered.client(replica_wait_s=1.5))

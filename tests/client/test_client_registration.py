@@ -40,7 +40,7 @@ def test_outcomes_are_confirmed_by_the_next_request(registration: Registration) 
     assert registration.request(0, 10).confirmed == 3
 
 
-def test_another_generation_is_told_once(registration: Registration) -> None:
+def test_a_new_generation_is_reported_once(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12), 3.0)
     assert changed is not None
     assert changed.generation_changed
@@ -49,7 +49,7 @@ def test_another_generation_is_told_once(registration: Registration) -> None:
     assert not again.generation_changed
 
 
-def test_being_new_where_one_was_known_is_reported(registration: Registration) -> None:
+def test_a_known_registration_answered_as_new_counts_as_changed(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12, is_new=True), 3.0)
     assert changed is not None
     assert changed.generation_changed
@@ -79,9 +79,7 @@ def test_a_cursor_that_the_server_does_not_know_is_asked_again_from_the_start(re
     assert len(found.outcomes) == 2
 
 
-def test_a_renewal_takes_no_outcomes_and_what_it_found_out_is_told_by_the_next_watch(
-    registration: Registration,
-) -> None:
+def test_a_renewal_takes_no_outcomes_and_the_next_watch_reports_its_findings(registration: Registration) -> None:
     assert registration.renewed(registration.request(0, 1), answer(cursor=1, count=1, generation=12), 3.0)
     assert registration.request(0, 10).confirmed == 0
     assert is_lost(registration)

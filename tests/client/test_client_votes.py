@@ -198,7 +198,7 @@ def check(twin: BatchTwin, votes: BatchVotes) -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), programs)
-def test_a_batch_ends_each_root_as_the_table_says_whoever_speaks_settles_or_leaves(
+def test_a_batch_ends_each_root_as_the_table_says_for_any_order_of_events(
     up_to: int, replicas: int, seed: int, program: list[Heard | Settled | Left]
 ) -> None:
     table = placed(MEMBERS, replicas, seed)
@@ -263,7 +263,7 @@ kept_programs = st.lists(st.one_of(hears, hears, leaves), max_size=16)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), kept_programs, kept_programs)
-def test_of_a_batch_whose_last_numbers_were_never_drawn_the_others_end_as_if_there_were_no_more(
+def test_a_batch_with_numbers_never_drawn_ends_like_a_smaller_batch(
     drawn: int, more: int, replicas: int, seed: int, before: list[Heard | Left], after: list[Heard | Left]
 ) -> None:
     table = placed(MEMBERS, replicas, seed)
@@ -302,7 +302,7 @@ def says(votes: BatchVotes, member: int, word: Word) -> list[Ended]:
     return ended(votes.hear(member, reply([(ROOT, word)])).outcomes)
 
 
-def test_one_ack_ends_a_root_at_once_and_a_late_no_changes_nothing() -> None:
+def test_one_ack_ends_a_root_at_once_and_a_late_failure_changes_nothing() -> None:
     votes = pair()
     assert says(votes, 0, ACK) == [(ROOT, ACKED, "")]
     assert votes.is_over
@@ -326,13 +326,13 @@ def test_a_users_fail_ends_a_root_at_once() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(ACK, BAD), (BAD, ACK)])
-def test_of_an_ack_and_a_users_fail_the_first_heard_counts(first: Word, second: Word) -> None:
+def test_the_first_of_an_ack_and_a_users_fail_counts(first: Word, second: Word) -> None:
     votes = pair()
     assert says(votes, 0, first) == [(ROOT, *first)]
     assert says(votes, 1, second) == NONE
 
 
-def test_a_users_own_fail_for_the_reason_unfinished_counts_as_a_no() -> None:
+def test_a_users_own_fail_for_the_reason_unfinished_does_not_end_a_root_at_once() -> None:
     votes = pair()
     assert says(votes, 0, (FAILED, "unfinished")) == NONE
     assert says(votes, 1, ACK) == [(ROOT, ACKED, "")]
@@ -343,7 +343,7 @@ def test_a_users_own_fail_for_the_reason_unfinished_counts_as_a_no() -> None:
     [(UNFINISHED, TIMEOUT), (UNFINISHED, ABANDONED), (TIMEOUT, ABANDONED), (TIMEOUT, UNREAD), (ABANDONED, UNREAD)],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Word, is_first: bool) -> None:
+def test_the_stronger_of_two_negative_outcomes_counts(stronger: Word, weaker: Word, is_first: bool) -> None:
     votes = pair()
     one, other = (stronger, weaker) if is_first else (weaker, stronger)
     assert says(votes, 0, one) == NONE
@@ -351,7 +351,7 @@ def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Wor
     assert votes.differed == 0
 
 
-def test_of_noes_that_are_equals_the_first_heard_gives_the_reason() -> None:
+def test_the_first_of_equal_negative_outcomes_gives_the_reason() -> None:
     votes = pair()
     assert says(votes, 1, (LOST, "root_conflict")) == NONE
     assert says(votes, 0, ABANDONED) == [(ROOT, LOST, "root_conflict")]
@@ -458,14 +458,14 @@ def test_a_member_that_comes_back_after_it_left_is_not_listened_to() -> None:
     assert says(votes, 1, UNFINISHED) == [(ROOT, *UNFINISHED)]
 
 
-def test_who_has_settled_has_nothing_to_lose_by_leaving() -> None:
+def test_a_member_that_settled_before_it_left_loses_nothing() -> None:
     votes = pair()
     votes.settled(0, 0)
     assert not votes.leave(0, "gone").outcomes.root_ids.size
     assert votes.settled(1, 0).absent.tolist() == [ROOT]
 
 
-def test_who_has_left_cannot_say_what_is_absent() -> None:
+def test_a_member_that_left_cannot_report_absent_records() -> None:
     votes = pair()
     votes.leave(0, "gone")
     merged = votes.settled(0, 5)
@@ -505,7 +505,7 @@ def test_replicas_of_a_real_placement_are_taken_as_they_are() -> None:
     assert (votes.differed, votes.saved) == (0, 0)
 
 
-def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
+def test_eight_replicas_end_a_root_after_the_last_negative_outcome() -> None:
     votes = BatchVotes(FIRST, 1, np.tile(np.arange(8, dtype=np.uint16), (SLOTS, 1)))
     for member in range(7):
         assert says(votes, member, UNREAD) == NONE
@@ -513,6 +513,6 @@ def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
 
 
 @pytest.mark.parametrize("shape", [(SLOTS, 0), (SLOTS, 9), (SLOTS - 1, 2), (SLOTS,)])
-def test_votes_refuse_what_is_not_one_to_eight_replicas_a_slot(shape: tuple[int, ...]) -> None:
+def test_votes_need_one_to_eight_replicas_for_each_slot(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="1 to 8 replicas"):
         BatchVotes(FIRST, 1, np.zeros(shape, np.uint16))

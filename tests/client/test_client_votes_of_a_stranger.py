@@ -103,7 +103,7 @@ def have_differed(seed: int) -> bool:
     return any(Sequence(draw).differs() for _ in range(SEQUENCES))
 
 
-def test_votes_written_from_the_text_of_the_contract_alone_end_each_root_as_ours() -> None:
+def test_votes_written_from_the_contract_alone_agree_with_the_client() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     assert not have_differed(seed)
@@ -131,6 +131,6 @@ MISREAD: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("rule", MISREAD)
-def test_a_stranger_who_has_misread_a_rule_is_found_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_breaks_a_rule_is_detected(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MISREAD[rule](monkeypatch)
     assert have_differed(7)

@@ -45,7 +45,7 @@ def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder: Recorder, 
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["in order", "backwards"])
-def test_what_is_folded_from_single_updates_is_the_report_of_the_vectors(recorder: Recorder, order: slice) -> None:
+def test_single_updates_fold_to_the_report_of_the_vectors(recorder: Recorder, order: slice) -> None:
     message = apply_of(report("acks"))
     entries = reports.fold(message.entries.root_ids[order], message.entries.ack_vals[order])
     client = AckerClient(connect=lambda address: recorder)

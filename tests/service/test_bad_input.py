@@ -106,7 +106,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("sentence", MALFORMED)
-def test_malformed_columns_are_told_which_field_and_why(caller: Caller, sentence: str) -> None:
+def test_an_error_about_malformed_columns_names_field_and_reason(caller: Caller, sentence: str) -> None:
     request = MALFORMED[sentence]
     method = "Settle" if isinstance(request, pb.SettleRequest) else "Apply"
     code, said = refusal(lambda: caller.raw(method, request.SerializeToString()))
@@ -114,14 +114,14 @@ def test_malformed_columns_are_told_which_field_and_why(caller: Caller, sentence
     assert said.startswith(f"{method}: {sentence}")
 
 
-def test_bytes_that_are_no_message_are_told_so(caller: Caller) -> None:
+def test_bytes_that_are_not_a_message_are_refused(caller: Caller) -> None:
     for method in METHODS:
         code, said = refusal(partial(caller.raw, method, b"\xff\xff\xff"))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert said == f"{method}: {method}Request: 3 bytes that are not such a message"
 
 
-def test_a_method_that_does_not_exist_is_told_so(caller: Caller) -> None:
+def test_an_unknown_method_is_refused(caller: Caller) -> None:
     assert refusal(lambda: caller.raw("Transfer", b""))[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -185,7 +185,7 @@ def test_roots_outside_their_batch_are_invalid(caller: Caller) -> None:
     assert caller.apply(message(in_wire_order(roots_of([1], base=100)), beyond)).status == Status.INVALID
 
 
-def test_an_unknown_source_or_batch_is_told_so(caller: Caller) -> None:
+def test_an_unknown_source_or_batch_is_refused(caller: Caller) -> None:
     roots = roots_of([1])
     reply = caller.apply(inits(roots, 0))
     assert (reply.status, reply.retry_delay_ms > 0) == (Status.UNKNOWN_SOURCE, True)

@@ -84,7 +84,7 @@ def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(star
         assert health(caller) == SERVING
 
 
-def test_a_call_without_a_request_is_told_that_it_takes_one(start_server: StartServer) -> None:
+def test_a_call_without_a_request_is_refused(start_server: StartServer) -> None:
     with Caller(start_server().address) as caller:
         call: Any = caller.channel.stream_unary("/acker.v1.Acker/Apply", None, None)
         with pytest.raises(grpc.RpcError) as caught:
@@ -243,7 +243,7 @@ def test_a_request_that_arrives_slowly_has_half_a_second_however_many_wait(
     eventually(lambda: (workers.relieve(), len(stall.cancelled) == 3 * most)[1])
 
 
-def test_a_slow_request_is_not_cut_where_it_is_work_that_calls_wait_for(workers: Workers, clock: list[float]) -> None:
+def test_a_slow_request_is_not_cancelled_while_calls_wait_for_other_work(workers: Workers, clock: list[float]) -> None:
     stall, busy = Stall(workers), threading.Event()
     working = [stall.submit_busy(busy) for _ in range(1 + STALLED_MAX)]
     slow = stall.submit(0)

@@ -73,7 +73,7 @@ def test_a_sweep_that_breaks_is_reported_to_all_who_shared_it_and_the_next_one_w
     assert shared.settle(Settle(7, 3, Settlement.DONE)).status == Status.APPLIED
 
 
-def test_under_load_every_outcome_is_told_exactly_once(shared: SharedShard) -> None:
+def test_under_load_every_outcome_is_reported_exactly_once(shared: SharedShard) -> None:
     senders, reports_each, roots_each = 3, 40, 50
     expected = senders * reports_each * roots_each
 

@@ -169,7 +169,7 @@ def split_into_reports(
 
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("init_first", [True, False])
-def test_fail_wins_over_zero_and_is_told_at_once(held: bool, init_first: bool) -> None:
+def test_fail_wins_over_zero_and_is_reported_at_once(held: bool, init_first: bool) -> None:
     shard, roots = new_shard(), new_roots(3)
     send = Sender(shard).send
     watch(shard)
@@ -535,7 +535,7 @@ def test_a_source_that_falls_silent_is_forgotten_with_all_its_roots() -> None:
 # -- bounded memory
 
 
-def test_a_flood_of_acks_for_unknown_roots_is_bounded_and_harms_nobody() -> None:
+def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     shard, roots = new_shard(max_pending=100_000), new_roots(100)
     send = Sender(shard).send
     watch(shard)
@@ -610,7 +610,7 @@ def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orpha
     assert shard.apply(message, 1.1 + 3 * age_s).status == Status.APPLIED
 
 
-def test_more_sources_than_there_is_room_for_are_told_to_wait() -> None:
+def test_sources_beyond_the_limit_are_told_to_wait() -> None:
     shard = new_shard()
     statuses = [shard.watch(Watch("source", session, 1000), 0.0).status for session in range(1, 16_500)]
     assert statuses.count(Status.APPLIED) == (1 << 14) - 1
@@ -729,7 +729,7 @@ def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
     assert (shard.stats.sections_conflict, shard.stats.sections_stale) == (5, 5)
 
 
-def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() -> None:
+def test_differing_results_of_two_attempts_are_never_acked() -> None:
     """The second attempt fails a root that the first one finished, and its write may be the one that counts."""
     shard, roots = new_shard(), new_roots(3)
     watch(shard)
@@ -747,7 +747,7 @@ def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() ->
 # -- state
 
 
-def test_a_restored_shard_reports_what_the_dumped_one_would_have_reported() -> None:
+def test_a_restored_shard_reports_the_same_as_the_dumped_one() -> None:
     """The twin's test does this at any point; here with the clock of another machine, to the second."""
     shard = busy_shard()
     again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)

@@ -229,7 +229,7 @@ class Comparison:
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None, phases=[Phase.generate])
-def test_any_calls_in_any_order_do_what_the_dumb_twin_does(seed: int) -> None:
+def test_any_calls_in_any_order_agree_with_the_simple_twin(seed: int) -> None:
     comparison = Comparison(random.Random(seed))
     for n in range(120):
         comparison.step()
@@ -240,7 +240,7 @@ def test_any_calls_in_any_order_do_what_the_dumb_twin_does(seed: int) -> None:
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=20, deadline=None, phases=[Phase.generate])
-def test_sources_and_batches_that_share_root_ids_do_what_the_dumb_twin_does(seed: int) -> None:
+def test_sources_and_batches_that_share_root_ids_agree_with_the_simple_twin(seed: int) -> None:
     comparison = Comparison(random.Random(seed), first_of=lambda session, number: 1)
     for n in range(120):
         comparison.step()

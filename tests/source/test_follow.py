@@ -135,7 +135,7 @@ def test_a_file_that_is_rotated_under_the_reader_is_read_on_and_the_new_one_too(
     assert sorted(again.finish_all()) == [str(log), f"{log}#2", f"{log}#3"]
 
 
-def test_what_was_added_before_a_rotation_that_nobody_saw_is_read_at_the_next_start(tmp_path: Path) -> None:
+def test_lines_added_before_an_unseen_rotation_are_read_at_the_next_start(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\n")
     tail = Tail(str(log))
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not
 
 
 @pytest.mark.parametrize("given", [0, -1, True, "5 s", float("inf")])
-def test_what_is_no_time_between_two_looks_is_refused(given: Any) -> None:
+def test_an_invalid_follow_interval_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"follow_s=.*give seconds, above 0"):
         Files("a", name="a", follow_s=given)
 

@@ -206,9 +206,7 @@ class Sources:
 
 
 @pytest.mark.parametrize("seed", range(1, 31))
-def test_of_what_sources_of_a_group_read_nothing_is_lost_and_nothing_that_was_handed_over_as_done_comes_again(
-    seed: int, tmp_path: Path
-) -> None:
+def test_a_group_loses_no_record_and_repeats_none_handed_over_as_done(seed: int, tmp_path: Path) -> None:
     sources = Sources(tmp_path, random.Random(seed))
     for _ in range(60):
         sources.turn()

@@ -148,7 +148,7 @@ def test_a_record_is_acked_when_the_record_of_the_second_job_is_and_not_before(j
     assert jobs.log.failed == []
 
 
-def test_what_the_second_job_gives_up_fails_in_the_first_with_its_reason(jobs: Jobs) -> None:
+def test_a_record_given_up_by_the_second_job_fails_in_the_first(jobs: Jobs) -> None:
     jobs.cluster.write("a.txt", "good", "bad")
 
     def process(batch: Batch) -> None:
@@ -246,7 +246,7 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
     assert jobs.log.failed == ([] if is_acked else [(0, "message_timeout")])
 
 
-def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jobs) -> None:
+def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(jobs: Jobs) -> None:
     run, handed = handed_on_by(jobs, 1)
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     jobs.cluster.stop_for(7.0)
@@ -262,7 +262,7 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
-def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs: Jobs, seed: int) -> None:
+def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(jobs: Jobs, seed: int) -> None:
     """Oracle: a set of what the second job's settled batches have written. Tasks die after writing, writes fail,
     second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
     draw = random.Random(seed)
@@ -406,7 +406,7 @@ def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
     return run, [each for found in handed for each in found]
 
 
-def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_place_of_others(
+def test_headers_with_unknown_servers_are_logged_once_and_displace_no_others(
     jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, handed = handed_on_by(jobs, 1)
@@ -424,7 +424,7 @@ def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_p
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_an_ack_reaches_servers_that_drain_and_serve_what_they_have_to_its_end(replicas: int) -> None:
+def test_an_ack_reaches_draining_servers(replicas: int) -> None:
     servers = Servers(3)
     source, pin, roots, children = pending_at(servers, replicas)
     upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)

@@ -35,9 +35,7 @@ def log() -> Log:
 
 
 @pytest.mark.parametrize("how", ["taken away", "given to another", "deleted"])
-def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_record(
-    cluster: Cluster, log: Log, how: str
-) -> None:
+def test_an_ack_of_a_revoked_record_affects_no_other_record(cluster: Cluster, log: Log, how: str) -> None:
     group, noted = Group({"a": "x", "b": "x"}), Noted()
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0, "listener": noted}
     if how != "deleted":

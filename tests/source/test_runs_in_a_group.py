@@ -151,7 +151,7 @@ class Sources:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
-def test_what_a_group_reads_is_done_once_and_whole_whatever_becomes_of_its_sources(
+def test_a_group_finishes_every_record_once_whatever_happens_to_its_sources(
     tmp_path: Path, assignor: str, seed: int
 ) -> None:
     sources = Sources(Cluster(tmp_path), random.Random(seed), assignor)

@@ -158,7 +158,7 @@ def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(
     assert summary.acked == len(seen) == 30 - len(first)
 
 
-def test_the_watchers_thread_tells_of_its_own_death(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_the_watchers_thread_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LocalServer()
     client = AckerClient(Settings(("in-memory:1",)), connect=server.connect)
     client.open_source("lines")

@@ -242,7 +242,7 @@ def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     assert tracker.done_below == 41
 
 
-def test_what_is_done_and_ended_is_forgotten_so_memory_follows_what_is_in_flight() -> None:
+def test_done_records_are_forgotten_so_memory_follows_records_in_flight() -> None:
     tracker = Tracker(5)
     sizes = []
     for step in range(200):

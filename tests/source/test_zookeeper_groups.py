@@ -98,7 +98,7 @@ def test_two_members_of_one_name_are_refused(nodes: Any, zookeeper: str, monkeyp
 # -- what stands in ZooKeeper
 
 
-def test_what_stands_in_zookeeper_is_what_old_kafkas_consumers_write(nodes: Any, zookeeper: str) -> None:
+def test_zookeeper_has_the_same_nodes_as_with_old_kafkas_consumers(nodes: Any, zookeeper: str) -> None:
     group = ZooKeeperGroup(zookeeper, "g")
     store = ZooKeeperOffsets(group=group)
     store.open("orders", "log")
@@ -126,7 +126,7 @@ def test_what_stands_in_zookeeper_is_what_old_kafkas_consumers_write(nodes: Any,
 
 
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
-def test_partitions_follow_who_joins_and_leaves_and_what_is_new(nodes: Any, zookeeper: str, assignor: str) -> None:
+def test_partitions_follow_joins_leaves_and_new_partitions(nodes: Any, zookeeper: str, assignor: str) -> None:
     partitions = list(PARTITIONS)
     groups = [ZooKeeperGroup(zookeeper, "g", assignor=assignor) for _ in range(3)]
     has: dict[ZooKeeperGroup, set[str]] = {}
