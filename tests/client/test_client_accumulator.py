@@ -1,4 +1,4 @@
-"""The accumulator beside a dict that does the same one call after the other."""
+"""The accumulator compared with a dict that handles one call after the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLS = st.lists(
 
 
 class Twin:
-    """What the calls add up to, one after the other."""
+    """Adds up the calls one after the other."""
 
     def __init__(self) -> None:
         self.updates: dict[int, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Which servers there are, as one client knows: what it heard before says nothing of who has come since."""
+"""The servers as one client knows them: older knowledge says nothing about servers that came since."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Registered:
     views: dict[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
 
     def start(self, number: int, generation: int) -> Member:
-        """A server comes, or comes back without its state, and all others hear of it."""
+        """Start a server, perhaps again without its state, and update the views of all others."""
         self.generations[f"s{number}:1"] = generation
         epoch = 1 + max((epoch for epoch, _ in self.views.values()), default=0)
         listed = {int(address[1]): generation for address, generation in self.generations.items()}

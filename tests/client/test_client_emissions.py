@@ -1,4 +1,4 @@
-"""What a source emits on several servers: each root has one outcome, and a server that missed a report no say in it."""
+"""Emissions on several servers: each root has one outcome, and a server that missed a report has no vote on it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def registered() -> Iterator[Listed]:
 
 
 class Listed(Registered):
-    """Servers of a registry, with cuts: a process whose path to a server is cut still reads that it is there."""
+    """Servers of a registry, with cuts: a process that cannot reach a server still reads that it exists."""
 
     def _connect(self, name: str, address: str) -> Any:
         return Cut(super()._connect(name, address), lambda: address in self.cut.get(name, ()))
 
     def kill(self, number: int) -> None:
-        """A server dies, and the registry takes it out of the view."""
+        """Stop a server for good, and remove it from the registry's view."""
         self.by_address.pop(self.listed.pop(number))
         self.epoch += 1
 
@@ -64,7 +64,7 @@ def ack(client: AckerClient, anchors: list[Anchor]) -> None:
 
 
 def heard(source: AckerClient, count: int, wait_s: float = 0.1) -> Counter[tuple[int, Verdict]]:
-    """Outcomes, until there are ``count`` of them, and a little longer."""
+    """Collect outcomes until there are ``count`` of them, and a little longer."""
     found: Counter[tuple[int, Verdict]] = Counter()
     while found.total() < count:
         found.update((each.root_id, each.verdict) for each in source.watch(wait_s).outcomes)

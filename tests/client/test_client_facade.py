@@ -1,4 +1,4 @@
-"""The client as a program uses it, against a real shard in memory: what calls do, and say when they cannot."""
+"""The client as a program uses it, against a real shard in memory: results and errors of its calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def client(make: Callable[..., AckerClient]) -> AckerClient:
 
 
 def opened(client: AckerClient, **timeouts: float | None) -> AckerClient:
-    """``client`` with an open source, and batch 1, that is not held."""
+    """``client`` with an open source, and batch 1, which is not held."""
     client.open_source("orders", lease_s=600)
     client.open_batch(1, FIRST, 1 << 20, held=False, **{"message_timeout_s": 30.0, **timeouts})
     return client
@@ -66,7 +66,7 @@ def outcomes(client: AckerClient, wait_s: float = 0.0) -> dict[int, tuple[Verdic
 
 
 class Answering:
-    """A transport whose ``apply`` answers from a list, then as the one behind it."""
+    """A transport whose ``apply`` answers from a list, then like the transport behind it."""
 
     def __init__(self, inner: LocalTransport, *replies: ApplyReply | Exception) -> None:
         self._inner = inner

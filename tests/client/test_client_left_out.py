@@ -1,4 +1,4 @@
-"""Several servers in memory, and one source: who drains, is silent, was left out or is new to a view."""
+"""Several servers in memory, and one source. Servers drain, are silent, are left out or are new to a view."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_outcomes_of_slots_that_went_to_another_server_do_not_make_a_count_wrong
 
 
 def gone_in_the_end(cluster: Cluster, member: Member, time: SimulatedTime) -> str:
-    """What is said of a member once the view has been asked for twice."""
+    """Return the cluster's judgement of a member after the view was fetched twice."""
     cluster.refresh()
     assert cluster.gone(member) == ""
     time.sleep(2.0)

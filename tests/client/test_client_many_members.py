@@ -1,4 +1,4 @@
-"""A view of twenty members, of which each batch lives on eight: what a source keeps of those that it needs no more."""
+"""A view of twenty members, of which each batch uses eight: what a source keeps of members that it no longer needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several servers behind one client: shards in memory, calls in threads, and what a user sees of who comes and goes."""
+"""Several servers behind one client: shards in memory, calls in threads, members that come and go."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Job:
         self.source.leave_out(self.number, result.without)
 
     def settle(self, settlement: Settlement = Settlement.DONE) -> dict[int, tuple[Verdict, str]]:
-        """The outcome of every root; fails where one comes twice."""
+        """Return the outcome of every root; fail if a root has two."""
         self.source.settle(self.number, settlement)
         ended: dict[int, tuple[Verdict, str]] = {}
         while True:
@@ -314,7 +314,7 @@ def test_without_leave_a_report_waits_for_each_replica_that_is_not_gone(servers:
 
 
 def living_on(source: AckerClient) -> tuple[Member, ...]:
-    """The members that a source has placed something on last."""
+    """Return the members on which a source has placed its last batch."""
     return source._state().source()._batches._home
 
 
@@ -382,7 +382,7 @@ def test_outcomes_after_the_settling_of_an_open_batch_are_reported_once(servers:
 def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_the_other_that_was_silent_first() -> (
     None
 ):
-    """Where a registry still lists both, neither is gone: none of them may be waited for to the end."""
+    """A registry still lists both, so neither is gone. A source must not wait for one of them until its budget ends."""
     servers, asked = Servers(2), Counter[str]()
 
     def turned(address: str) -> Any:
@@ -405,7 +405,7 @@ def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still
     servers = Servers(3)
 
     def mute(address: str) -> Any:
-        """All but one say what they are, and nothing else."""
+        """All servers but one greet, and answer nothing else."""
         return Cut(servers.by_address[address].connect(address), lambda: address != "s1:1", only="watch")
 
     settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
@@ -419,7 +419,7 @@ def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_anoth
     servers, asked = Servers(2), Counter[str]()
 
     def late(address: str) -> Any:
-        """The first server falls silent once it has said what it is, and the second is not there before."""
+        """The first server falls silent after its greeting, and the second starts only then."""
 
         def is_silent() -> bool:
             asked[address] += 1
@@ -506,7 +506,7 @@ def test_two_servers_that_answer_in_turn_at_one_address_are_detected(servers: Se
 
 
 class InTurns:
-    """Another server at each greeting."""
+    """Connects to another server at each greeting."""
 
     def __init__(self, behind: list[LocalServer], turn: Callable[[], int]) -> None:
         self._behind, self._turn = behind, turn

@@ -1,4 +1,4 @@
-"""Several servers behind one client while they drain, move, are left out or lose what they knew."""
+"""Several servers behind one client while they drain, move, are left out or lose their state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Registered(Servers):
         self.epoch = 1
 
     def move(self, number: int, address: str) -> None:
-        """A server is restarted with its state, at another address."""
+        """Restart a server with its state, at another address."""
         self.by_address[address] = self.by_address.pop(self.listed[number])
         self.listed[number] = address
         self.epoch += 1
@@ -50,7 +50,7 @@ class Registered(Servers):
 
 
 class WithView:
-    """A transport to whoever is at an address now, that speaks of a view."""
+    """A transport to the current server at an address, with a view."""
 
     def __init__(self, servers: Registered, address: str) -> None:
         self._servers, self._address = servers, address
@@ -256,7 +256,7 @@ def test_a_root_emitted_after_its_servers_left_is_lost_once_and_later_roots_go_t
 
 
 def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
-    """A task of ``job`` reports in a thread; the servers that it went on without, once it is done."""
+    """Report as a task of ``job`` in a thread. Returns the thread, and the servers that it left out once it is done."""
     without: list[frozenset[int]] = []
 
     def work() -> None:
@@ -326,7 +326,7 @@ def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_a
 
 
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
-    """Until a server has been silent beyond what a replica is waited for, or ``thread`` has gone on without it."""
+    """Wait until a server was silent for longer than a replica is waited for, or ``thread`` has left it out."""
     caller = client._state().cluster.caller("s1:1")
     while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
         thread.join(0.05)

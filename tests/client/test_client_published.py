@@ -1,4 +1,4 @@
-"""What a source tells other processes of where its emissions live."""
+"""The pins that a source publishes for other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def member(id_: int) -> Member:
 
 
 def published(views: list[set[int]], session: int, replicas: int, spread: int) -> Published:
-    """One batch a view, of ten numbers each; the first member of each is out."""
+    """One batch for each view, of ten numbers each; the first member of each has left."""
     pins = []
     for number, ids in enumerate(views, 1):
         view = View(epoch_of(1 << 63, number), tuple(map(member, ids)))

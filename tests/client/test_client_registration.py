@@ -1,4 +1,4 @@
-"""What a source knows of itself at the server, answer by answer."""
+"""A source's registration at one server, answer by answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acker_protocol.messages import Outcomes, Status, WatchReply
 
 @pytest.fixture
 def registration() -> Registration:
-    """A source that has been answered once and has got three outcomes."""
+    """A registration that has got three outcomes."""
     registration = Registration("orders", 5, 30.0, b"pins", 0.0)
     first = registration.heard(registration.request(0, 10), WatchReply(1, Status.APPLIED, "", True, 11, 0), 1.0)
     assert first is not None
@@ -29,7 +29,7 @@ def answer(*, cursor: int, count: int = 0, generation: int = 11, is_new: bool = 
 
 
 def is_lost(registration: Registration) -> bool:
-    """Whether the next answer, of the same registration, says that something was lost."""
+    """Return whether the next answer, with the same registration, reports a loss."""
     assert registration.generation is not None
     found = registration.heard(registration.request(0, 10), answer(cursor=9, generation=registration.generation), 9.0)
     assert found is not None
@@ -108,7 +108,7 @@ def test_pins_are_sent_until_the_server_has_them_and_again_when_a_delayed_poll_h
     registration: Registration,
 ) -> None:
     def poll(kept: bytes) -> bytes:
-        """What a poll sends, whose answer says that the server keeps ``kept``."""
+        """Poll, with an answer that says that the server keeps ``kept``; return what the poll sent."""
         request = registration.request(0, 10)
         assert registration.heard(request, replace(answer(cursor=3), pins_crc32=zlib.crc32(kept)), 3.0)
         return request.pins

@@ -1,4 +1,4 @@
-"""Settings: what is valid, what travels, and what is said about the rest."""
+"""Settings: valid values, pickling, and errors for everything else."""
 
 from __future__ import annotations
 

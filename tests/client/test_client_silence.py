@@ -1,4 +1,4 @@
-"""A wait for the acker is logged after a second, seldom, and its end as well."""
+"""A wait for a server is logged after a second, then rarely, and so is its end."""
 
 from __future__ import annotations
 

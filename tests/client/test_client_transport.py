@@ -1,4 +1,4 @@
-"""The door to gRPC: a real server, and ports with something else behind them."""
+"""The gRPC transport: a real server, and ports of other services."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_ackers_http_port_is_recognized_as_the_wrong_port(start_server: Call
 
 
 class Stranger:
-    """A port that answers whoever connects in its own way."""
+    """A port that gives every client the same bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

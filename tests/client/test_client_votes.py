@@ -1,4 +1,4 @@
-"""Votes of replicas beside dumb twins: random programs, then a case for each row of the table."""
+"""Votes of replicas compared with a simple twin: random programs, then a case for each row of the table."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
 
 
 def how_it_ends(words: list[tuple[int, str, str]], replicas: int, why: str) -> tuple[str, str] | None:
-    """The table, once more: ``words`` are (member, what, reason) as they were heard, of one root that is open."""
+    """The table again: ``words`` are (member, what, reason) in the order of their arrival, for one open root."""
 
     def first(*wanted: str) -> tuple[str, str] | None:
         return next(((what, reason) for _, what, reason in words if what in wanted), None)
@@ -108,7 +108,7 @@ class Root:
     how: str = ""
 
     def say(self, member: int, what: str, reason: str, why: str = "") -> tuple[str, str] | None:
-        """One word; how the root ends by it, if it does."""
+        """Apply one word; return the outcome, if it ends the root."""
         if member not in self.members or any(member == speaker for speaker, _, _ in self.words):
             return None
         self.words.append((member, what, reason))
@@ -127,7 +127,7 @@ class Root:
 
 
 class BatchTwin:
-    """Keeps every word, a root and an outcome at a time."""
+    """The simple twin. Keeps every word, and handles one root and one outcome at a time."""
 
     def __init__(self, up_to: int, replicas: npt.NDArray[np.uint16]) -> None:
         numbers = map(root_of, range(up_to))
@@ -141,7 +141,7 @@ class BatchTwin:
         return own + len(self.elsewhere[member])
 
     def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
-        """What ended, and how many were foreign."""
+        """Return the ended roots, and the number of foreign ones."""
         found: list[Ended] = []
         if member in self.silenced:
             return found, 0

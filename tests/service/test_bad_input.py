@@ -1,4 +1,4 @@
-"""Bad input: a clear status for whoever sent it, and a server that goes on as if nothing had come."""
+"""Bad input: the sender gets a clear status, and the server continues unharmed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FIRST = 100
 
 @pytest.fixture
 def caller(server: Server) -> Iterator[Caller]:
-    """A caller whose server must still be well when the test is over."""
+    """A caller whose server must still work at the end of the test."""
     with Caller(server.address) as caller:
         yield caller
         ack_a_tree(caller, 999_999)
@@ -219,7 +219,7 @@ def test_a_batch_larger_than_the_server_is_refused(caller: Caller) -> None:
 
 
 def random_message(draw: random.Random, method: str) -> bytes:
-    """Bytes at random, or a message whose fields are, or such a message with bytes knocked over."""
+    """Random bytes, or a message with random fields, or such a message with changed bytes."""
     shape = draw.randrange(4)
     if shape == 0:
         return draw.randbytes(draw.randrange(64))
@@ -236,7 +236,7 @@ def random_message(draw: random.Random, method: str) -> bytes:
 
 
 def _plausible(draw: random.Random) -> Apply:
-    """A report that is well formed, and means anything or nothing."""
+    """A well-formed report with random content."""
     roots = in_wire_order(roots_of(draw.sample(range(50), draw.randrange(6)), base=FIRST))
     vals = np.array([draw.choice([0, 1]) for _ in roots], np.uint64)
     identity = Identity(draw.randrange(3), draw.randrange(100), draw.random() < 0.5)

@@ -1,4 +1,4 @@
-"""Options: where they come from, and that each wrong one is an error that names it and the fix."""
+"""Options: their sources, and an error for each wrong one that names it and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drain: a server that takes nothing new, ends what it has, and then ends itself."""
+"""Drain: a server takes nothing new, finishes what it has, and then ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Senders that stop in the middle of a message, and everybody else."""
+"""Senders that stop in the middle of a message do not harm other calls."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_call_without_a_request_is_refused(start_server: StartServer) -> None:
 
 
 class Stall:
-    """Tasks that receive until they are cancelled."""
+    """Tasks that keep receiving until they are cancelled."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
@@ -106,13 +106,13 @@ class Stall:
         self.arrive = threading.Event()
 
     def until_crowded(self, clock: list[float]) -> None:
-        """Until all threads that there may be receive."""
+        """Wait until the maximum number of threads is receiving."""
         while self.begun < 2 + STALLED_MAX:
             clock[0] += 0.06
             self.await_begun(self.begun + 1)
 
     def await_begun(self, number: int) -> None:
-        """Until so many have begun to receive."""
+        """Wait until this many have begun to receive."""
         eventually(lambda: (self.workers.relieve(), self.begun >= number)[1])
 
     def submit_busy(self, busy: threading.Event) -> Any:

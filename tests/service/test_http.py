@@ -1,4 +1,4 @@
-"""The HTTP port: pages, and clients that are slow, many, rude or at the wrong port."""
+"""The HTTP port: pages, and clients that are slow, many, broken or at the wrong port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: what becomes of sources, what is refused, what becomes of the state; each says who, and none floods."""
+"""Log lines about sources, refusals and the state. Each names its subject, and none floods the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members: what follows from what stands in ZooKeeper, without one."""
+"""Members: the view that follows from nodes in ZooKeeper, without a ZooKeeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory: bounded where clients decide how much, and given back after a peak."""
+"""Memory: bounded even if clients decide how much, and freed after a peak."""
 
 from __future__ import annotations
 

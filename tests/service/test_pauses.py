@@ -1,4 +1,4 @@
-"""A server that stood still: what its sources sent meanwhile is looked at before their leases run out."""
+"""A server that was paused handles what its sources sent meanwhile before their leases expire."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_the_first_servers_of_a_cluster_may_start_together(
     find = registry._Nodes.find
 
     def found(self: Any, path: str, **options: Any) -> Any:
-        """What stands there; another server writes `config` a moment later."""
+        """Read `config`; another server writes it a moment later."""
         answer = find(self, path, **options)
         if path == "/config" and answer is None and not nodes.exists(path):
             nodes.create("/config", members.new_config("f" * 32, 7))
@@ -292,7 +292,7 @@ def test_a_server_that_could_not_write_its_state_leaves_at_once(
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that does not lead to its server is not tried for long."""
+    """A wrong address is not tried for long."""
     monkeypatch.setattr("acker_service.server.ADVERTISED_S", 0.5)
 
 
@@ -357,7 +357,7 @@ def test_a_server_that_cannot_reach_itself_starts_with_advertise_unchecked_and_l
 
 
 def expire(server: Any, zookeeper: str) -> None:
-    """End the session of a server from outside, while it cannot take it back."""
+    """End a server's session from outside, before it can get it back."""
     client = server._registry._nodes._client
 
     def refused(*_: object, **__: object) -> Any:
@@ -489,7 +489,7 @@ def test_without_zookeeper_servers_keep_their_view(
 
 @contextlib.contextmanager
 def own_zookeeper(folder: Path) -> Iterator[Any]:
-    """A ZooKeeper that a test may do with as it likes, and what ``--zookeeper`` takes."""
+    """A ZooKeeper that only this test uses."""
     from acker_testing import ZooKeeperProcess
 
     zookeeper = ZooKeeperProcess(folder)
@@ -650,7 +650,7 @@ def test_servers_whose_sessions_end_while_another_one_starts_stay_in_every_view(
 def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_the_session(
     join: Callable[..., Any], zookeeper: str
 ) -> None:
-    """One that starts does so now and then; kazoo by itself waits for the whole session."""
+    """A starting ZooKeeper does this sometimes; kazoo by itself waits for the whole session."""
     place, _, chroot = zookeeper.partition("/")
     with SilentAtFirst(place) as silent:
         server = join(1, zookeeper=f"{silent.address}/{chroot}", zookeeper_session_s=5.0)
@@ -660,7 +660,7 @@ def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_t
 
 
 class SilentAtFirst:
-    """Takes connections for somebody else: nothing ever comes of the first one."""
+    """Accepts connections in place of ZooKeeper, and never answers the first one."""
 
     def __init__(self, place: str) -> None:
         host, _, port = place.rpartition(":")

@@ -1,4 +1,4 @@
-"""The shard behind its lock: what calls that meet there do to each other."""
+"""The shard behind its lock: effects of concurrent calls on each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = range(1, 6)
 
 
 class SlowToSettle(Shard):
-    """A shard that notes its sweeps, and does not begin one before it may."""
+    """A shard that records its sweeps, and begins one only when allowed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -44,7 +44,7 @@ def new_shard(**options: Any) -> Shard:
 def watch(
     shard: Shard, now: float = 0.0, limits: Limits | None = None, session: int = SESSION, **options: Any
 ) -> dict[int, tuple[Verdict, str]]:
-    """What the source is told, and confirms at once."""
+    """Return the source's new outcomes, and confirm them at once."""
     request = Watch("source", session, 3_600_000, limits or Limits(), **options)
     reply = shard.watch(request, now)
     assert reply.status == Status.APPLIED
@@ -91,7 +91,7 @@ class Trees:
         self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
 
     def _grow(self, root: int) -> list[tuple[int, int]]:
-        """Each ack: my edge and my children's."""
+        """Each ack: the edge of a node and those of its children."""
         alive, used, acks = [1], 1, []
         while alive:
             edge = alive.pop(self.chance.randrange(len(alive)))
@@ -145,7 +145,7 @@ def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str
 def split_into_reports(
     chance: random.Random, trees: Trees, number: int
 ) -> tuple[list[Apply], dict[int, set[tuple[Identity, int]]]]:
-    """Inits and acks dealt out to a few tasks, folded, cut, lost and doubled; per root, what there was to send."""
+    """Inits and acks distributed to a few tasks, folded, cut, lost and doubled; per root, what was to be sent."""
     messages: list[Apply] = []
     sent: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
     work: list[tuple[InitScope | None, list[tuple[int, int]]]] = [

@@ -1,4 +1,4 @@
-"""Who gets which partition: held to old Kafka's formula, and to dumb twins."""
+"""Assignments of partitions, compared with old Kafka's formula and with simple twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint file: whole or not at all, and refused when it does not fit."""
+"""The checkpoint file: written whole or not at all, and refused if it does not fit."""
 
 from __future__ import annotations
 

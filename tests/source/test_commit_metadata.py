@@ -1,4 +1,4 @@
-"""What stands beside a committed offset: written, cut, read again, and told from what others write."""
+"""The metadata beside a committed offset: written, cut, read again, and told apart from that of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as an input: what they resume from, and what they refuse."""
+"""Files as an input: where they resume, and what they refuse."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter; pytest's own are its user's."""
+    """A folder that every user may enter; pytest's own are not."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

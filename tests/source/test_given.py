@@ -1,4 +1,4 @@
-"""What a user mistypes in a constructor."""
+"""Mistyped options of a constructor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that share the partitions of one input: what a run does when partitions come, go and are lost."""
+"""Sources that share the partitions of one input: runs while partitions are assigned, revoked and lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) 
 
 
 def next_of(run: Run) -> list[str]:
-    """What is in the next batch, which is processed and settled; nothing: there is none just now."""
+    """Process and settle the next batch; return its records, or none if there is no batch now."""
     return [] if (batch := taken(run)) is None else worked(run, batch)
 
 

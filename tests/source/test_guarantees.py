@@ -1,5 +1,5 @@
-"""What each guarantee promises, by number: what is emitted again after a crash, what is never tried again, when the
-checkpoint moves, and what it says who wrote."""
+"""The promises of each guarantee, in numbers: what is emitted again after a crash, what is never retried, when the
+checkpoint moves, and its writer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:
 
 
 def crashing(run: Run, batches: int, where: str, seen: Counter[str]) -> None:
-    """A driver that processes so many batches, two seconds each, and dies in the one after them, as kill -9 does."""
+    """A driver that processes some batches, two seconds each, and dies in the next one, as by kill -9."""
     run.__enter__()
     for number in range(1, batches + 2):
         batch = run.next_batch()

@@ -1,4 +1,4 @@
-"""Trees across jobs: what one source hands on through a topic is ACKED when another source's record is."""
+"""Trees across jobs: a record handed on through a topic is ACKED when the record of the other source is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Topic:
-    """What a task writes to: the topic, or nothing, as often as it is told to be away."""
+    """The destination of a task: the topic, or nothing while it is told to be away."""
 
     messages: TopicMessages
     fails: int = 0
@@ -64,7 +64,7 @@ class Topic:
 
 @dataclass
 class Jobs:
-    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes what it finds."""
+    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes the messages."""
 
     cluster: Cluster
     kafka: MockKafka
@@ -263,8 +263,8 @@ def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(j
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(jobs: Jobs, seed: int) -> None:
-    """Oracle: a set of what the second job's settled batches have written. Tasks die after writing, writes fail,
-    second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
+    """Oracle: the set of everything that the second job's settled batches have written. Tasks die after writing, writes
+    fail, second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
     draw = random.Random(seed)
     lines = [f"{seed}-{k}" for k in range(12)]
     jobs.cluster.write("a.txt", *lines)
@@ -391,7 +391,7 @@ def test_a_message_with_a_header_that_is_not_understood_is_a_record_like_any_oth
 
 
 def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
-    """What a run of the first job has handed on, of so many lines."""
+    """Return a run of the first job, and everything that it has handed on, of this many lines."""
     jobs.cluster.write("a.txt", *(f"{k}" for k in range(lines)))
     run = jobs.open(jobs.first())
     batch = run.next_batch()

@@ -1,4 +1,4 @@
-"""Kafka as an input, on librdkafka's mock cluster: beside a list of what there is, and run by run."""
+"""Kafka as an input, on librdkafka's mock cluster, compared with a list of its records, over several runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def opened() -> Iterator[list[KafkaInput]]:
 
 
 def rows_of(slices: Any) -> list[dict[str, Any]]:
-    """All rows, in order, with their numbers under ``number``."""
+    """Return all rows, in order, with their numbers under ``number``."""
     rows = []
     for piece in slices:
         for read in piece.read():

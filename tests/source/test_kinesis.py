@@ -26,7 +26,7 @@ TO_END = StreamReading(is_to_end=True)
 
 
 class Following(Driven):
-    """Asks as a run does: nothing just now is asked again, some time later."""
+    """Asks like a run: after an empty plan it asks again some time later."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Following(Driven):
         super().__init__(kinesis, committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
-        """The next records that are not done; none: nothing just now, or the end."""
+        """Return the next records that are not done; none at the end, or if there are none now."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
         records = self.parts.add(plan.parts)
@@ -50,7 +50,7 @@ class Following(Driven):
         return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
-        """All records that can be had without finishing any."""
+        """Return all records that can be read without finishing any."""
         planned = [np.empty(0, np.int64)]
         nothing = 0
         while not self.is_over and nothing < 3:

@@ -64,7 +64,7 @@ class Polled(Driven):
         return records
 
     def work_off(self, but: Callable[[str], bool] = lambda data: False) -> list[str]:
-        """Read to the end and finish all, but for some: what was read."""
+        """Read to the end and finish all records but some; return what was read."""
         found: list[str] = []
         for _ in range(200):
             if self.is_over:

@@ -219,7 +219,7 @@ def member(
 
 
 def assign(following: Following, saved: dict[str, Committed], *shards: str) -> None:
-    """As a run does: the parts are told what is done, then the input."""
+    """Assign shards like a run: first to the parts, then to the input."""
     shared: Any = following.input
     given = {shard: saved.get(shard, Committed()) for shard in shards}
     following.parts = Parts({shard: each.done for shard, each in given.items()})

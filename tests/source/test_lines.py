@@ -1,4 +1,4 @@
-"""Slices of files beside a twin that reads them with ``readline``."""
+"""Slices of files, compared with a twin that reads them with ``readline``."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ JSON_LINES = [
 
 
 def json_row(line: bytes) -> dict[str, Any] | None:
-    """What one line gives on its own, by Python's parser; None: unreadable."""
+    """Return the row of one line, by Python's parser; None if it is unreadable."""
     try:
         found = json.loads(line.decode())
     except ValueError:

@@ -176,7 +176,7 @@ def test_an_empty_plan_is_not_the_end(cluster: Cluster) -> None:
 
 
 def arriving(cluster: Cluster, log: InMemory, values: list[str]) -> Any:
-    """A sleep in which a new partition turns up, and then the log ends."""
+    """Sleep, while a new partition appears and then the log ends."""
 
     def sleep(seconds: float) -> None:
         cluster.time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Dead letters that are put back: moved without loss, and read once more as the records that they were."""
+"""Dead letters that are put back: moved without loss, and read once more as the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups in a ZooKeeper in memory: any order of looks, losses, lost answers and commits."""
+"""Groups with a ZooKeeper in memory: polls, losses, lost answers and commits in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.source.memory_zookeeper import MemoryZooKeeper
 
 
 class Driver:
-    """A driver of few words: it reads a record of each of its partitions, and commits."""
+    """A simple driver: it reads a record of each of its partitions, and commits."""
 
     def __init__(self, world: World, member: str, assignor: str) -> None:
         self.world, self.member = world, member
@@ -76,11 +76,11 @@ class Driver:
 
     @property
     def is_forgotten(self) -> bool:
-        """Nothing of it is left in ZooKeeper, and it sleeps on: its place is free for another process of its name."""
+        """Whether its session has ended without a node left. It sleeps on, and another process may take its name."""
         return self.session.is_expired and self.group.paths.id(self.group.consumer) not in self.world.zookeeper.nodes
 
     def sees(self, partitions: tuple[str, ...] | None) -> None:
-        """It has heard of these partitions; None: of all."""
+        """Set the partitions that it knows; None: all."""
         self.seen = partitions
 
     def notice(self) -> None:
@@ -89,7 +89,7 @@ class Driver:
 
 
 class World:
-    """Knows what was committed by whom, and what may not be."""
+    """Knows who committed what, and what must not be committed."""
 
     def __init__(self) -> None:
         self.zookeeper = MemoryZooKeeper()
@@ -154,7 +154,7 @@ def test_no_commit_is_lost_or_made_by_two_and_in_the_end_each_partition_has_one_
 
 
 def turn(drivers: dict[str, Driver], name: str, do: Callable[[], None]) -> None:
-    """Let a driver do something; of two with one member's name one ends, sooner or later, and says why."""
+    """Let a driver act. If two have the same member's name, one of them ends sooner or later, with an error."""
     driver = drivers[name]
     try:
         do()
@@ -326,7 +326,7 @@ def test_a_deleted_member_node_is_registered_again() -> None:
 
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
 def test_a_member_with_an_outdated_list_leaves_no_partition_without_an_owner(assignor: str) -> None:
-    """The first one's view is old: four partitions, of which it takes the first two. The second one sees eight."""
+    """The first one's list is old: of its four partitions it takes two. The second one sees eight."""
     world, one, two = pair(assignor)
     one.sees(world.partitions)
     for driver in (one, two):

@@ -215,7 +215,7 @@ def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_ov
 
 
 def times_of(schedule: Schedule) -> dict[float, list[int]]:
-    """The records that wait, by the moment at which they are due."""
+    """Return the waiting records by their due time."""
     due: dict[float, list[int]] = {}
     while (at_s := schedule.next_due_s) is not None:
         group = schedule.take_due(at_s, 1_000_000)

@@ -1,4 +1,4 @@
-"""A batch's room at the server: opened, opened again and given up, whatever the server forgets meanwhile."""
+"""A batch's room at the server: opened, opened again and given up while the server forgets things."""
 
 from __future__ import annotations
 

@@ -549,7 +549,7 @@ def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster:
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["settled", "left"])
 def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster: Cluster, is_left: bool) -> None:
-    """As a thread of the user's would add it, which outlives the loop's body."""
+    """A thread of the user's that outlives the loop's body adds the step."""
     cluster.write("a.txt", "only")
     taken_back: list[str] = []
 
@@ -691,7 +691,7 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
 
 def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
     class Slow(Polling):
-        """Brings what it learns one look later."""
+        """Delivers each result one poll later."""
 
         held: WatchResult | None = None
 

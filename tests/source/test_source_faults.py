@@ -1,5 +1,4 @@
-"""Whatever goes wrong, in whatever order: every record is acked or dead-lettered, and none is acked that was not
-processed."""
+"""Random faults in any order: every record is acked or dead-lettered, and none is acked that was not processed."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ FAULTS = [
 
 @dataclass
 class Judge(Log):
-    """Notes under which roots records were acked."""
+    """Notes the roots under which records were acked."""
 
     acked_roots: list[int] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What a driver's Prometheus sees of a source: the real text, read by the real parser and by promtool."""
+"""The metrics of a source, as text, read by the real parser and by promtool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a group's nodes are, and what stands in them."""
+"""Paths and content of a group's nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint in ZooKeeper: what stands in its nodes, who may write them, and what is refused."""
+"""The checkpoint in ZooKeeper: content of its nodes, who may write them, and what is refused."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_exactly_one_of_group_and_hosts_must_be_given() -> None:
 
 
 def test_a_late_commit_in_a_new_session_is_fenced_even_before_the_next_read() -> None:
-    """Between the fence and the commit the session ended, and another claimed; its owner's node looks the same."""
+    """The session ends between the fence and the commit, and another member claims. Its owner's node looks the same."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
@@ -288,7 +288,8 @@ def test_a_late_commit_in_a_new_session_is_fenced_even_before_the_next_read() ->
 
 
 def test_a_commit_from_before_another_owner_is_fenced() -> None:
-    """Assigned, lost, another's, and assigned again; what was not read anew may not be written."""
+    """A partition is assigned, lost, owned by another and assigned again. Only what was read after that may be
+    written."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
