@@ -90,7 +90,7 @@ def said(seen: Overview, member: SeenMember, reply: DrainReply, *, was_draining:
     """Return a sentence about what has happened and what happens next."""
     others = [str(each.id) for each in seen.members if each is not member and each.takes_batches]
     drains = "is draining already" if was_draining else "drains"
-    go_to = f"new batches go to {', '.join(others)}" if others else "nobody takes new batches"
+    go_to = f"new batches go to {', '.join(others)}" if others else "no server takes new batches"
     end = f"it ends once nothing is left of {reply.detail}" if reply.detail else "it has nothing left, and ends now"
     return f"server {member.id} at {member.address} {drains}: {go_to}, and {end}"
 

@@ -40,7 +40,7 @@ Reply = TypeVar("Reply")
 Asked = TypeVar("Asked")
 
 
-class NobodyAnswers(AckerError):
+class NoServerAnswers(AckerError):
     """None of the named servers answers."""
 
 
@@ -64,12 +64,12 @@ class Servers:
         self._cluster.close()
 
     def overview(self) -> Overview:
-        """Return the members. Raises NobodyAnswers, and Rejected if a named server is the wrong one or two in a list
+        """Return the members. Raises NoServerAnswers, and Rejected if a named server is the wrong one or two in a list
         have the same id."""
         seeds = tuple(dict.fromkeys(self._cluster.settings.servers))
         answers = self._beside(self._named, seeds)
         if all(answer.hello is None for answer in answers):
-            raise NobodyAnswers(_silence(answers))
+            raise NoServerAnswers(_silence(answers))
         view = overview.newest(answers)
         if view is None:
             try:

@@ -75,8 +75,8 @@ def test_a_chroot_that_is_not_there_is_an_error_at_the_start(zookeeper: str) -> 
 def test_a_source_without_the_groups_digest_is_refused(nodes: Any, zookeeper: str) -> None:
     group = ZooKeeperGroup(zookeeper, "g", digest="me:secret")
     group.open("orders", lambda: PARTITIONS)
-    for digest, who in ((None, "nobody in particular"), ("you:other", "'you'")):
-        with pytest.raises(SourceError, match=f"does not let this source, which is {who} to it, read or change"):
+    for digest, has in ((None, "no digest"), ("you:other", "the digest of 'you'")):
+        with pytest.raises(SourceError, match=f"does not let this source, which has {has}, read or change"):
             ZooKeeperGroup(zookeeper, "g", digest=digest).open("orders", lambda: PARTITIONS)
         with pytest.raises(CheckpointError, match="does not let this source"):
             ZooKeeperOffsets(zookeeper, name="g", digest=digest).open("orders", "log")

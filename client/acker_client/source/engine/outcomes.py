@@ -114,7 +114,7 @@ class RunOutcomes:
         is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
         if is_missing.any():
             self._end_absent(roots[is_missing])
-        self._follow(self._in_flight.lose(start, stop, "no server has said what became of it", now), None)
+        self._follow(self._in_flight.lose(start, stop, "no server has reported an outcome", now), None)
 
     def isolate_records(self, batch: Batch, why: str, now: float, *, is_last: bool) -> None:
         """Schedule the records of a batch that failed as a whole in smaller pieces, and give up those that have spent
