@@ -106,7 +106,7 @@ class Config:
         None, "Servers of ZooKeeper and the chroot of this server's cluster; off: it knows of no other server."
     )
     id: int | None = _WHOLE(
-        None, "Number of this server in its cluster: 0, 1, 2 ...; needed with --zookeeper, else 0.", 0, 1023
+        None, "Id of this server, unique in its cluster: 0, 1, 2 ...; required with --zookeeper, otherwise 0.", 0, 1023
     )
     advertise: str | None = _ADDRESS(None, "Where clients reach this server; off: where it listens.")
     advertise_unchecked: bool = _SWITCH(

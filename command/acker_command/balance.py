@@ -1,6 +1,6 @@
 """Balance: how many slots of a batch each member holds. Pure.
 
-Where all members fit on one batch, every batch is placed alike; else batches are drawn, and the mean of many is shown.
+If all members fit on one batch, every batch is placed alike. Otherwise it draws batches and shows their mean.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 from acker_protocol.ids import SLOTS
 from acker_protocol.placement import SPREAD, Replicas, View, place
 
-# The mean of so many differs from the long run's by some 10 % where there are 100 members.
+# With 100 members, the mean of this many batches is within some 10 % of the expected value.
 BATCHES = 1000
 SESSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """``slots``: of a batch, held by each member, by id; the mean of ``batches`` batches (1: each has the same)."""
+    """``slots``: the slots of a batch that each member holds, by id; the mean of ``batches`` batches (1: all are
+    alike)."""
 
     replicas: int
     batches: int
@@ -28,12 +29,12 @@ class Balance:
 
     @property
     def fullest(self) -> float:
-        """What the fullest holds, in means."""
+        """The slots of the fullest member, as a multiple of the mean."""
         return max(self.slots.values()) * len(self.slots) / (SLOTS * self.replicas)
 
 
 def balance(view: View, replicas: int) -> Balance | None:
-    """None where there are fewer members than replicas."""
+    """Return the balance; None if there are fewer members than replicas."""
     if len(view.members) < replicas:
         return None
     batches = 1 if len(view.members) <= SPREAD else BATCHES
@@ -47,8 +48,8 @@ def balance(view: View, replicas: int) -> Balance | None:
 
 
 def owners(view: View) -> Replicas | None:
-    """The server of each slot where a root lives on one, uint16[1024], as an index into the members of ``view``; None
-    where batches are not all placed alike, and where there is no member."""
+    """Return the server of each slot with R = 1, uint16[1024], as an index into the members of ``view``. None if
+    batches are not all placed alike, or there is no member."""
     if not 0 < len(view.members) <= SPREAD:
         return None
     first: Replicas = place(view, SESSION, 1, 1).replicas[:, 0]

@@ -1,4 +1,4 @@
-"""Dead letters: ``acker dead-letters FILE...``, what has spent its retries and why, and another try for it."""
+"""Dead letters: ``acker dead-letters FILE...``, which shows records without retries left, and puts them back."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from acker_command import letters_picture, options, picture
 from acker_command.letters import Wanted, alike, json_of, newest_first, since
 from acker_command.options import Mistake, json_option
 
-# Of more lines that are damaged, these are named, and the others counted.
+# Names this many damaged lines of a file, and counts the others.
 NAMED_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Letters of some files that were asked for, the newest first, and what there is to say of other lines."""
+    """The selected letters of some files, the newest first, and notes about other lines."""
 
     letters: list[DeadLetter]
     notes: list[str]
@@ -42,11 +42,11 @@ def _since(context: click.Context, parameter: click.Parameter, text: str | None)
 @click.command("dead-letters", context_settings=options.SETTINGS)
 @click.argument("files", nargs=-1, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--source", metavar="NAME", help="Only letters of this source.")
-@click.option("--reason", metavar="TEXT", help="Only letters whose reason holds this text, in any case.")
+@click.option("--reason", metavar="TEXT", help="Only letters whose reason contains this text, in any case.")
 @click.option("--since", "since_s", metavar="TIME", callback=_since, help="Only letters since a time, or a span: 2h.")
 @click.option("--by", type=click.Choice(["reason", "source"]), help="Group them, with an example of each group.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="List so many.")
-@click.option("--show", type=click.IntRange(1), metavar="N", help="All of one, the N-th of the list.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most letters listed.")
+@click.option("--show", type=click.IntRange(1), metavar="N", help="Print all of letter N of the list.")
 @click.option("--put-back", type=click.Path(path_type=Path), metavar="FILE", help="Move them into this file.")
 @json_option
 def dead_letters(
@@ -60,18 +60,18 @@ def dead_letters(
     put_back: Path | None,
     as_json: bool,
 ) -> None:
-    """List records that have spent their retries, the newest first; group them; put them back for another try.
+    """List records without retries left, the newest first; group them; put them back for another try.
 
     \b
-    record    where it stands in its input
-    tries     how often it failed, + how often it was interrupted
-    reason    the first line of why its last try failed; --show N has all of it
+    record    its place in its input
+    tries     number of failures, + number of interruptions
+    reason    the first line of the reason of its last failure; --show N prints all of it
 
-    --put-back moves the letters that were chosen into a file, which is made if need be, and which a source reads once:
-    PutBack("again.jsonl", name="again", checkpoint="again.ckpt"). A source may be running: it goes on writing. After a
-    crash the same command goes on where it was. A letter without the whole record stays.
+    --put-back moves the selected letters into a file, created if needed, which a source reads once:
+    PutBack("again.jsonl", name="again", checkpoint="again.ckpt"). A running source goes on writing letters. After a
+    crash the same command continues where it was. A letter without the whole record stays.
 
-    Exits with status 2 where a file cannot be read or written, is in use, or holds something else.
+    Exits with status 2 if a file cannot be read or written, is in use, or holds something else.
     """
     if not files:
         raise Mistake("no file is named: give the file that the source has as dead_letters, like dead.jsonl")
@@ -110,12 +110,12 @@ def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Sel
 
 
 def _letters_of(path: Path) -> list[ReadLine]:
-    """Its lines. Raises :class:`Mistake` where whole lines are there and none of them is a letter."""
+    """Read the lines of a file. Raises :class:`Mistake` if there are whole lines and none of them is a letter."""
     lines = read_letters(path)
     whole = [line for line in lines if line.raw.endswith(b"\n")]
     if whole and not any(line.letter for line in lines):
         raise Mistake(
-            f"{path} is no file of dead letters (line {whole[0].number}: {whole[0].wrong}): give the file that the"
+            f"{path} is not a file of dead letters (line {whole[0].number}: {whole[0].wrong}): give the file that the"
             " source has as dead_letters"
         )
     return lines

@@ -1,4 +1,4 @@
-"""Drain: ``acker drain ID``, a server that is to leave without costing a replay."""
+"""Drain: ``acker drain ID``, which removes a server without a replay."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from acker_protocol.messages import DrainReply, MemberState, ViewReply
 from acker_protocol.placement import IDS
 
 LOOK_S = 0.5
-# Beside the first line and the last, no more of them than one in so long.
+# Shortest time between two lines about what is left.
 SAY_S = 5.0
-# Where no other server can say that it has gone: no answer for so long says it.
+# Without another server that knows, a server that is silent for this long counts as gone.
 GONE_S = 3.0
 
 
@@ -31,17 +31,17 @@ def _id(context: click.Context, parameter: click.Parameter, text: str) -> int:
 @click.command("drain", context_settings=options.SETTINGS)
 @click.argument("id", callback=_id)
 @servers_option
-@click.option("--force", is_flag=True, help="Also where no other server takes new batches.")
-@click.option("--wait", is_flag=True, help="Return once it has gone, and show until then what is left.")
+@click.option("--force", is_flag=True, help="Even if no other server takes new batches.")
+@click.option("--wait", is_flag=True, help="Return once it has ended, and show meanwhile what is left.")
 def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
     """Ask the server with this ID to drain: to take nothing new, finish what it has, and end.
 
-    Batches that it has are settled, and outcomes confirmed, as ever: nothing is replayed. It ends by itself with status
-    0 once nothing is left, or after its --drain-s. What supervises it should not start it again. Asking again does no
-    harm, and there is no way back but to start it anew.
+    Its batches are settled and its outcomes confirmed as usual, so nothing is replayed. It ends by itself with status 0
+    once nothing is left, or after its --drain-s. Its supervisor should not start it again. Asking again does no harm. A
+    drain cannot be undone, except by starting the server again.
 
-    Exits with status 2 where it was not asked: no server has that id, it does not answer, or it is the only one that
-    takes new batches.
+    Exits with status 2 if the server was not asked: no server has that id, it does not answer, or it is the only one
+    that takes new batches.
     """
     with Servers(options.settings(servers)) as asked:
         seen = asked.overview()
@@ -59,7 +59,7 @@ def drain(id: int, servers: str | None, force: bool, wait: bool) -> None:
 
 
 def found(seen: Overview, id: int) -> SeenMember:
-    """The member of that ``id``, which answers. Raises :class:`Mistake`."""
+    """Return the member with that ``id``, which answers. Raises :class:`Mistake`."""
     member = next((each for each in seen.members if each.id == id), None)
     if member is None:
         known = ", ".join(str(each.id) for each in seen.members if each.id is not None)
@@ -76,7 +76,7 @@ def found(seen: Overview, id: int) -> SeenMember:
 
 
 def refuse_the_only(seen: Overview, member: SeenMember) -> None:
-    """Raise :class:`Mistake` where nobody else takes new batches."""
+    """Raise :class:`Mistake` if no other member takes new batches."""
     if any(other is not member and other.takes_batches for other in seen.members):
         return
     more = "" if seen.epoch else ", name the others with --servers"
@@ -87,16 +87,16 @@ def refuse_the_only(seen: Overview, member: SeenMember) -> None:
 
 
 def said(seen: Overview, member: SeenMember, reply: DrainReply, *, was_draining: bool) -> str:
-    """What has happened, and what happens next."""
+    """Return a sentence about what has happened and what happens next."""
     others = [str(each.id) for each in seen.members if each is not member and each.takes_batches]
     drains = "is draining already" if was_draining else "drains"
-    go_to = f"new batches go to {', '.join(others)}" if others else "nobody takes new batches"
+    go_to = f"new batches go to {', '.join(others)}" if others else "no server takes new batches"
     end = f"it ends once nothing is left of {reply.detail}" if reply.detail else "it has nothing left, and ends now"
     return f"server {member.id} at {member.address} {drains}: {go_to}, and {end}"
 
 
 def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
-    """Return once ``member`` has gone; print now and then what is left."""
+    """Return once ``member`` has gone; print what is left from time to time."""
     began_at = heard_at = monotonic()
     said_at = float("-inf")
     others = [each.address for each in seen.members if each is not member and each.is_answering]
@@ -106,7 +106,7 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
             break
         if timed is not None:
             heard_at, stats = timed
-            # Another process there has its place, and is not asked to drain.
+            # Another process has taken its address, and was not asked to drain.
             if stats.incarnation != member.incarnation:
                 break
             if heard_at - said_at >= SAY_S:
@@ -117,12 +117,13 @@ def await_end(asked: Servers, seen: Overview, member: SeenMember) -> None:
 
 
 def is_gone(view: ViewReply | None, member: SeenMember, silent_s: float) -> bool:
-    """Whether a ``member`` that does not answer has gone. ``view``: of another server; None: none knows of others."""
+    """Whether a ``member`` that does not answer has gone. ``view``: from another server, or None if none knows of
+    others."""
     if view is None:
         return silent_s >= GONE_S
     return all((each.member.id, each.member.generation) != (member.id, member.generation) for each in view.members)
 
 
 def left(counts: MemberFigures) -> str:
-    """What a server that drains has left."""
+    """Describe what a draining server has left."""
     return f"{counts.open_batches:,} open batches, {counts.pending:,} pending, {counts.unconfirmed:,} unconfirmed"

@@ -1,6 +1,6 @@
-"""Figures: what a server's Stats say that a person wants to see at once, and what two of them say of the time between.
+"""Figures: the part of a server's Stats that ``acker status`` shows, and the rates between two of them. Pure.
 
-Pure. Decides the names of the metrics that are read.
+Decides the names of the metrics that are read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _GAUGES = {
 _REPORTS = 'acker_call_duration_seconds_count{method="Apply",code="OK"}'
 _UPDATES = "acker_updates_total"
 
-# When they came, in monotonic seconds, and what they said.
+# The monotonic second at which they arrived, and the reply.
 Timed = tuple[float, StatsReply]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberFigures:
-    """Of one server, or of all. Rates are None where there is none: the server was started anew between two looks."""
+    """Figures of one server, or of all. A rate is None if the server was restarted between two replies."""
 
     pending: int = 0
     open_batches: int = 0
@@ -39,7 +39,7 @@ class MemberFigures:
 
 
 def figures(first: Timed | None, second: Timed) -> MemberFigures:
-    """What one server says: counts of the ``second`` look, rates of the time since the ``first``."""
+    """Return one server's counts from the ``second`` reply, and its rates since the ``first``."""
     values = second[1].values
     counts = {name: int(values.get(metric, 0)) for name, metric in _GAUGES.items()}
     return MemberFigures(
@@ -48,7 +48,7 @@ def figures(first: Timed | None, second: Timed) -> MemberFigures:
 
 
 def total(each: Iterable[MemberFigures]) -> MemberFigures:
-    """The sum; a rate is that of the servers that have one. A root with two replicas counts at both."""
+    """Return the sum. A rate adds up the servers that have one. A root with two replicas counts at both."""
     them = tuple(each)
     counts: Mapping[str, int] = {name: sum(getattr(one, name) for one in them) for name in _GAUGES}
     return MemberFigures(

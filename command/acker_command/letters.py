@@ -1,6 +1,7 @@
-"""Letters: dead letters as somebody looks at them: which of them, in which order, and what they have in common. Pure.
+"""Letters: selects, sorts and groups dead letters. Pure.
 
-Decides that the newest comes first, that a reason is known by its first line, and what a span of time is.
+Decides that the newest comes first, that letters are grouped by the first line of their reason, and how a span of time
+is written.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which letters: of one ``source``, with a ``reason`` that holds this text in any case, that died at ``since_s``
-    (Unix seconds) or later. None: any."""
+    """Selects letters of one ``source``, with a ``reason`` that contains this text in any case, that died at
+    ``since_s`` (Unix seconds) or later. None: any."""
 
     source: str | None = None
     reason: str | None = None
@@ -37,7 +38,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Letters with something in common: ``name``; how many, when the first and the last of them died, and the last."""
+    """A group of letters: its ``name``, their number, when the first and the last of them died, and the last."""
 
     name: str
     count: int
@@ -47,12 +48,12 @@ class Alike:
 
 
 def newest_first(letters: Iterable[DeadLetter]) -> list[DeadLetter]:
-    """Of those of one moment, the one that was written last comes first."""
+    """Sort letters; of equal times, the one that was written last comes first."""
     return sorted(letters, key=lambda letter: letter.last_s)[::-1]
 
 
 def alike(letters: Sequence[DeadLetter], what: str) -> list[Alike]:
-    """``letters``, the newest first, by "reason" or "source"; the largest group first."""
+    """Group ``letters``, the newest first, by "reason" or "source". The largest group comes first."""
     groups: dict[str, list[DeadLetter]] = {}
     for letter in letters:
         groups.setdefault(short(letter.reason) if what == "reason" else letter.source, []).append(letter)
@@ -64,12 +65,12 @@ def alike(letters: Sequence[DeadLetter], what: str) -> list[Alike]:
 
 
 def short(reason: str) -> str:
-    """A reason in a line."""
+    """Return the first line of a reason."""
     return gist(reason)
 
 
 def shown_value(letter: DeadLetter) -> str:
-    """The record itself, as text."""
+    """Return the record itself, as text."""
     if letter.value is None:
         return f"(not here: {letter.why_not_again})"
     if isinstance(letter.value, bytes):
@@ -78,13 +79,13 @@ def shown_value(letter: DeadLetter) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """In UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def since(text: str, now_s: float) -> float:
-    """Unix seconds of a time (``2026-11-22``, ``2026-11-22T08:30``, UTC unless it says otherwise), or of a span until
-    now (``90m``, ``2h``, ``3d``). Raises ``ValueError``."""
+    """Return the Unix seconds of a time (``2026-11-22``, ``2026-11-22T08:30``, UTC by default), or of a span before now
+    (``90m``, ``2h``, ``3d``). Raises ``ValueError``."""
     span = _SPAN.fullmatch(text.strip())
     if span:
         return now_s - float(span[1]) * _SECONDS[span[2]]
@@ -93,7 +94,7 @@ def since(text: str, now_s: float) -> float:
 
 
 def json_of(letter: DeadLetter) -> dict[str, Any]:
-    """A letter as ``--json`` prints it: as it stands in its file, but that its origin is apart."""
+    """Return a letter as ``--json`` prints it: as in its file, but with its origin as a separate object."""
     value = letter.value.decode(errors="backslashreplace") if isinstance(letter.value, bytes) else letter.value
     return {
         "source": letter.source,

@@ -1,4 +1,4 @@
-"""Letters picture: how dead letters look, in a terminal and as plain text. Reads none."""
+"""Letters picture: how dead letters look, in a terminal and as plain text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 from acker_client.source.records.dead_letter import DeadLetter
 from acker_command.letters import Alike, short, shown_value, time_of
 
-# Outside of a terminal a line is as long as it has to be, up to so many characters of a reason.
+# Outside a terminal a line may be long, but shows at most this many characters of a reason.
 REASON_WIDTH = 100
 VALUE_WIDTH = 60
 
 
 def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], columns: int | None) -> RenderableType:
-    """The first of ``total`` letters, one a line. ``columns``: of a terminal."""
+    """Draw the first of ``total`` letters, one a line. ``columns``: the width of a terminal."""
     table = _table(columns, "n", "last (UTC)", "source", "record", "tries", "reason")
     for number, letter in enumerate(letters, 1):
         tries = str(letter.failed) + (f"+{letter.interrupted}" if letter.interrupted else "")
@@ -31,7 +31,7 @@ def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], colu
 def grouped(
     groups: Sequence[Alike], what: str, total: int, notes: Sequence[str], columns: int | None
 ) -> RenderableType:
-    """Letters by what they have in common, with the newest of each."""
+    """Draw groups of letters, with the newest of each."""
     table = _table(columns, "letters", "first (UTC)", "last (UTC)", what, "for example")
     for group in groups:
         example = group.example
@@ -79,7 +79,7 @@ def _table(columns: int | None, *names: str) -> Table:
 
 
 def _cut(text: str, columns: int | None, width: int = REASON_WIDTH) -> str:
-    """In one line; a terminal folds a reason, and nothing else is as long as it likes."""
+    """Return the text in one line, cut unless a terminal can fold it."""
     line = " ".join(text.split())
     is_folded = columns is not None and width == REASON_WIDTH
     return line if is_folded or len(line) <= width else f"{line[: width - 3]}..."

@@ -1,6 +1,6 @@
-"""Options: what the commands that ask servers share: ``--servers``, ``--json``, and one sentence for each mistake.
+"""Options: the common part of commands that ask servers: ``--servers``, ``--json``, and errors of one sentence.
 
-Exit status 2: the command could not do what it was asked for; the sentence is on standard error.
+Exit status 2: the command failed; the sentence is on standard error.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from acker_protocol.placement import parts_of
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
-# What click calls the kinds of numbers that an option takes.
+# Click's names for the types of numbers, and ours.
 _KINDS = {"float range": "number", "float": "number", "integer range": "whole number", "integer": "whole number"}
 
 servers_option = click.option(
     "--servers",
     metavar="HOST:PORT,...",
-    help=f"The servers; of a cluster in ZooKeeper any one will do. [{SERVERS_VARIABLE}]",
+    help=f"The servers; any one of a cluster in ZooKeeper is enough. [{SERVERS_VARIABLE}]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 
 
 class Mistake(click.ClickException):
-    """What was asked for cannot be done; the text is one sentence."""
+    """The command cannot do what it was asked for. The text is one sentence."""
 
     exit_code = 2
 
 
 def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Settings:
-    """Where the servers are. Raises :class:`Mistake`."""
+    """Return the settings that reach the servers. Raises :class:`Mistake`."""
     named = environ.get(SERVERS_VARIABLE, "") if servers is None else servers
     if not named.strip():
         raise Mistake(f"no servers are named: give --servers host:port,host:port or set {SERVERS_VARIABLE}")
@@ -49,7 +49,8 @@ def settings(servers: str | None, environ: Mapping[str, str] = os.environ) -> Se
 
 
 def json_of(overview: Overview, more: Callable[[SeenMember], Mapping[str, Any]]) -> dict[str, Any]:
-    """What ``--json`` prints of members; 64-bit numbers as hex, which no reader rounds. ``more``: of one member."""
+    """Return what ``--json`` prints about members, with 64-bit numbers as hex, which no reader rounds. ``more`` adds
+    fields for one member."""
     ensemble, epoch = parts_of(overview.epoch)
     return {
         "epoch": epoch,
@@ -72,7 +73,7 @@ def json_of(overview: Overview, more: Callable[[SeenMember], Mapping[str, Any]])
 
 
 def run(command: click.Command, words: Sequence[str]) -> int:
-    """Do what ``words`` ask ``command`` for; returns the exit status."""
+    """Run ``command`` with the arguments ``words``; return the exit status."""
     name = f"acker {command.name}"
     try:
         return int(command.main(list(words), prog_name=name, standalone_mode=False) or 0)
@@ -94,7 +95,7 @@ def run(command: click.Command, words: Sequence[str]) -> int:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Words for the end of "no such option", where one of ``known`` is near."""
+    """Return the end of a "no such option" error: the nearest of ``known``, if there is one."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; the nearest is {close[0]}" if close else ""
 

@@ -1,7 +1,7 @@
-"""Overview: what the answers of servers say together: who is a member, how each of them is, and what is odd. Pure.
+"""Overview: combines the answers of servers: the members, the state of each, and what is wrong. Pure.
 
-Decides which view counts, and what each member's state is. Where some server knows of the others (ZooKeeper), the
-newest view says who there is; else the servers that were named are all there are.
+Decides which view counts, and the state of each member. If some server knows of the others (ZooKeeper), the newest view
+lists the members. Otherwise they are the servers that were named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from acker_protocol.placement import Member, View, parts_of
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server at ``address`` said; ``trouble``: why there is no ``hello``."""
+    """The answer of the server at ``address``; ``trouble``: why there is no ``hello``."""
 
     address: str
     hello: HelloReply | None = None
@@ -25,9 +25,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SeenMember:
-    """A server. ``id``, ``generation``, ``state``, ``version``, ``incarnation``: None where nobody has said.
+    """A server. ``id``, ``generation``, ``state``, ``version``, ``incarnation``: None if unknown.
 
-    ``is_answering``: the server itself has answered. ``away_ms``: how much longer one that is AWAY may be.
+    ``is_answering``: the server itself has answered. ``away_ms``: how much longer an AWAY server may stay away.
     """
 
     address: str
@@ -56,7 +56,7 @@ class SeenMember:
 
     @property
     def short_generation(self) -> str:
-        """Enough of it to see that it is another one."""
+        """The first digits of the generation, enough to tell two apart."""
         return "-" if self.generation is None else f"{self.generation:016x}"[:8]
 
 
@@ -70,7 +70,7 @@ class Overview:
 
     @property
     def view(self) -> View:
-        """What clients place new batches on."""
+        """The view on which clients place new batches."""
         taking = [seen for seen in self.members if seen.takes_batches]
         members = [Member(seen.id or 0, seen.generation or 0, seen.address) for seen in taking]
         return View(self.epoch, tuple(members))
@@ -87,13 +87,13 @@ class Overview:
 
 
 def newest(answers: Sequence[Answer]) -> ViewReply | None:
-    """The view that counts; None where no server knows of others."""
+    """Return the view that counts; None if no server knows of others."""
     views = [answer.view for answer in answers if answer.view is not None and answer.view.epoch]
     return max(views, key=lambda view: view.epoch, default=None)
 
 
 def registered(view: ViewReply, answers: Sequence[Answer]) -> Overview:
-    """The members of ``view``. ``answers``: of servers that were named, and of members."""
+    """Combine ``view`` with the ``answers`` of its members and of the servers that were named."""
     by_address = {answer.address: answer for answer in answers}
     members = tuple(_registered(listed, by_address.get(listed.member.address)) for listed in view.members)
     incarnations = {seen.incarnation for seen in members if seen.is_answering}
@@ -104,7 +104,7 @@ def registered(view: ViewReply, answers: Sequence[Answer]) -> Overview:
 
 
 def of_list(answers: Sequence[Answer]) -> Overview:
-    """Servers that know of no others. Raises ValueError, a sentence, where two of them have one id."""
+    """Combine the answers of servers that know of no others. Raises ValueError, a sentence, if two have the same id."""
     members: dict[int, SeenMember] = {}
     silent: list[SeenMember] = []
     notes: list[str] = []
@@ -123,7 +123,7 @@ def of_list(answers: Sequence[Answer]) -> Overview:
 
 
 def same_id(one: str, other: str, id: int) -> str:
-    """What to say of two servers in one list."""
+    """Return the error for two servers of one list."""
     return (
         f"the servers at {one} and {other} both have the id {id}: start each with an --id of its own, 0, 1, 2 ..., or "
         "name them apart"
@@ -136,7 +136,7 @@ def _registered(listed: ListedMember, answer: Answer | None) -> SeenMember:
     if hello is None or (hello.id, hello.generation) != (member.id, member.generation):
         return SeenMember(member.address, member.id, member.generation, listed.state, away_ms=listed.away_ms)
     seen = _seen(member.address, hello)
-    # It knows at once that it drains; the view that another server has may be a moment older, or newer.
+    # The server's own answer may be a moment older, or newer, than another server's view.
     return replace(seen, state=MemberState.DRAINING) if listed.state == MemberState.DRAINING else seen
 
 
@@ -146,7 +146,7 @@ def _seen(address: str, hello: HelloReply) -> SeenMember:
 
 
 def _note(answer: Answer, view: ViewReply, incarnations: set[int | None]) -> str:
-    """What is odd of a server that is no member which answers as the view lists it; nothing ("") where nothing is."""
+    """Return what is wrong with a server that does not answer as a member of the view; "" if nothing is."""
     listed = next((each.member for each in view.members if each.member.address == answer.address), None)
     hello = answer.hello
     if hello is None:

@@ -1,6 +1,6 @@
-"""Picture: how members, their slots and their figures look, in a terminal and as plain text. Asks nobody.
+"""Picture: how members, their slots and their figures look, in a terminal and as plain text. Asks no server.
 
-Decides that a terminal gets colours and blocks, and everything else ASCII of any width, without colours.
+Decides that a terminal gets colours and blocks. Everything else gets ASCII of any width, without colours.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BAR_WIDTH = 16
 BAR_WIDTH_MIN = 2
 COUNT_WIDTH = 5
 BAND_WIDTH = 64
-# The columns of `ring`, with the spaces between, but for bars, addresses and states.
+# Width of the columns of `ring` and their spaces, without bars, addresses and states.
 BESIDE_BARS = 45
 PLAIN_WIDTH = 1000
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_white", "bright_black")
@@ -32,8 +32,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def show(draw: Callable[[int | None], RenderableType]) -> None:
-    """Print what ``draw`` gives on standard output; ``draw`` is given the columns of a terminal that shows colours and
-    blocks, else None."""
+    """Print the result of ``draw``, which gets the width of a terminal with colours and blocks, else None."""
     console = Console(highlight=False)
     if console.is_terminal and not console.options.ascii_only:
         console.print(draw(console.width))
@@ -42,7 +41,7 @@ def show(draw: Callable[[int | None], RenderableType]) -> None:
 
 
 def plain(drawn: RenderableType) -> str:
-    """As text: no line is folded, and none ends in spaces."""
+    """Return it as text: no line is folded, and none ends in spaces."""
     page = io.StringIO()
     Console(file=page, width=PLAIN_WIDTH, highlight=False, color_system=None).print(drawn)
     return "".join(f"{line.rstrip()}\n" for line in page.getvalue().splitlines())
@@ -51,8 +50,8 @@ def plain(drawn: RenderableType) -> str:
 def ring(
     overview: Overview, balances: Sequence[Balance], owners: Replicas | None, columns: int | None = None
 ) -> RenderableType:
-    """Members with a bar for each number of replicas; in a terminal of so many ``columns`` also the slots. ``owners``:
-    the server of each slot with R = 1, as an index into the members of the view, or None."""
+    """Draw members with a bar for each number of replicas; in a terminal (with its ``columns``) also the slots.
+    ``owners``: the server of each slot with R = 1, as an index into the members of the view, or None."""
     in_blocks, width = columns is not None, _bar_width(overview, columns)
     colours = _colours(overview)
     table = _table("id", "address", "generation", "version", "state")
@@ -71,7 +70,7 @@ def ring(
 
 
 def status(overview: Overview, figures: Mapping[str, MemberFigures], total: MemberFigures) -> RenderableType:
-    """A row of figures for each member, and their total. ``figures``: by address."""
+    """Draw a row of figures for each member, and their total. ``figures``: by address."""
     table = _table("id", "address", "state")
     for name in ("pending", "batches", "sources", "unconfirmed", "reports/s", "updates/s"):
         table.add_column(name, justify="right")
@@ -103,7 +102,7 @@ def _condition(seen: SeenMember) -> Text:
 
 
 def _colours(overview: Overview) -> dict[str, str]:
-    """Of those in the view, by address, in its order."""
+    """Return the colours of the view's members, by address."""
     members = overview.view.members
     return {member.address: COLOURS[index % len(COLOURS)] for index, member in enumerate(members)}
 
@@ -118,7 +117,7 @@ def _slots(seen: SeenMember, balance: Balance, colours: Mapping[str, str], width
 
 
 def _bar_width(overview: Overview, columns: int | None) -> int:
-    """What each of two bars has beside the other columns."""
+    """Return the width of each of two bars."""
     if columns is None:
         return BAR_WIDTH
     widest = max(len(seen.address) + len(seen.condition) for seen in overview.members)
@@ -133,7 +132,7 @@ def _bar(width: float, *, in_blocks: bool) -> str:
 
 
 def _band(owners: Replicas) -> list[Text]:
-    """The slots in rows, two of them in a line."""
+    """Draw the slots in rows, two of them in a line."""
     rows = owners.reshape(-1, 2, BAND_WIDTH).tolist()
     colour = [COLOURS[index % len(COLOURS)] for index in range(max(map(max, owners.reshape(-1, 2).tolist())) + 1)]
     return [

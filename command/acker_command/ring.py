@@ -1,4 +1,4 @@
-"""Ring: ``acker ring``, who there is and how slots are spread over them."""
+"""Ring: ``acker ring``, which shows the servers and how slots are spread over them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ REPLICAS = (1, 2)
 @servers_option
 @json_option
 def ring(servers: str | None, as_json: bool) -> None:
-    """Show the servers: who is a member, how each is, and how slots are spread over those that take new batches.
+    """Show the servers: the members, the state of each, and how slots are spread over those that take new batches.
 
     \b
     active      takes new batches
-    draining    takes nothing new, and ends once nothing is left of what it has
-    away        stopped with its state, and said to be back; clients wait for it
+    draining    takes nothing new, and ends once it has nothing left
+    away        stopped with its state, and announced its return; clients wait for it
     no answer   does not answer this command
     slots       of the 1024 of a batch, with each root on R = 1 server or on R = 2
 
-    Where servers register in ZooKeeper, any one of them knows all; else those that are named are all there are.
-    Exits with status 2 where no server answers, or one that is named is the wrong one.
+    If servers register in ZooKeeper, any one of them knows all. Otherwise only the named servers are shown.
+    Exits with status 2 if no server answers, or a named one is the wrong one.
     """
     with Servers(options.settings(servers)) as asked:
         seen = asked.overview()
@@ -44,7 +44,7 @@ def ring(servers: str | None, as_json: bool) -> None:
 
 
 def json_of(seen: Overview, balances: Sequence[Balance]) -> dict[str, Any]:
-    """The one object that ``--json`` prints; ``slots`` by number of replicas, of those that take new batches."""
+    """Return the object that ``--json`` prints. ``slots``: by number of replicas, for members that take new batches."""
     return options.json_of(
         seen,
         lambda member: {

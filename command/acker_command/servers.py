@@ -1,7 +1,6 @@
-"""Servers: those that were named, and those that they list, asked side by side.
+"""Servers: asks the named servers, and those that they list, in parallel.
 
-Decides how long each is given, and how its silence is put into words. What their answers mean together is
-``overview``'s.
+Decides how long to wait for each, and how its silence is described. ``overview`` combines the answers.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from acker_command import overview
 from acker_command.overview import Answer, Overview, SeenMember
 from acker_protocol.messages import DrainReply, MemberState, StatsReply, Transport, ViewReply
 
-# The greeting has a second at first; who is slow gets all of it.
+# The greeting gets one second at first; a slow server gets all of it.
 ANSWER_S = 3.0
 TRIES = 2
 
-# What gRPC says at length.
+# Short forms of gRPC's messages.
 _BRIEFLY = {
     "Connection refused": "connection refused",
     "DEADLINE_EXCEEDED": f"silent for {ANSWER_S:g} s",
-    "attempt timed out": "the connection is taken, and nothing is said",
+    "attempt timed out": "the connection is accepted, and nothing is answered",
     "resolves to nothing": "the name resolves to nothing",
 }
 
@@ -41,15 +40,15 @@ Reply = TypeVar("Reply")
 Asked = TypeVar("Asked")
 
 
-class NobodyAnswers(AckerError):
-    """No server that was named answers."""
+class NoServerAnswers(AckerError):
+    """None of the named servers answers."""
 
 
 class Servers:
-    """A context: what it leaves open is closed at its end."""
+    """Calls to servers, as a context manager that closes their connections."""
 
     def __init__(self, settings: Settings) -> None:
-        # A wait of seconds is this command's to show, not the log's.
+        # This command itself shows waits of seconds, so the client does not log them.
         logging.getLogger("acker_client").addHandler(logging.NullHandler())
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         self._threads = Threads()
@@ -65,36 +64,36 @@ class Servers:
         self._cluster.close()
 
     def overview(self) -> Overview:
-        """Who there is. Raises NobodyAnswers, and Rejected where a server that was named is the wrong one or two in a
-        list have one id."""
+        """Return the members. Raises NoServerAnswers, and Rejected if a named server is the wrong one or two in a list
+        have the same id."""
         seeds = tuple(dict.fromkeys(self._cluster.settings.servers))
         answers = self._beside(self._named, seeds)
         if all(answer.hello is None for answer in answers):
-            raise NobodyAnswers(_silence(answers))
+            raise NoServerAnswers(_silence(answers))
         view = overview.newest(answers)
         if view is None:
             try:
                 return overview.of_list(answers)
             except ValueError as error:
                 raise Rejected(str(error)) from None
-        # Who is away has said so.
+        # Does not ask AWAY servers, which are known to be down.
         listed = [each.member.address for each in view.members if each.state != MemberState.AWAY]
         answers += self._beside(self._listed, [address for address in listed if address not in seeds])
         return overview.registered(view, answers)
 
     def stats(self, members: Iterable[SeenMember]) -> dict[str, tuple[float, StatsReply]]:
-        """Figures of those that answer, by address, each with the monotonic second at which it came."""
+        """Return the figures of members that answer, by address, each with the monotonic second of its arrival."""
         addresses = [seen.address for seen in members if seen.is_answering]
         found = self._beside(self._figures, addresses)
         return {address: figures for address, figures in zip(addresses, found, strict=True) if figures is not None}
 
     def drain(self, address: str) -> DrainReply:
-        """Ask the server at ``address`` to drain; Unavailable when no answer came."""
-        # Once: a server that ended meanwhile may have been started anew, and is not to be drained.
+        """Ask the server at ``address`` to drain. Raises Unavailable without an answer."""
+        # No second try: the server may have ended and been started again, and must not drain then.
         return self._call(address, lambda transport, timeout_s: transport.drain(timeout_s), tries=1)
 
     def view(self, addresses: Iterable[str]) -> ViewReply | None:
-        """What the first server that answers lists; None where none knows of others."""
+        """Return the view of the first server that answers and knows of others, or None."""
         for address in addresses:
             try:
                 reply = self._call(address, _view)
@@ -112,7 +111,7 @@ class Servers:
         return Answer(address, self._cluster.caller(address).connection.hello, view)
 
     def _listed(self, address: str) -> Answer:
-        """A member that is another server than it should be is shown, and hides none of the others."""
+        """Ask a member. One that turns out to be another server is shown, and does not hide the others."""
         try:
             return self._named(address)
         except Rejected as error:
@@ -134,7 +133,7 @@ class Servers:
         return self._call(address, call, tries - 1)
 
     def _beside(self, ask: Callable[[str], Asked], addresses: Sequence[str]) -> list[Asked]:
-        """``ask`` of each, side by side, in their order."""
+        """Call ``ask`` for each address in parallel; return the results in order."""
 
         def started(address: str) -> Callable[[], Asked]:
             return lambda: ask(address)

@@ -1,4 +1,4 @@
-"""Status: ``acker status``, what each server has to do."""
+"""Status: ``acker status``, which shows the load of each server."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from acker_command.servers import Servers
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Over how long rates are measured.",
+    help="Time over which rates are measured.",
 )
 @json_option
 def status(servers: str | None, interval_s: float, as_json: bool) -> None:
-    """Show what each server has to do, and all of them together.
+    """Show the load of each server, and of all together.
 
     \b
     pending       roots without an outcome; one with two replicas counts at both servers
-    batches       that are open, and wait to be settled
-    sources       whose lease runs; one that has roots on two servers counts at both
+    batches       open batches, which wait to be settled
+    sources       sources whose lease has not expired; one that has roots on two servers counts at both
     unconfirmed   outcomes that their source has not confirmed
     reports/s     messages of reports that were answered; a report of more than a MiB is several
     updates/s     entries of reports that were applied, inits included
 
-    A rate is "-" where the server was started anew meanwhile. States are those of `acker ring`. Exits with status 2
-    where no server answers, or one that is named is the wrong one.
+    A rate is "-" if the server was restarted meanwhile. States are those of `acker ring`. Exits with status 2
+    if no server answers, or a named one is the wrong one.
     """
     with Servers(options.settings(servers)) as asked:
         seen = asked.overview()
@@ -54,6 +54,6 @@ def status(servers: str | None, interval_s: float, as_json: bool) -> None:
 
 
 def json_of(seen: Overview, found: Mapping[str, MemberFigures]) -> dict[str, Any]:
-    """The one object that ``--json`` prints. ``found``: by address; a server without an answer has no figures."""
+    """Return the object that ``--json`` prints. ``found``: by address; a server without an answer has no figures."""
     members = options.json_of(seen, lambda member: found[member.address].as_json() if member.address in found else {})
     return {**members, "total": total(found.values()).as_json()}

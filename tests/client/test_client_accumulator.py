@@ -1,4 +1,4 @@
-"""The accumulator beside a dict that does the same one call after the other."""
+"""The accumulator compared with a dict that handles one call after the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CALLS = st.lists(
 
 
 class Twin:
-    """What the calls add up to, one after the other."""
+    """Adds up the calls one after the other."""
 
     def __init__(self) -> None:
         self.updates: dict[int, tuple[int, int]] = {}
@@ -104,7 +104,7 @@ def reasons_of(draft: Draft) -> dict[int, str]:
 
 
 @given(CALLS)
-def test_any_calls_add_up_to_what_a_dict_says(calls: list[tuple[Any, ...]]) -> None:
+def test_any_calls_add_up_like_a_dict(calls: list[tuple[Any, ...]]) -> None:
     accumulator, twin = Accumulator(), Twin()
     for name, *arguments in calls:
         told(accumulator, name, *arguments)
@@ -119,7 +119,7 @@ def test_any_calls_add_up_to_what_a_dict_says(calls: list[tuple[Any, ...]]) -> N
 
 
 @given(CALLS)
-def test_every_report_is_in_wire_order_and_nothing_is_left_behind(calls: list[tuple[Any, ...]]) -> None:
+def test_every_report_is_in_wire_order_and_complete(calls: list[tuple[Any, ...]]) -> None:
     accumulator = Accumulator()
     for name, *arguments in calls:
         told(accumulator, name, *arguments)
@@ -175,7 +175,7 @@ def test_a_column_of_64_bit_integers_is_the_same_ids_in_whatever_dtype(column: A
     assert set(draft.entries.root_ids.tolist()) == {1, (1 << 64) - 3}
 
 
-def test_what_the_caller_does_with_its_arrays_later_changes_nothing() -> None:
+def test_later_changes_to_the_callers_arrays_have_no_effect() -> None:
     accumulator = Accumulator()
     roots, vals = np.array([7], np.uint64), np.array([5], np.uint64)
     accumulator.ack_columns(roots, vals)

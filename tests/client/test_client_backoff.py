@@ -1,4 +1,4 @@
-"""Backoff, deadline and patience, by a clock that stands still unless somebody sleeps."""
+"""Backoff, deadline and patience, in simulated time."""
 
 from __future__ import annotations
 

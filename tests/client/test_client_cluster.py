@@ -1,4 +1,4 @@
-"""Which servers there are, as one client knows: what it heard before says nothing of who has come since."""
+"""The servers as one client knows them: older knowledge says nothing about servers that came since."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Registered:
     views: dict[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
 
     def start(self, number: int, generation: int) -> Member:
-        """A server comes, or comes back without its state, and all others hear of it."""
+        """Start a server, perhaps again without its state, and update the views of all others."""
         self.generations[f"s{number}:1"] = generation
         epoch = 1 + max((epoch for epoch, _ in self.views.values()), default=0)
         listed = {int(address[1]): generation for address, generation in self.generations.items()}
@@ -111,9 +111,7 @@ def test_a_server_that_left_and_came_back_is_not_gone_for_a_batch_that_was_place
     assert not client.gone(back)
 
 
-def test_a_server_that_the_newest_view_does_not_list_is_gone_at_once_for_what_was_placed_before(
-    servers: Registered,
-) -> None:
+def test_a_server_missing_from_the_newest_view_is_gone_for_earlier_batches(servers: Registered) -> None:
     client = servers.cluster()
     client.hear_of(place(client.view(client.patience()), 1, 1, 2))
     del servers.generations["s2:1"]
@@ -159,7 +157,7 @@ def test_a_process_that_knows_a_server_from_a_batch_of_an_older_ensemble_gives_i
     assert client.gone(late) == "its server is gone"
 
 
-def test_a_server_that_came_back_is_not_taken_for_the_one_that_was_greeted_before(servers: Registered) -> None:
+def test_a_server_that_came_back_is_not_confused_with_its_predecessor(servers: Registered) -> None:
     client = servers.cluster()
     client.caller("s2:1").greeted_once(client.patience().deadline)
     client.view(client.patience())
@@ -184,7 +182,7 @@ def test_a_server_that_was_greeted_since_and_is_another_one_is_gone(servers: Reg
     assert client.gone(before) == "its server came back without its state"
 
 
-def test_a_view_that_is_older_than_one_that_was_heard_of_is_asked_for_elsewhere(servers: Registered) -> None:
+def test_after_an_outdated_view_another_server_is_asked(servers: Registered) -> None:
     stale = servers.views["s1:1"]
     servers.start(3, 30)
     servers.views["s1:1"] = stale

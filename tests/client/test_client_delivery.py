@@ -71,7 +71,7 @@ def test_every_section_gets_one_final_answer_and_is_never_sent_after_it(
 
 
 @given(st.integers(0, 300), st.randoms(use_true_random=False))
-def test_what_is_covered_is_said_last_and_only_when_all_the_rest_was_counted(count: int, dice: random.Random) -> None:
+def test_covered_numbers_are_sent_last_and_only_after_all_entries_were_counted(count: int, dice: random.Random) -> None:
     entries = entries_of(count)
     plain = Entries(entries.root_ids, entries.ack_vals)
     delivery = Delivery(IDENTITY, plain, InitScope(9, 1, np.array([[0, 500]], np.uint64)))
@@ -90,7 +90,7 @@ def test_what_is_covered_is_said_last_and_only_when_all_the_rest_was_counted(cou
         delivery.answered(key, reply(Status.APPLIED, statuses))
 
 
-def test_a_report_without_entries_still_says_what_it_covered() -> None:
+def test_a_report_without_entries_still_sends_its_covered_numbers() -> None:
     none = Entries(np.empty(0, np.uint64), np.empty(0, np.uint64))
     delivery = Delivery(IDENTITY, none, InitScope(9, 1, np.array([[0, 500]], np.uint64)))
     ((key, message),) = delivery.ready()
@@ -102,7 +102,7 @@ def test_a_report_without_entries_still_says_what_it_covered() -> None:
     assert delivery.done
 
 
-def test_a_report_of_nothing_is_done_from_the_start() -> None:
+def test_an_empty_report_is_done_from_the_start() -> None:
     delivery = Delivery(IDENTITY, Entries(np.empty(0, np.uint64), np.empty(0, np.uint64)))
     assert delivery.done
     assert delivery.result == ReportResult()

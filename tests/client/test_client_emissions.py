@@ -1,4 +1,4 @@
-"""What a source emits on several servers: each root has one outcome, and a server that missed a report no say in it."""
+"""Emissions on several servers: each root has one outcome, and a server that missed a report has no vote on it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def registered() -> Iterator[Listed]:
 
 
 class Listed(Registered):
-    """Servers of a registry, with cuts: a process whose path to a server is cut still reads that it is there."""
+    """Servers of a registry, with cuts: a process that cannot reach a server still reads that it exists."""
 
     def _connect(self, name: str, address: str) -> Any:
         return Cut(super()._connect(name, address), lambda: address in self.cut.get(name, ()))
 
     def kill(self, number: int) -> None:
-        """A server dies, and the registry takes it out of the view."""
+        """Stop a server for good, and remove it from the registry's view."""
         self.by_address.pop(self.listed.pop(number))
         self.epoch += 1
 
@@ -64,7 +64,7 @@ def ack(client: AckerClient, anchors: list[Anchor]) -> None:
 
 
 def heard(source: AckerClient, count: int, wait_s: float = 0.1) -> Counter[tuple[int, Verdict]]:
-    """Outcomes, until there are ``count`` of them, and a little longer."""
+    """Collect outcomes until there are ``count`` of them, and a little longer."""
     found: Counter[tuple[int, Verdict]] = Counter()
     while found.total() < count:
         found.update((each.root_id, each.verdict) for each in source.watch(wait_s).outcomes)
@@ -78,7 +78,7 @@ def all_of(anchors: list[Anchor], verdict: Verdict) -> Counter[tuple[int, Verdic
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_what_is_emitted_and_acked_through_other_processes_is_acked(servers: Servers, replicas: int) -> None:
+def test_roots_acked_through_other_processes_are_acked(servers: Servers, replicas: int) -> None:
     source, worker = servers.client(replicas=replicas), servers.client()
     worker.join(source.open_source("clicks"))
     anchors = emitted(source, 3000)
@@ -98,9 +98,7 @@ def test_join_needs_no_watch_of_the_source_and_no_emission_before_it(count: int)
     servers.close()
 
 
-def test_a_fail_whose_path_to_one_server_is_cut_is_not_taken_for_delivered_and_counts_once_it_is(
-    registered: Listed,
-) -> None:
+def test_a_fail_that_cannot_reach_one_server_is_delivered_later(registered: Listed) -> None:
     source = registered.client("source")
     worker, other = registered.client("worker", budget_s=1.0), registered.client("other", budget_s=1.0)
     session = source.open_source("clicks", message_timeout_s=None)
@@ -195,7 +193,7 @@ def test_a_source_that_cannot_reach_a_server_believes_it_no_more_and_emits_witho
     assert heard(source, ROOTS) == all_of(anchors, Verdict.FAILED)
 
 
-def test_a_watch_in_another_thread_forgets_nothing_that_is_on_its_way(servers: Servers) -> None:
+def test_a_watch_in_another_thread_forgets_no_report_in_flight(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks", message_timeout_s=None)
     found: Counter[tuple[int, Verdict]] = Counter()
@@ -262,7 +260,7 @@ def test_where_both_servers_of_a_root_fail_and_one_comes_back_each_root_is_lost_
     assert heard(source, ROOTS) == all_of(again, Verdict.ACKED)
 
 
-def test_the_plain_loop_hears_of_each_root_that_its_only_replica_has_lost() -> None:
+def test_the_plain_loop_learns_of_each_root_that_its_only_replica_lost() -> None:
     servers = Servers(3)
     source = servers.client(replicas=1)
     source.open_source("clicks", message_timeout_s=None)
@@ -304,7 +302,7 @@ def test_numbers_that_are_never_drawn_have_no_outcome_and_no_room_is_kept_for_th
     assert source._state().source().pins == ()
 
 
-def test_a_source_that_emits_much_has_larger_batches_and_one_that_emits_little_small_ones(servers: Servers) -> None:
+def test_the_size_of_batches_follows_the_rate_of_emissions(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks", message_timeout_s=None)
     emitted(source, 6000)
@@ -342,7 +340,7 @@ def test_a_source_emits_into_a_new_batch_when_a_server_comes(servers: Servers) -
     assert heard(source, len(before + after)) == all_of(before + after, Verdict.ACKED)
 
 
-def test_a_server_that_drains_is_not_kept_by_a_source_that_emits_nothing_more(servers: Servers) -> None:
+def test_an_idle_source_does_not_delay_the_end_of_a_drain(servers: Servers) -> None:
     source = servers.client()
     source.open_source("clicks")
     anchors = emitted(source)
@@ -429,9 +427,7 @@ def test_a_late_ack_of_an_own_batch_that_has_ended_holds_up_no_other_report(serv
     assert heard(emitter, ROOTS) == all_of(anchors, Verdict.ACKED)
 
 
-def test_an_update_of_a_root_that_nobody_has_emitted_holds_up_no_other_and_is_kept_until_its_source_is_joined(
-    servers: Servers,
-) -> None:
+def test_an_update_of_an_unknown_root_delays_no_other_and_waits_for_a_join(servers: Servers) -> None:
     source, late, worker = servers.client("source"), servers.client("late"), servers.client("worker", budget_s=2.0)
     worker.join(source.open_source("clicks", message_timeout_s=None))
     session = late.open_source("late", message_timeout_s=None)
@@ -491,9 +487,7 @@ def sealed(client: AckerClient) -> Replication:
 # -- what other processes may not decide
 
 
-def test_a_process_that_joined_is_told_that_a_fail_reached_nobody_also_where_it_goes_on_unreported(
-    servers: Servers,
-) -> None:
+def test_a_fail_that_reached_no_server_is_raised_and_sent_again(servers: Servers) -> None:
     source = servers.client("source")
     worker = servers.client("worker", budget_s=1.0, on_unreachable="continue")  # type: ignore[arg-type]
     session = source.open_source("clicks", message_timeout_s=None)
@@ -538,7 +532,7 @@ def test_a_join_in_the_middle_of_a_flush_makes_no_fresh_root_look_over(
     assert heard(source, 3) == all_of(anchors, Verdict.ACKED)
 
 
-def test_a_join_that_hears_something_older_keeps_what_is_known(servers: Servers) -> None:
+def test_an_outdated_join_does_not_replace_newer_knowledge(servers: Servers) -> None:
     source, worker = servers.client("source"), servers.client("worker")
     session = source.open_source("clicks")
     worker.join(session)

@@ -1,4 +1,4 @@
-"""The client as a program uses it, against a real shard in memory: what calls do, and say when they cannot."""
+"""The client as a program uses it, against a real shard in memory: results and errors of its calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def client(make: Callable[..., AckerClient]) -> AckerClient:
 
 
 def opened(client: AckerClient, **timeouts: float | None) -> AckerClient:
-    """``client`` with an open source, and batch 1, that is not held."""
+    """``client`` with an open source, and batch 1, which is not held."""
     client.open_source("orders", lease_s=600)
     client.open_batch(1, FIRST, 1 << 20, held=False, **{"message_timeout_s": 30.0, **timeouts})
     return client
@@ -66,7 +66,7 @@ def outcomes(client: AckerClient, wait_s: float = 0.0) -> dict[int, tuple[Verdic
 
 
 class Answering:
-    """A transport whose ``apply`` answers from a list, then as the one behind it."""
+    """A transport whose ``apply`` answers from a list, then like the transport behind it."""
 
     def __init__(self, inner: LocalTransport, *replies: ApplyReply | Exception) -> None:
         self._inner = inner
@@ -145,7 +145,7 @@ def test_outcomes_are_handed_over_once_and_confirmed(client: AckerClient, server
     assert server.shard.stats.unconfirmed == 0
 
 
-def test_a_watch_waits_for_what_time_brings(client: AckerClient, time: SimulatedTime) -> None:
+def test_a_watch_waits_for_timeouts(client: AckerClient, time: SimulatedTime) -> None:
     client.init(ROOT, 5, batch=1)
     client.flush()
     assert outcomes(client, 60.0) == {ROOT: (Verdict.TIMED_OUT, "message_timeout")}
@@ -206,7 +206,7 @@ def test_going_on_unreported_is_counted_and_logged_once(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
-def test_what_cannot_be_sent_since_no_server_has_answered_yet_is_dropped_and_counted(
+def test_reports_before_any_server_has_answered_are_dropped_and_counted(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
     client = make(on_unreachable="continue", budget_s=1.0)
@@ -285,7 +285,7 @@ def test_an_unanswered_status_keeps_the_report_and_names_itself(
         (Status.STALE, errors.Rejected),
     ],
 )
-def test_what_is_refused_for_good_is_raised_at_once_and_not_sent_again(
+def test_a_permanent_refusal_is_raised_at_once_and_not_retried(
     make: Callable[..., AckerClient], server: LocalServer, time: SimulatedTime, status: Status, error: type[Exception]
 ) -> None:
     transports: list[Answering] = []
@@ -327,7 +327,7 @@ def test_a_root_id_that_another_source_has_is_lost_for_both_and_logged(
     assert outcomes(client) == outcomes(other) == {ROOT: (Verdict.LOST, "root_conflict")}
 
 
-def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
+def test_a_report_of_inits_names_the_numbers_it_covered(client: AckerClient) -> None:
     first = 1 << 50
     client.open_batch(2, first, 10)
     roots = ids.root_ids(first, np.arange(4, dtype=np.uint64))
@@ -342,7 +342,7 @@ def test_a_report_of_inits_says_what_it_covered(client: AckerClient) -> None:
     assert len(reported) == 8
 
 
-def test_settling_what_is_not_open_is_an_unknown_batch(client: AckerClient) -> None:
+def test_settling_a_batch_that_is_not_open_is_an_unknown_batch(client: AckerClient) -> None:
     with pytest.raises(errors.UnknownBatch, match="batch 9 is not open on this client"):
         client.settle(9, Settlement.DONE)
 
@@ -372,7 +372,7 @@ def test_inits_of_a_batch_that_was_settled_meanwhile_are_refused_and_the_acks_st
     assert client.totals.applied == 1
 
 
-def test_what_a_server_has_forgotten_is_lost_and_what_is_emitted_then_is_not(
+def test_roots_that_a_server_forgot_are_lost_and_later_ones_are_not(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
     client = make()
@@ -418,7 +418,7 @@ def test_a_silent_server_is_no_error_of_a_watch_and_its_silence_is_measured(
     assert client.silent_for_s == 0.0
 
 
-def test_a_closed_source_leaves_nothing_at_the_server(client: AckerClient, server: LocalServer) -> None:
+def test_closing_a_source_removes_it_from_the_server(client: AckerClient, server: LocalServer) -> None:
     client.init(ROOT, 5, batch=1)
     client.flush()
     client.close_source()
@@ -427,7 +427,7 @@ def test_a_closed_source_leaves_nothing_at_the_server(client: AckerClient, serve
         client.watch()
 
 
-def test_what_a_source_had_not_sent_when_it_was_closed_is_nothing_of_the_next_one(
+def test_unsent_reports_of_a_closed_source_do_not_reach_the_next_one(
     make: Callable[..., AckerClient], server: LocalServer
 ) -> None:
     client = make(budget_s=1.0)
@@ -462,7 +462,9 @@ def test_what_a_source_had_not_sent_when_it_was_closed_is_nothing_of_the_next_on
         lambda client: client.settle(1, Settlement.DONE),
     ],
 )
-def test_what_needs_a_source_says_so(make: Callable[..., AckerClient], call: Callable[[AckerClient], object]) -> None:
+def test_calls_that_need_a_source_raise_an_error_that_names_it(
+    make: Callable[..., AckerClient], call: Callable[[AckerClient], object]
+) -> None:
     with pytest.raises(errors.UnknownSource, match="open_source"):
         call(make())
 
@@ -517,7 +519,7 @@ def test_a_number_that_cannot_be_is_refused_by_name(
         call(client)
 
 
-def test_a_report_of_int64_columns_is_told_how_to_view_them(client: AckerClient) -> None:
+def test_a_report_of_int64_columns_is_refused_with_how_to_view_them(client: AckerClient) -> None:
     signed = np.array([1, -2], np.int64)
     with pytest.raises(TypeError, match=r"entries\.root_ids is int64: give entries\.root_ids\.view\(np\.uint64\)"):
         client.report(Identity(1, 2), Entries(signed, signed))  # type: ignore[arg-type]
@@ -557,7 +559,7 @@ def test_the_repr_of_outcomes_counts_them(make: Callable[..., AckerClient]) -> N
     )
 
 
-def test_the_timeouts_of_a_source_are_those_of_what_it_emits(make: Callable[..., AckerClient]) -> None:
+def test_the_timeouts_of_a_source_apply_to_its_emissions(make: Callable[..., AckerClient]) -> None:
     client = make()
     client.open_source("orders", message_timeout_s=1)
     root, _ = client.emit()
@@ -641,7 +643,7 @@ def test_another_protocol_version_is_refused_by_a_sentence_with_both(
         make(connect=connect).hello()
 
 
-def test_two_servers_of_one_id_are_refused_with_what_to_do(time: SimulatedTime) -> None:
+def test_two_servers_of_one_id_are_refused_with_advice(time: SimulatedTime) -> None:
     servers = {f"{name}:1": LocalServer(clock=time.clock, sleep=time.sleep) for name in "ab"}
     client = AckerClient(
         list(servers), connect=lambda address: servers[address].connect(address), clock=time.clock, sleep=time.sleep
@@ -692,7 +694,7 @@ def test_a_process_has_one_client_for_the_same_settings() -> None:
 
 
 @pytest.mark.parametrize("lease_s", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_a_lease_that_the_wire_cannot_say_is_refused_by_name(make: Callable[..., AckerClient], lease_s: float) -> None:
+def test_a_lease_too_long_for_the_wire_is_refused_by_name(make: Callable[..., AckerClient], lease_s: float) -> None:
     with pytest.raises(ValueError, match=r"lease_s=.*give seconds"):
         make().open_source("orders", lease_s=lease_s)
 

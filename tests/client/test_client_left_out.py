@@ -1,4 +1,4 @@
-"""Several servers in memory, and one source: who drains, is silent, was left out or is new to a view."""
+"""Several servers in memory, and one source. Servers drain, are silent, are left out or are new to a view."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_batch_goes_to_another_server_than_one_that_drains_and_has_not_met_its
         assert [member.id for member in pin.placement.members] == [met]
 
 
-def test_a_source_is_opened_at_those_that_do_not_drain(make: Callable[..., AckerClient], time: SimulatedTime) -> None:
+def test_a_source_is_opened_at_servers_that_do_not_drain(make: Callable[..., AckerClient], time: SimulatedTime) -> None:
     servers = Servers(2, time)
     client = make(servers)
     client.hello()
@@ -95,9 +95,7 @@ def test_a_source_is_opened_without_a_server_that_has_just_died(
     assert [server.shard.stats.sources for server in servers.servers] == [1, 0, 1]
 
 
-def test_where_nobody_answers_any_more_a_source_that_begins_gives_up_when_its_budget_is_spent(
-    time: SimulatedTime,
-) -> None:
+def test_opening_a_source_gives_up_at_its_budget_when_no_server_answers_any_more(time: SimulatedTime) -> None:
     servers, tries = Servers(2, time), Counter[str]()
 
     def falls_silent(address: str) -> Any:
@@ -125,7 +123,7 @@ def test_where_nobody_answers_any_more_a_source_that_begins_gives_up_when_its_bu
     assert tries.total() < 100
 
 
-def test_a_watch_that_waits_for_several_servers_hears_each_at_once() -> None:
+def test_a_watch_of_several_servers_does_not_sleep_between_polls() -> None:
     servers = Servers(2)
     slept: list[float] = []
     client = AckerClient(Settings(servers.addresses), connect=servers.connect, sleep=slept.append)
@@ -137,7 +135,7 @@ def test_a_watch_that_waits_for_several_servers_hears_each_at_once() -> None:
     client.close()
 
 
-def test_a_server_that_is_gone_is_reported_once_and_polled_no_more(
+def test_a_failed_server_is_reported_once_and_not_polled_again(
     make: Callable[..., AckerClient], time: SimulatedTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     servers = Servers(2, time)
@@ -195,7 +193,7 @@ def test_outcomes_of_slots_that_went_to_another_server_do_not_make_a_count_wrong
 
 
 def gone_in_the_end(cluster: Cluster, member: Member, time: SimulatedTime) -> str:
-    """What is said of a member once the view has been asked for twice."""
+    """Return the cluster's judgement of a member after the view was fetched twice."""
     cluster.refresh()
     assert cluster.gone(member) == ""
     time.sleep(2.0)

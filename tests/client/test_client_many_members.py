@@ -1,4 +1,4 @@
-"""A view of twenty members, of which each batch lives on eight: what a source keeps of those that it needs no more."""
+"""A view of twenty members, of which each batch uses eight: what a source keeps of members that it no longer needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def open_channels(servers: Many) -> int:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_batches_on_eight_of_twenty_servers_end_whole_and_what_is_not_needed_is_given_back(replicas: int) -> None:
+def test_batches_on_eight_of_twenty_servers_end_and_unneeded_connections_are_closed(replicas: int) -> None:
     time = SimulatedTime()
     servers = Many(time)
     source = servers.client(replicas=replicas)

@@ -1,4 +1,4 @@
-"""Several servers behind one client: shards in memory, calls in threads, and what a user sees of who comes and goes."""
+"""Several servers behind one client: shards in memory, calls in threads, members that come and go."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Job:
         self.source.leave_out(self.number, result.without)
 
     def settle(self, settlement: Settlement = Settlement.DONE) -> dict[int, tuple[Verdict, str]]:
-        """The outcome of every root; fails where one comes twice."""
+        """Return the outcome of every root; fail if a root has two."""
         self.source.settle(self.number, settlement)
         ended: dict[int, tuple[Verdict, str]] = {}
         while True:
@@ -202,7 +202,7 @@ def test_an_answer_that_is_taken_after_a_newer_one_loses_no_batch_that_was_opene
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_batch_that_is_opened_before_the_source_hears_of_a_loss_is_not_lost_with_what_was_there(count: int) -> None:
+def test_a_batch_opened_before_the_source_learns_of_a_loss_is_not_lost(count: int) -> None:
     servers = Servers(count)
     source = servers.client(replicas=1)
     source.open_source("orders")
@@ -314,7 +314,7 @@ def test_without_leave_a_report_waits_for_each_replica_that_is_not_gone(servers:
 
 
 def living_on(source: AckerClient) -> tuple[Member, ...]:
-    """The members that a source has placed something on last."""
+    """Return the members on which a source has placed its last batch."""
     return source._state().source()._batches._home
 
 
@@ -347,9 +347,7 @@ def test_one_process_emits_and_two_others_ack_through_a_join_and_a_drain(servers
     assert ended == Counter({Verdict.ACKED: emitted})
 
 
-def test_what_a_server_says_late_of_a_batch_that_is_over_is_said_to_nobody(
-    servers: Servers, source: AckerClient
-) -> None:
+def test_late_outcomes_of_a_finished_batch_are_not_reported(servers: Servers, source: AckerClient) -> None:
     job = Job(source, servers.client("executor"))
     job.read()
     servers.cut["source"] = {"s1:1"}
@@ -362,7 +360,7 @@ def test_what_a_server_says_late_of_a_batch_that_is_over_is_said_to_nobody(
     assert (len(watched.outcomes), watched.says_something) == (0, False)
 
 
-def test_what_ends_after_a_batch_that_is_not_held_was_settled_is_said_once(servers: Servers) -> None:
+def test_outcomes_after_the_settling_of_an_open_batch_are_reported_once(servers: Servers) -> None:
     source, executor = servers.client(), servers.client()
     session = source.open_source("orders")
     pin = source.open_batch(1, 1 << 40, 10, held=False)
@@ -384,7 +382,7 @@ def test_what_ends_after_a_batch_that_is_not_held_was_settled_is_said_once(serve
 def test_a_source_that_opened_at_one_server_which_then_falls_silent_begins_with_the_other_that_was_silent_first() -> (
     None
 ):
-    """Where a registry still lists both, neither is gone: none of them may be waited for to the end."""
+    """A registry still lists both, so neither is gone. A source must not wait for one of them until its budget ends."""
     servers, asked = Servers(2), Counter[str]()
 
     def turned(address: str) -> Any:
@@ -407,7 +405,7 @@ def test_a_source_begins_with_the_one_server_that_answers_where_a_registry_still
     servers = Servers(3)
 
     def mute(address: str) -> Any:
-        """All but one say what they are, and nothing else."""
+        """All servers but one greet, and answer nothing else."""
         return Cut(servers.by_address[address].connect(address), lambda: address != "s1:1", only="watch")
 
     settings = Settings(tuple(servers.by_address), replica_wait_s=0.1, gone_after_s=1000.0, budget_s=5.0)
@@ -421,7 +419,7 @@ def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_anoth
     servers, asked = Servers(2), Counter[str]()
 
     def late(address: str) -> Any:
-        """The first server falls silent once it has said what it is, and the second is not there before."""
+        """The first server falls silent after its greeting, and the second starts only then."""
 
         def is_silent() -> bool:
             asked[address] += 1
@@ -436,7 +434,7 @@ def test_a_source_that_waits_for_the_one_server_that_there_was_begins_with_anoth
     servers.close()
 
 
-def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_first(servers: Servers) -> None:
+def test_a_batch_placed_again_leaves_nothing_open_at_its_first_servers(servers: Servers) -> None:
     source = servers.client("source", replicas=1, gone_after_s=100.0)
     source.open_source("orders", lease_s=3.0)
     slow = servers[1]
@@ -461,9 +459,7 @@ def test_a_batch_that_was_placed_anew_leaves_nothing_open_where_it_was_placed_fi
     assert not source.watch(0.1).says_something
 
 
-def test_a_client_that_has_not_joined_is_refused_with_what_to_do_where_there_are_several_servers(
-    servers: Servers,
-) -> None:
+def test_with_several_servers_a_client_that_has_not_joined_is_refused_with_advice(servers: Servers) -> None:
     client = servers.client()
     client.ack(7, 5)
     with pytest.raises(errors.UnknownSource, match=r"join\(session\) for the source that emitted"):
@@ -472,7 +468,7 @@ def test_a_client_that_has_not_joined_is_refused_with_what_to_do_where_there_are
         client.join(99)
 
 
-def test_more_replicas_than_there_are_servers_are_as_many_as_there_are_and_it_is_said(
+def test_replicas_are_limited_to_the_number_of_servers_with_a_warning(
     servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = servers.client(replicas=5)
@@ -492,7 +488,7 @@ def test_pins_come_out_of_text_as_they_went_in(source: AckerClient) -> None:
         decode('[{"batch": [1]}]')
 
 
-def test_two_servers_that_answer_at_one_address_in_turn_are_found_out(servers: Servers) -> None:
+def test_two_servers_that_answer_in_turn_at_one_address_are_detected(servers: Servers) -> None:
     behind = [LocalServer(), LocalServer()]
     turns = iter(range(10))
 
@@ -510,7 +506,7 @@ def test_two_servers_that_answer_at_one_address_in_turn_are_found_out(servers: S
 
 
 class InTurns:
-    """Another server at each greeting."""
+    """Connects to another server at each greeting."""
 
     def __init__(self, behind: list[LocalServer], turn: Callable[[], int]) -> None:
         self._behind, self._turn = behind, turn
@@ -519,7 +515,7 @@ class InTurns:
         return getattr(self._behind[self._turn() % 2].connect("one:1"), call)
 
 
-def test_a_channel_that_nobody_has_used_for_long_is_closed_when_another_is_opened() -> None:
+def test_opening_a_channel_closes_one_that_was_unused_for_long() -> None:
     time, closed = SimulatedTime(), list[str]()
     servers = {f"s{number}:1": LocalServer(id=number, clock=time.clock, sleep=time.sleep) for number in range(3)}
 

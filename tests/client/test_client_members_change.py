@@ -1,4 +1,4 @@
-"""Several servers behind one client while they drain, move, are left out or lose what they knew."""
+"""Several servers behind one client while they drain, move, are left out or lose their state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Registered(Servers):
         self.epoch = 1
 
     def move(self, number: int, address: str) -> None:
-        """A server is restarted with its state, at another address."""
+        """Restart a server with its state, at another address."""
         self.by_address[address] = self.by_address.pop(self.listed[number])
         self.listed[number] = address
         self.epoch += 1
@@ -50,7 +50,7 @@ class Registered(Servers):
 
 
 class WithView:
-    """A transport to whoever is at an address now, that speaks of a view."""
+    """A transport to the current server at an address, with a view."""
 
     def __init__(self, servers: Registered, address: str) -> None:
         self._servers, self._address = servers, address
@@ -116,7 +116,7 @@ def test_a_source_opens_at_another_server_when_one_says_that_it_drains(servers: 
         assert [member.id for member in living_on(each)] == [0]
 
 
-def test_what_a_server_has_lost_is_lost_also_when_it_drains_and_takes_no_source_back(servers: Servers) -> None:
+def test_roots_lost_by_a_server_that_then_drains_are_reported_lost(servers: Servers) -> None:
     source = servers.client(replicas=1)
     source.open_source("orders")
     job = Job(source, servers.client())
@@ -218,7 +218,7 @@ def test_a_server_that_was_silent_at_the_end_of_a_batch_ends_it_when_it_answers_
     assert later.done() == ALL_ACKED
 
 
-def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(servers: Servers) -> None:
+def test_a_process_that_cannot_report_left_out_servers_does_not_leave_out_a_silent_one(servers: Servers) -> None:
     servers.cut["executor"] = {"s1:1"}
     source = servers.client("source")
     source.open_source("orders")
@@ -228,9 +228,7 @@ def test_who_cannot_say_whom_it_left_out_leaves_out_nobody_for_being_silent(serv
         executor.report_pinned(Identity(1, 2), fold(job.roots, job.edges), None, (job.pin,))
 
 
-def test_a_root_that_is_emitted_after_its_servers_have_left_is_lost_once_and_what_comes_later_lives_elsewhere(
-    servers: Servers,
-) -> None:
+def test_a_root_emitted_after_its_servers_left_is_lost_once_and_later_roots_go_to_others(servers: Servers) -> None:
     source = servers.client(replicas=1)
     source.open_source("orders", message_timeout_s=None)
     source.emit()
@@ -258,7 +256,7 @@ def test_a_root_that_is_emitted_after_its_servers_have_left_is_lost_once_and_wha
 
 
 def reported(job: Job) -> tuple[threading.Thread, list[frozenset[int]]]:
-    """A task of ``job`` reports in a thread; the servers that it went on without, once it is done."""
+    """Report as a task of ``job`` in a thread. Returns the thread, and the servers that it left out once it is done."""
     without: list[frozenset[int]] = []
 
     def work() -> None:
@@ -291,7 +289,7 @@ def test_a_server_that_is_away_for_a_planned_restart_is_waited_for_however_long_
     assert Counter(job.settle().values()) == ALL_ACKED
 
 
-def test_a_server_whose_time_away_is_over_is_waited_for_no_longer(registered: Registered) -> None:
+def test_a_server_is_not_waited_for_after_its_time_away(registered: Registered) -> None:
     source = registered.client("source")
     source.open_source("orders")
     job = Job(source, registered.client(replica_wait_s=1.5))
@@ -328,7 +326,7 @@ def test_a_report_under_way_follows_a_server_that_comes_back_with_its_state_at_a
 
 
 def until_given_up(thread: threading.Thread, client: AckerClient) -> None:
-    """Until a server has been silent beyond what a replica is waited for, or ``thread`` has gone on without it."""
+    """Wait until a server was silent for longer than a replica is waited for, or ``thread`` has left it out."""
     caller = client._state().cluster.caller("s1:1")
     while thread.is_alive() and caller.shown_silent_s(float("-inf")) < 2.0:
         thread.join(0.05)

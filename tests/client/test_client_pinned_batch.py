@@ -31,16 +31,16 @@ def test_a_member_that_has_another_registration_after_a_batch_was_opened_there_h
     assert not batch.was_lost_by(TWO, 9)
 
 
-def test_who_is_alone_is_waited_for_and_not_placed_anew_where_it_was() -> None:
+def test_a_batch_waits_for_a_server_that_is_the_only_one() -> None:
     opening = Opening((ONE,), lambda member: False)
     assert not opening.can_do_without(ONE)
 
 
-def test_who_is_alone_is_not_waited_for_once_there_is_another() -> None:
+def test_a_batch_does_not_wait_for_a_server_once_there_is_another() -> None:
     assert Opening((ONE,), lambda member: member == ONE).can_do_without(ONE)
 
 
-def test_who_is_silent_while_another_has_opened_a_batch_is_left_out() -> None:
+def test_a_server_that_is_silent_while_another_opens_a_batch_is_left_out() -> None:
     opening = Opening((ONE, TWO), lambda member: False)
     assert not opening.can_do_without(TWO)
     opening.opened_on(ONE)

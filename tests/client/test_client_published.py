@@ -1,4 +1,4 @@
-"""What a source tells other processes of where its emissions live."""
+"""The pins that a source publishes for other processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def member(id_: int) -> Member:
 
 
 def published(views: list[set[int]], session: int, replicas: int, spread: int) -> Published:
-    """One batch a view, of ten numbers each; the first member of each is out."""
+    """One batch for each view, of ten numbers each; the first member of each has left."""
     pins = []
     for number, ids in enumerate(views, 1):
         view = View(epoch_of(1 << 63, number), tuple(map(member, ids)))
@@ -35,7 +35,7 @@ def published(views: list[set[int]], session: int, replicas: int, spread: int) -
 
 
 @given(st.lists(MEMBER_IDS, max_size=5), st.integers(0, 2**64 - 1), st.integers(1, 3), st.integers(3, 10))
-def test_what_is_published_comes_out_as_it_went_in_whatever_views_the_batches_were_placed_on(
+def test_published_pins_are_read_back_unchanged_for_batches_of_different_views(
     views: list[set[int]], session: int, replicas: int, spread: int
 ) -> None:
     given_ = published(views, session, replicas, spread)
@@ -69,6 +69,6 @@ def test_the_pins_of_a_thousand_batches_on_a_thousand_servers_are_no_longer_than
 
 
 @pytest.mark.parametrize("content", [b"", b"no zlib", zlib.compress(b"{}"), zlib.compress(json.dumps([1]).encode())])
-def test_what_cannot_be_read_is_refused_with_what_to_do(content: bytes) -> None:
+def test_unreadable_content_is_refused_with_advice(content: bytes) -> None:
     with pytest.raises(ValueError, match="install the same version of acker everywhere"):
         decode(5, content)

@@ -1,4 +1,4 @@
-"""What a source knows of itself at the server, answer by answer."""
+"""A source's registration at one server, answer by answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from acker_protocol.messages import Outcomes, Status, WatchReply
 
 @pytest.fixture
 def registration() -> Registration:
-    """A source that has been answered once and has got three outcomes."""
+    """A registration that has got three outcomes."""
     registration = Registration("orders", 5, 30.0, b"pins", 0.0)
     first = registration.heard(registration.request(0, 10), WatchReply(1, Status.APPLIED, "", True, 11, 0), 1.0)
     assert first is not None
@@ -29,7 +29,7 @@ def answer(*, cursor: int, count: int = 0, generation: int = 11, is_new: bool = 
 
 
 def is_lost(registration: Registration) -> bool:
-    """Whether the next answer, of the same registration, says that something was lost."""
+    """Return whether the next answer, with the same registration, reports a loss."""
     assert registration.generation is not None
     found = registration.heard(registration.request(0, 10), answer(cursor=9, generation=registration.generation), 9.0)
     assert found is not None
@@ -40,7 +40,7 @@ def test_outcomes_are_confirmed_by_the_next_request(registration: Registration) 
     assert registration.request(0, 10).confirmed == 3
 
 
-def test_another_generation_is_told_once(registration: Registration) -> None:
+def test_a_new_generation_is_reported_once(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12), 3.0)
     assert changed is not None
     assert changed.generation_changed
@@ -49,7 +49,7 @@ def test_another_generation_is_told_once(registration: Registration) -> None:
     assert not again.generation_changed
 
 
-def test_being_new_where_one_was_known_is_reported(registration: Registration) -> None:
+def test_a_known_registration_answered_as_new_counts_as_changed(registration: Registration) -> None:
     changed = registration.heard(registration.request(0, 10), answer(cursor=0, generation=12, is_new=True), 3.0)
     assert changed is not None
     assert changed.generation_changed
@@ -79,9 +79,7 @@ def test_a_cursor_that_the_server_does_not_know_is_asked_again_from_the_start(re
     assert len(found.outcomes) == 2
 
 
-def test_a_renewal_takes_no_outcomes_and_what_it_found_out_is_told_by_the_next_watch(
-    registration: Registration,
-) -> None:
+def test_a_renewal_takes_no_outcomes_and_the_next_watch_reports_its_findings(registration: Registration) -> None:
     assert registration.renewed(registration.request(0, 1), answer(cursor=1, count=1, generation=12), 3.0)
     assert registration.request(0, 10).confirmed == 0
     assert is_lost(registration)
@@ -110,7 +108,7 @@ def test_pins_are_sent_until_the_server_has_them_and_again_when_a_delayed_poll_h
     registration: Registration,
 ) -> None:
     def poll(kept: bytes) -> bytes:
-        """What a poll sends, whose answer says that the server keeps ``kept``."""
+        """Poll, with an answer that says that the server keeps ``kept``; return what the poll sent."""
         request = registration.request(0, 10)
         assert registration.heard(request, replace(answer(cursor=3), pins_crc32=zlib.crc32(kept)), 3.0)
         return request.pins

@@ -1,4 +1,4 @@
-"""One thing asked of several members: who is waited for, and who is not."""
+"""One request to several members: which of them are waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEMBER = Member(1, 7, "one:7070")
 
 
 class SlowView:
-    """A cluster of one slow member, which answers while the client asks somebody for the view."""
+    """A cluster of one slow member, which answers while the client fetches the view from another."""
 
     is_alone = False
 
@@ -56,7 +56,7 @@ class SlowView:
 
 
 class Whole:
-    """Something that is covered by whoever has answered."""
+    """A request that needs no further member once the first call has its answer."""
 
     def __init__(self, cluster: SlowView) -> None:
         self.unanswered_members = [MEMBER]

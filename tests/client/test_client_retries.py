@@ -27,7 +27,7 @@ def started(seed: int, rate: float, **options: Any) -> tuple[Simulation, LocalSe
 
 @settings(max_examples=60)
 @given(SEEDS, RATES)
-def test_every_tree_is_told_once_what_became_of_it_whatever_the_network_does(seed: int, rate: float) -> None:
+def test_every_tree_has_one_outcome_whatever_the_network_does(seed: int, rate: float) -> None:
     simulation, server, _ = started(seed, rate)
     simulation.grow(range(20))
     simulation.finish()
@@ -87,7 +87,7 @@ def test_a_restart_without_state_loses_each_root_that_was_pending_once_and_never
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_was_pending_when_a_lease_ran_out_is_lost_even_if_the_answer_that_said_so_was(seed: int) -> None:
+def test_pending_roots_are_lost_with_the_lease_even_if_the_answer_is_lost_too(seed: int) -> None:
     simulation, _, time = started(seed, 0.4, faults=["request lost", "reply lost"])
     root = simulation.emit()
     simulation.flush(simulation.source)

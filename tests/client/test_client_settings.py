@@ -1,4 +1,4 @@
-"""Settings: what is valid, what travels, and what is said about the rest."""
+"""Settings: valid values, pickling, and errors for everything else."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def test_addresses_are_read_with_a_default_port(text: Any, found: tuple[str, ...
 
 
 @pytest.mark.parametrize("text", ["", " , ", "a:", ":1", "a:port", "a:0", "a:65536", "a:-1", "http://a:1"])
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="localhost:7070"):
         addresses(text)
 
 
 @pytest.mark.parametrize("servers", [7070, b"a:7070", ["a", 3], "a b:7070", "user@a:7070", "a;7070"])
-def test_what_cannot_be_an_address_is_refused_by_a_sentence(servers: Any) -> None:
+def test_malformed_addresses_are_refused_with_the_format(servers: Any) -> None:
     with pytest.raises(ValueError, match=r"servers.*write host:port, like 'localhost:7070'"):
         addresses(servers)
 
 
 @pytest.mark.parametrize("servers", ["::1", "::1:7070", "fe80::1%eth0"])
-def test_an_ipv6_address_without_brackets_is_told_to_have_them(servers: str) -> None:
+def test_an_ipv6_address_without_brackets_is_refused_with_how_to_write_it(servers: str) -> None:
     with pytest.raises(ValueError, match=r"write it in brackets, like '\[::1\]:7070'"):
         addresses(servers)
 
@@ -83,6 +83,6 @@ def test_the_environment_names_the_servers() -> None:
     assert settings == Settings(("a:1", "b:2"), token="t")
 
 
-def test_no_server_anywhere_says_what_to_set() -> None:
+def test_without_servers_the_error_names_the_setting() -> None:
     with pytest.raises(ValueError, match="ACKER_SERVERS"):
         Settings.from_environment({"ACKER_SERVERS": " "})

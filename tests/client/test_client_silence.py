@@ -1,4 +1,4 @@
-"""A wait for the acker is logged after a second, seldom, and its end as well."""
+"""A wait for a server is logged after a second, then rarely, and so is its end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
         lambda client: (client.ack(ROOT, 5), client.flush()),
     ],
 )
-def test_who_waits_for_the_acker_is_told_after_a_second_and_told_when_it_is_back(
+def test_waiting_for_a_server_is_logged_after_a_second_and_so_is_its_return(
     simulation: Simulation, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
 ) -> None:
     told_at: list[float] = []
@@ -77,7 +77,7 @@ def test_who_waits_for_the_acker_is_told_after_a_second_and_told_when_it_is_back
         lambda client: client.watch(40.0),
     ],
 )
-def test_a_source_that_waits_is_told_too(
+def test_a_source_that_waits_for_a_server_logs_it_too(
     simulation: Simulation, caplog: pytest.LogCaptureFixture, call: Callable[[AckerClient], object]
 ) -> None:
     simulation.client.open_source("orders", lease_s=1000.0)
@@ -97,7 +97,7 @@ def test_a_short_silence_is_not_worth_a_line(simulation: Simulation, caplog: pyt
     assert lines(caplog) == []
 
 
-def test_a_long_silence_is_told_again_and_again_but_seldom(
+def test_a_long_silence_is_logged_repeatedly_but_seldom(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     simulation.server.stop()
@@ -117,7 +117,7 @@ def test_a_server_that_comes_and_goes_does_not_flood_the_log() -> None:
     assert len(waiting) == len(again) == 10
 
 
-def test_a_server_that_is_there_and_mute_is_told_of_before_a_whole_call_has_passed(
+def test_a_server_that_never_answers_is_logged_before_the_first_call_times_out(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:
     timeouts: list[float] = []
@@ -147,7 +147,7 @@ def test_a_call_that_ends_late_begins_no_silence_before_an_answer_that_came_mean
     assert silence.lasts_s(12.5) == 2.0
 
 
-def test_nobody_is_held_silent_for_a_time_in_which_nobody_asked() -> None:
+def test_time_without_calls_does_not_count_as_silence() -> None:
     silence = Silence("far:7070")
     silence.unanswered(1.0, 1.5, "refused")
     silence.unanswered(3.0, 3.2, "refused")

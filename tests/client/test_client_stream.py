@@ -25,9 +25,7 @@ def begun(stream: Stream, open_batches: int = 0) -> EmittedBatch:
 
 
 @given(STEPS)
-def test_no_number_is_drawn_twice_and_each_lies_in_its_batch_below_what_others_take_for_emitted(
-    steps: list[str],
-) -> None:
+def test_no_number_is_drawn_twice_and_each_is_in_its_batch_below_the_published_limit(steps: list[str]) -> None:
     stream, drawn, batches = Stream(5, BASE, Limits()), list[int](), dict[int, EmittedBatch]()
     for step in steps:
         if step == "end" and stream.current is not None:

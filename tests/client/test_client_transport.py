@@ -1,4 +1,4 @@
-"""The door to gRPC: a real server, and ports with something else behind them."""
+"""The gRPC transport: a real server, and ports of other services."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_another_protocol_version_is_rejected_naming_both(transport: GrpcTranspo
         transport.hello(Hello(99, "from the future"), 10.0)
 
 
-def test_nobody_there_names_the_address_and_what_to_do() -> None:
+def test_a_refused_connection_names_the_address_and_the_fix() -> None:
     address = f"127.0.0.1:{free_port()}"
     with (
         AckerClient(Settings((address,), budget_s=0.5)) as client,
@@ -101,7 +101,7 @@ def test_nobody_there_names_the_address_and_what_to_do() -> None:
         "DNS resolution failed for nowhere:1: C-ares status is not ARES_SUCCESS qtype=A name=nowhere",
     ],
 )
-def test_a_name_that_resolves_to_nothing_is_said_to(details: str) -> None:
+def test_a_host_name_that_does_not_resolve_is_an_error_that_says_so(details: str) -> None:
     error = translated("nowhere:1", Status(grpc.StatusCode.UNAVAILABLE, details))
     assert isinstance(error, errors.Unavailable)
     assert str(error).startswith("nowhere:1: the name resolves to nothing: correct it")
@@ -116,7 +116,7 @@ def test_a_port_that_does_not_speak_grpc_is_given_up_within_the_budget() -> None
         client.close()
 
 
-def test_the_acker_s_own_http_port_is_told_apart_from_its_port_for_calls(start_server: Callable[..., Any]) -> None:
+def test_the_ackers_http_port_is_recognized_as_the_wrong_port(start_server: Callable[..., Any]) -> None:
     server = start_server(http_port=0)
     client = AckerClient(server.http_address)
     with pytest.raises(errors.Rejected, match="an HTTP port, like the acker's own for /metrics"):
@@ -125,7 +125,7 @@ def test_the_acker_s_own_http_port_is_told_apart_from_its_port_for_calls(start_s
 
 
 class Stranger:
-    """A port that answers whoever connects in its own way."""
+    """A port that gives every client the same bytes."""
 
     def __init__(self, answer: bytes) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -161,7 +161,7 @@ class Stranger:
         (b"", errors.Unavailable, "accepted and closed at once: a port with TLS"),
     ],
 )
-def test_whoever_else_listens_there_is_named(answer: bytes, kind: type[Exception], says: str) -> None:
+def test_the_error_names_another_service_on_the_port(answer: bytes, kind: type[Exception], says: str) -> None:
     door = Stranger(answer)
     client = AckerClient(Settings((door.address,), budget_s=0.5))
     with pytest.raises(kind, match=says):

@@ -1,4 +1,4 @@
-"""Votes of replicas beside dumb twins: random programs, then a case for each row of the table."""
+"""Votes of replicas compared with a simple twin: random programs, then a case for each row of the table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def placed(members: int, replicas: int, seed: int) -> npt.NDArray[np.uint16]:
 
 
 def how_it_ends(words: list[tuple[int, str, Reason]], replicas: int, why: str) -> tuple[str, Reason] | None:
-    """The table, once more: ``words`` are (member, what, reason) as they were heard, of one root that is open."""
+    """The table again: ``words`` are (member, what, reason) in the order of their arrival, for one open root."""
 
     def first(*wanted: str) -> tuple[str, Reason] | None:
         return next(((what, reason) for _, what, reason in words if what in wanted), None)
@@ -111,7 +111,7 @@ class Root:
     how: str = ""
 
     def say(self, member: int, what: str, reason: Reason, why: str = "") -> tuple[str, Reason] | None:
-        """One word; how the root ends by it, if it does."""
+        """Apply one word; return the outcome, if it ends the root."""
         if member not in self.members or any(member == speaker for speaker, _, _ in self.words):
             return None
         self.words.append((member, what, reason))
@@ -130,7 +130,7 @@ class Root:
 
 
 class BatchTwin:
-    """Keeps every word, a root and an outcome at a time."""
+    """The simple twin. Keeps every word, and handles one root and one outcome at a time."""
 
     def __init__(self, up_to: int, replicas: npt.NDArray[np.uint16]) -> None:
         numbers = map(root_of, range(up_to))
@@ -144,7 +144,7 @@ class BatchTwin:
         return own + len(self.elsewhere[member])
 
     def hear(self, member: int, said: list[tuple[int, Word]]) -> tuple[list[Ended], int]:
-        """What ended, and how many were foreign."""
+        """Return the ended roots, and the number of foreign ones."""
         found: list[Ended] = []
         if member in self.silenced:
             return found, 0
@@ -201,7 +201,7 @@ def check(twin: BatchTwin, votes: BatchVotes) -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), programs)
-def test_a_batch_ends_each_root_as_the_table_says_whoever_speaks_settles_or_leaves(
+def test_a_batch_ends_each_root_as_the_table_says_for_any_order_of_events(
     up_to: int, replicas: int, seed: int, program: list[Heard | Settled | Left]
 ) -> None:
     table = placed(MEMBERS, replicas, seed)
@@ -266,7 +266,7 @@ kept_programs = st.lists(st.one_of(hears, hears, leaves), max_size=16)
 
 
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 3), st.integers(0, 99), kept_programs, kept_programs)
-def test_of_a_batch_whose_last_numbers_were_never_drawn_the_others_end_as_if_there_were_no_more(
+def test_a_batch_with_numbers_never_drawn_ends_like_a_smaller_batch(
     drawn: int, more: int, replicas: int, seed: int, before: list[Heard | Left], after: list[Heard | Left]
 ) -> None:
     table = placed(MEMBERS, replicas, seed)
@@ -305,7 +305,7 @@ def says(votes: BatchVotes, member: int, word: Word) -> list[Ended]:
     return ended(votes.hear(member, reply([(ROOT, word)])).outcomes)
 
 
-def test_one_ack_ends_a_root_at_once_and_a_late_no_changes_nothing() -> None:
+def test_one_ack_ends_a_root_at_once_and_a_late_failure_changes_nothing() -> None:
     votes = pair()
     assert says(votes, 0, ACK) == [(ROOT, ACKED, "")]
     assert votes.is_over
@@ -329,7 +329,7 @@ def test_a_users_fail_ends_a_root_at_once() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(ACK, BAD), (BAD, ACK)])
-def test_of_an_ack_and_a_users_fail_the_first_heard_counts(first: Word, second: Word) -> None:
+def test_the_first_of_an_ack_and_a_users_fail_counts(first: Word, second: Word) -> None:
     votes = pair()
     assert says(votes, 0, first) == [(ROOT, *first)]
     assert says(votes, 1, second) == NONE
@@ -347,7 +347,7 @@ def test_a_users_own_fail_for_the_reason_unfinished_ends_a_root_at_once() -> Non
     [(UNFINISHED, TIMEOUT), (UNFINISHED, ABANDONED), (TIMEOUT, ABANDONED), (TIMEOUT, UNREAD), (ABANDONED, UNREAD)],
 )
 @pytest.mark.parametrize("is_first", [True, False])
-def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Word, is_first: bool) -> None:
+def test_the_stronger_of_two_negative_outcomes_counts(stronger: Word, weaker: Word, is_first: bool) -> None:
     votes = pair()
     one, other = (stronger, weaker) if is_first else (weaker, stronger)
     assert says(votes, 0, one) == NONE
@@ -355,7 +355,7 @@ def test_of_two_noes_the_stronger_one_is_the_outcome(stronger: Word, weaker: Wor
     assert votes.differed == 0
 
 
-def test_of_noes_that_are_equals_the_first_heard_gives_the_reason() -> None:
+def test_the_first_of_equal_negative_outcomes_gives_the_reason() -> None:
     votes = pair()
     assert says(votes, 1, (LOST, Cause.ROOT_CONFLICT)) == NONE
     assert says(votes, 0, ABANDONED) == [(ROOT, LOST, Cause.ROOT_CONFLICT)]
@@ -462,14 +462,14 @@ def test_a_member_that_comes_back_after_it_left_is_not_listened_to() -> None:
     assert says(votes, 1, UNFINISHED) == [(ROOT, *UNFINISHED)]
 
 
-def test_who_has_settled_has_nothing_to_lose_by_leaving() -> None:
+def test_a_member_that_settled_before_it_left_loses_nothing() -> None:
     votes = pair()
     votes.settled(0, 0)
     assert not votes.leave(0, "gone").outcomes.root_ids.size
     assert votes.settled(1, 0).absent.tolist() == [ROOT]
 
 
-def test_who_has_left_cannot_say_what_is_absent() -> None:
+def test_a_member_that_left_cannot_report_absent_records() -> None:
     votes = pair()
     votes.leave(0, "gone")
     merged = votes.settled(0, 5)
@@ -509,7 +509,7 @@ def test_replicas_of_a_real_placement_are_taken_as_they_are() -> None:
     assert (votes.differed, votes.saved) == (0, 0)
 
 
-def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
+def test_eight_replicas_end_a_root_after_the_last_negative_outcome() -> None:
     votes = BatchVotes(FIRST, 1, np.tile(np.arange(8, dtype=np.uint16), (SLOTS, 1)))
     for member in range(7):
         assert says(votes, member, UNREAD) == NONE
@@ -517,6 +517,6 @@ def test_eight_replicas_end_a_root_when_the_last_of_them_has_said_no() -> None:
 
 
 @pytest.mark.parametrize("shape", [(SLOTS, 0), (SLOTS, 9), (SLOTS - 1, 2), (SLOTS,)])
-def test_votes_refuse_what_is_not_one_to_eight_replicas_a_slot(shape: tuple[int, ...]) -> None:
+def test_votes_need_one_to_eight_replicas_for_each_slot(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="1 to 8 replicas"):
         BatchVotes(FIRST, 1, np.zeros(shape, np.uint16))

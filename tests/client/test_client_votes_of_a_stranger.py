@@ -1,4 +1,4 @@
-"""Votes beside those of a stranger, who knew the text of acker.proto alone, on random sequences of replies."""
+"""The client's votes compared with an implementation written from acker.proto alone, on random replies."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def endings(merged: Merged) -> list[Ending]:
 
 
 def by_roots(found: Iterable[Ending]) -> list[Ending]:
-    """In the order of outcomes, what is absent last."""
+    """Sort by outcome; absent records come last."""
     named = [each._replace(number=root_of(each.number)) for each in found]
     return [each for each in named if each.verdict] + [each for each in named if not each.verdict]
 
 
 class Sequence:
-    """One batch, and what its members say of it, drawn at random; both sides hear it."""
+    """One batch and random replies of its members, given to both implementations."""
 
     def __init__(self, draw: random.Random) -> None:
         self.draw = draw
@@ -65,7 +65,7 @@ class Sequence:
         self.numbers_said: dict[int, set[int]] = {member: set() for member in range(MEMBERS)}
 
     def differs(self) -> bool:
-        """Whether the two sides come to another end anywhere."""
+        """Return whether the two implementations disagree."""
         for _ in range(self.draw.randrange(4, 24)):
             step = self.draw.choices([self.hear, self.settled, self.leave], [6, 2, 1])[0]
             ours, strangers = step(self.draw.randrange(MEMBERS))
@@ -102,19 +102,19 @@ class Sequence:
 
 
 def have_differed(seed: int) -> bool:
-    """Whether the two sides differ in one of many random sequences."""
+    """Return whether the two implementations disagree on one of many random sequences."""
     draw = random.Random(seed)
     return any(Sequence(draw).differs() for _ in range(SEQUENCES))
 
 
-def test_votes_written_from_the_text_of_the_contract_alone_end_each_root_as_ours() -> None:
+def test_votes_written_from_the_contract_alone_agree_with_the_client() -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     assert not have_differed(seed)
 
 
 def weaker(word: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """The stranger takes a word for weaker than the one below it."""
+    """Make the other implementation rank one word below the next."""
 
     def misread(patch: pytest.MonkeyPatch) -> None:
         order = list(contract_votes.STRONGEST_FIRST)
@@ -135,6 +135,6 @@ MISREAD: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 @pytest.mark.parametrize("rule", MISREAD)
-def test_a_stranger_who_has_misread_a_rule_is_found_out(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_implementation_that_breaks_a_rule_is_detected(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MISREAD[rule](monkeypatch)
     assert have_differed(7)

@@ -1,4 +1,4 @@
-"""The client writes the vectors: for what it is told, the very bytes that another language is told to expect."""
+"""The client writes the bytes of the vectors, which implementations in other languages expect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.vectors import apply_of, protocol, report
 
 
 class Recorder(LocalTransport):
-    """A transport that notes what is sent."""
+    """A transport that records what is sent."""
 
     def __init__(self, server: LocalServer, address: str) -> None:
         super().__init__(server, address)
@@ -27,7 +27,7 @@ class Recorder(LocalTransport):
 
 @pytest.fixture
 def recorder() -> Recorder:
-    """In front of a shard in which the batch of the vector of inits is open."""
+    """A transport to a shard that has the open batch of the init vector."""
     inits = report("inits")["inits"]
     recorder = Recorder(LocalServer(), "in-memory")
     recorder.watch(Watch("vectors", inits["session"], 60_000, Limits()), 1.0)
@@ -45,7 +45,7 @@ def test_a_whole_report_travels_as_the_bytes_of_the_vectors(recorder: Recorder, 
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["in order", "backwards"])
-def test_what_is_folded_from_single_updates_is_the_report_of_the_vectors(recorder: Recorder, order: slice) -> None:
+def test_single_updates_fold_to_the_report_of_the_vectors(recorder: Recorder, order: slice) -> None:
     message = apply_of(report("acks"))
     entries = reports.fold(message.entries.root_ids[order], message.entries.ack_vals[order])
     client = AckerClient(connect=lambda address: recorder)

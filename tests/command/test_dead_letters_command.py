@@ -196,7 +196,7 @@ def test_a_file_of_something_else_is_refused_and_left_alone(folder: Path, capsys
     (folder / "orders.ckpt").write_text('{\n "format": "acker-checkpoint"\n}\n')
     for more in ([], ["--by", "reason"], ["--put-back", "again.jsonl"]):
         said = mistaken(capsys, "orders.ckpt", *more)
-        assert said.startswith("orders.ckpt is no file of dead letters (line 1: not JSON: ")
+        assert said.startswith("orders.ckpt is not a file of dead letters (line 1: not JSON: ")
         assert said.endswith("): give the file that the source has as dead_letters")
     assert not (folder / "again.jsonl").exists()
 

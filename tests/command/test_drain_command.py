@@ -73,7 +73,7 @@ def test_the_only_server_drains_by_force_and_a_second_time_with_status_0(
     assert server.view().members[0].state == DRAINING
     assert run(drain, words) == 0
     first, second = capsys.readouterr().out.splitlines()
-    ends = "nobody takes new batches, and it has nothing left, and ends now"
+    ends = "no server takes new batches, and it has nothing left, and ends now"
     assert first == f"server 4 at {server.address} drains: {ends}"
     assert second == f"server 4 at {server.address} is draining already: {ends}"
 

@@ -103,7 +103,7 @@ def test_settling_again_gives_the_same_answer_and_otherwise_a_conflict(acker: Ac
     assert status(source.settle(1, ABANDON)) == "STATUS_CONFLICT"
 
 
-def test_settling_what_is_not_open_is_an_unknown_batch(acker: Acker) -> None:
+def test_settling_a_batch_that_is_not_open_is_an_unknown_batch(acker: Acker) -> None:
     source = acker.source()
     for number in (0, 1):
         assert status(source.settle(number, DONE)) == "STATUS_UNKNOWN_BATCH"

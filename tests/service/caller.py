@@ -69,7 +69,7 @@ class Caller:
         return wire.decode(HelloReply, self._stub.Hello(wire.encode(Hello(version, "test")), timeout=TIMEOUT_S))
 
     def hello_later(self) -> Any:
-        """A Hello that is under way."""
+        """Start a Hello."""
         return self._stub.Hello.future(wire.encode(Hello(PROTOCOL_VERSION, "test")), timeout=TIMEOUT_S)
 
     def apply(self, message: Apply) -> ApplyReply:
@@ -79,7 +79,7 @@ class Caller:
         return wire.decode(OpenBatchReply, self._stub.OpenBatch(wire.encode(request), timeout=TIMEOUT_S))
 
     def opening(self, request: OpenBatch) -> Any:
-        """An OpenBatch that is under way."""
+        """Start an OpenBatch."""
         return self._stub.OpenBatch.future(wire.encode(request), timeout=TIMEOUT_S)
 
     def settle(self, number: int, settlement: Settlement, session: int = SESSION) -> SettleReply:
@@ -102,7 +102,7 @@ class Caller:
         return wire.decode(WatchReply, self._stub.Watch(wire.encode(request), timeout=TIMEOUT_S))
 
     def watching(self, session: int = SESSION, *, confirmed: int = 0, wait_ms: int = 20_000) -> Any:
-        """A watch that is under way; ``.result()`` is its answer as protobuf."""
+        """Start a watch; ``.result()`` is its answer as protobuf."""
         request = wire.encode(Watch("test", session, 600_000, Limits(), confirmed, wait_ms))
         return self._stub.Watch.future(request, timeout=TIMEOUT_S)
 
@@ -143,7 +143,7 @@ def acks(roots: np.ndarray, sequence: int, *, sender: int = SESSION) -> Apply:
 
 
 def ack_a_tree(caller: Caller, session: int) -> None:
-    """What a server that is well can do: init and ack one tree of a new session, and tell of it."""
+    """Check that a server works: init and ack one tree of a new session, and get its outcome."""
     caller.begin(session)
     roots = roots_of([session], base=1 << 50)
     caller.apply(inits(roots, 0, session=session))

@@ -22,7 +22,7 @@ PAUSE_S = 0.02
 
 
 class Load:
-    """Goes on until ``stop``, whatever becomes of the server at ``address``; then every root must have been ACKED."""
+    """Runs until ``stop``, over any restart of the server at ``address``. Every root must have been ACKED by then."""
 
     def __init__(self, address: str, http_address: Callable[[], str | None]) -> None:
         self._address, self._http_address = address, http_address
@@ -60,7 +60,7 @@ class Load:
             self._failures.append(error)
 
     def _report(self) -> None:
-        """Init a handful of roots and ack them, over and over; a call that got no answer is made again."""
+        """Init some roots and ack them, again and again; repeat calls without an answer."""
         with Caller(self._address) as caller:
             number = 0
             while not self._stopping.is_set():

@@ -1,4 +1,4 @@
-"""Bad input: a clear status for whoever sent it, and a server that goes on as if nothing had come."""
+"""Bad input: the sender gets a clear status, and the server continues unharmed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FIRST = 100
 
 @pytest.fixture
 def caller(server: Server) -> Iterator[Caller]:
-    """A caller whose server must still be well when the test is over."""
+    """A caller whose server must still work at the end of the test."""
     with Caller(server.address) as caller:
         yield caller
         ack_a_tree(caller, 999_999)
@@ -106,7 +106,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("sentence", MALFORMED)
-def test_malformed_columns_are_told_which_field_and_why(caller: Caller, sentence: str) -> None:
+def test_an_error_about_malformed_columns_names_field_and_reason(caller: Caller, sentence: str) -> None:
     request = MALFORMED[sentence]
     method = "Settle" if isinstance(request, pb.SettleRequest) else "Apply"
     code, said = refusal(lambda: caller.raw(method, request.SerializeToString()))
@@ -114,14 +114,14 @@ def test_malformed_columns_are_told_which_field_and_why(caller: Caller, sentence
     assert said.startswith(f"{method}: {sentence}")
 
 
-def test_bytes_that_are_no_message_are_told_so(caller: Caller) -> None:
+def test_bytes_that_are_not_a_message_are_refused(caller: Caller) -> None:
     for method in METHODS:
         code, said = refusal(partial(caller.raw, method, b"\xff\xff\xff"))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
         assert said == f"{method}: {method}Request: 3 bytes that are not such a message"
 
 
-def test_a_method_that_does_not_exist_is_told_so(caller: Caller) -> None:
+def test_an_unknown_method_is_refused(caller: Caller) -> None:
     assert refusal(lambda: caller.raw("Transfer", b""))[0] == grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -185,7 +185,7 @@ def test_roots_outside_their_batch_are_invalid(caller: Caller) -> None:
     assert caller.apply(message(in_wire_order(roots_of([1], base=100)), beyond)).status == Status.INVALID
 
 
-def test_an_unknown_source_or_batch_is_told_so(caller: Caller) -> None:
+def test_an_unknown_source_or_batch_is_refused(caller: Caller) -> None:
     roots = roots_of([1])
     reply = caller.apply(inits(roots, 0))
     assert (reply.status, reply.retry_delay_ms > 0) == (Status.UNKNOWN_SOURCE, True)
@@ -219,7 +219,7 @@ def test_a_batch_larger_than_the_server_is_refused(caller: Caller) -> None:
 
 
 def random_message(draw: random.Random, method: str) -> bytes:
-    """Bytes at random, or a message whose fields are, or such a message with bytes knocked over."""
+    """Random bytes, or a message with random fields, or such a message with changed bytes."""
     shape = draw.randrange(4)
     if shape == 0:
         return draw.randbytes(draw.randrange(64))
@@ -236,7 +236,7 @@ def random_message(draw: random.Random, method: str) -> bytes:
 
 
 def _plausible(draw: random.Random) -> Apply:
-    """A report that is well formed, and means anything or nothing."""
+    """A well-formed report with random content."""
     roots = in_wire_order(roots_of(draw.sample(range(50), draw.randrange(6)), base=FIRST))
     vals = np.array([draw.choice([0, 1]) for _ in roots], np.uint64)
     identity = Identity(draw.randrange(3), draw.randrange(100), draw.random() < 0.5)

@@ -1,4 +1,4 @@
-"""Options: where they come from, and that each wrong one is an error that names it and the fix."""
+"""Options: their sources, and an error for each wrong one that names it and the fix."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_error_names_the_option_as_flag_and_as_variable(option: dataclasses.F
 @pytest.mark.parametrize(
     "option", [option for option in OPTIONS if option.metadata["low"] is not None], ids=lambda option: option.name
 )
-def test_a_value_out_of_its_range_is_told_the_range(option: dataclasses.Field[Any]) -> None:
+def test_the_error_for_a_value_out_of_range_has_the_range(option: dataclasses.Field[Any]) -> None:
     for value in (option.metadata["low"] - 1, option.metadata["high"] + 1):
         said = complaint([f"{config.flag(option.name)}={value}"])
         assert config.label(option.name) in said
@@ -73,7 +73,7 @@ def test_not_a_number_is_in_no_range() -> None:
     assert "outside" in complaint(["--grace-s", "nan"])
 
 
-def test_an_unknown_option_is_told_the_nearest() -> None:
+def test_the_error_for_an_unknown_option_names_the_nearest() -> None:
     assert complaint(["--max-pendin", "3"]).startswith("--max-pendin: no such option; the nearest is --max-pending;")
     assert "the nearest is ACKER_STATE_DIR" in complaint([], {"ACKER_STATEDIR": "/x"})
     assert complaint(["--frobnicate"]).startswith("--frobnicate: no such option; `acker serve --help`")

@@ -14,7 +14,7 @@ from acker_service.core.dedupe import IDENTITY_BYTES, Dedupe
 CONTENT = Identity(1, 2)
 
 
-def test_what_was_applied_is_known_slot_by_slot() -> None:
+def test_applied_identities_are_known_for_each_slot() -> None:
     dedupe = Dedupe(window=4, identities_max=100)
     assert dedupe.find_applied(CONTENT, 9) == 0
     dedupe.record_applied(CONTENT, 9, 0b0110, now=0.0)
@@ -95,7 +95,7 @@ def test_sequences_are_counted_as_they_come_and_go(seed: int) -> None:
         assert len(dedupe) + dedupe.sequences <= 30
 
 
-def test_it_goes_on_where_it_was_dumped() -> None:
+def test_a_dumped_state_continues_after_loading() -> None:
     dedupe = Dedupe(window=4, identities_max=100)
     dedupe.record_applied(CONTENT, 9, 1 << 1023 | 5, now=3.0)
     dedupe.record_applied(Identity(8, 40, sequenced=True), 7, 6, now=4.0)

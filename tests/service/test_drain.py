@@ -1,4 +1,4 @@
-"""Drain: a server that takes nothing new, ends what it has, and then ends itself."""
+"""Drain: a server takes nothing new, finishes what it has, and then ends."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_signal_ends_a_drain_as_it_ends_every_server(server_process: Callable[
     assert events(process)[-1] == "stopped"
 
 
-def test_the_end_of_a_drain_is_said_once_however_often_it_was_asked_for() -> None:
+def test_the_end_of_a_drain_is_logged_once_for_many_requests() -> None:
     ended: list[bool] = []
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Figures: how old what is pending is, and who has it, without a look at a single root."""
+"""Figures: the age and the source of pending roots, without a look at any root."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shard() -> Shard:
 
 
 def tick(shard: Shard, until: float) -> None:
-    """As the server does, every 50 ms."""
+    """Tick every 50 ms, as the server does."""
     for step in range(int(shard._state.now * 20) + 1, int(until * 20) + 1):
         shard.tick(step / 20)
 

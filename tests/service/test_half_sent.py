@@ -1,4 +1,4 @@
-"""Senders that stop in the middle of a message, and everybody else."""
+"""Senders that stop in the middle of a message do not harm other calls."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_server_that_cannot_get_at_its_shard_is_neither_ready_nor_healthy(star
         assert health(caller) == SERVING
 
 
-def test_a_call_without_a_request_is_told_that_it_takes_one(start_server: StartServer) -> None:
+def test_a_call_without_a_request_is_refused(start_server: StartServer) -> None:
     with Caller(start_server().address) as caller:
         call: Any = caller.channel.stream_unary("/acker.v1.Acker/Apply", None, None)
         with pytest.raises(grpc.RpcError) as caught:
@@ -97,7 +97,7 @@ def test_a_call_without_a_request_is_told_that_it_takes_one(start_server: StartS
 
 
 class Stall:
-    """Tasks that receive until they are cancelled."""
+    """Tasks that keep receiving until they are cancelled."""
 
     def __init__(self, workers: Workers) -> None:
         self.workers = workers
@@ -106,13 +106,13 @@ class Stall:
         self.arrive = threading.Event()
 
     def until_crowded(self, clock: list[float]) -> None:
-        """Until all threads that there may be receive."""
+        """Wait until the maximum number of threads is receiving."""
         while self.begun < 2 + STALLED_MAX:
             clock[0] += 0.06
             self.await_begun(self.begun + 1)
 
     def await_begun(self, number: int) -> None:
-        """Until so many have begun to receive."""
+        """Wait until this many have begun to receive."""
         eventually(lambda: (self.workers.relieve(), self.begun >= number)[1])
 
     def submit_busy(self, busy: threading.Event) -> Any:
@@ -243,7 +243,7 @@ def test_a_request_that_arrives_slowly_has_half_a_second_however_many_wait(
     eventually(lambda: (workers.relieve(), len(stall.cancelled) == 3 * most)[1])
 
 
-def test_a_slow_request_is_not_cut_where_it_is_work_that_calls_wait_for(workers: Workers, clock: list[float]) -> None:
+def test_a_slow_request_is_not_cancelled_while_calls_wait_for_other_work(workers: Workers, clock: list[float]) -> None:
     stall, busy = Stall(workers), threading.Event()
     working = [stall.submit_busy(busy) for _ in range(1 + STALLED_MAX)]
     slow = stall.submit(0)

@@ -53,7 +53,7 @@ def test_the_check_follows_the_http_port_by_flag_by_variable_and_by_ready_file(
         assert "Traceback" not in done.stderr
 
 
-def test_a_proxy_has_no_part_in_it(server_process: Callable[..., Any]) -> None:
+def test_the_health_check_ignores_proxies(server_process: Callable[..., Any]) -> None:
     port = port_of(server_process().http_address)
     assert run(f"--http-port={port}", http_proxy="http://127.0.0.1:9", HTTP_PROXY="http://127.0.0.1:9").returncode == 0
 
@@ -69,7 +69,7 @@ def test_a_server_that_is_not_ready_says_why() -> None:
 
 
 @pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("::1", "[::1]:1")])
-def test_who_listens_everywhere_is_asked_on_the_loopback(host: str, asked: str) -> None:
+def test_a_server_that_listens_on_all_addresses_is_checked_on_the_loopback(host: str, asked: str) -> None:
     with pytest.raises(NotReady, match=re.escape(f"no server answers at {asked} ")):
         health.check(Config(host=host, http_port=1))
 

@@ -1,4 +1,4 @@
-"""The HTTP port: pages, and clients that are slow, many, rude or at the wrong port."""
+"""The HTTP port: pages, and clients that are slow, many, broken or at the wrong port."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_a_server_stops_though_its_thread_has_not_run_yet(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_a_wrong_method_is_told_which_are_right(pages: Pages, method: str) -> None:
+def test_a_wrong_http_method_is_answered_with_the_allowed_ones(pages: Pages, method: str) -> None:
     with pages.connect() as connection:
         connection.sendall(f"{method} /fine HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello".encode())
         reply = received(connection).decode()
@@ -258,15 +258,13 @@ def test_head_has_the_length_and_no_body(pages: Pages) -> None:
         (b"GET /elsewhere HTTP/1.1\r\n\r\n", 404),
     ],
 )
-def test_what_is_no_request_for_a_page_is_told_so(pages: Pages, request_bytes: bytes, status: int) -> None:
+def test_an_invalid_http_request_is_refused(pages: Pages, request_bytes: bytes, status: int) -> None:
     with pages.connect() as connection:
         connection.sendall(request_bytes)
         assert received(connection).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-def test_a_client_of_the_http_port_fails_at_once_and_says_which_port_it_is(
-    start_server: Callable[..., Server],
-) -> None:
+def test_a_client_of_the_http_port_fails_at_once_and_says_which_port_it_is(start_server: Callable[..., Server]) -> None:
     server = start_server(http_port=0)
     with AckerClient(server.http_address) as client, pytest.raises(Rejected, match="the acker's own for /metrics"):
         client.open_source("orders")

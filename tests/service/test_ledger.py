@@ -1,4 +1,4 @@
-"""The ledger's tables against a dict, and what they may weigh."""
+"""The ledger's tables compared with a dict, and their memory."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_loaded_ledger_keeps_room_for_all_its_entries_while_it_is_fitted() -> 
 
 
 def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
-    """What a pause for growth may be: the cells of all tables that one call moves, at a few ns each."""
+    """The bound of a pause for growth: the cells of all tables that one call moves, at a few ns each."""
     ledger, moved = Ledger(1 << 30), 0
     for start in range(1, 2_000_001, 100_000):
         before = ledger._directory[:, kernels.ADDRESS].copy(), ledger._directory[:, kernels.CAPACITY].copy()
@@ -140,7 +140,7 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
 
 
 def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The slots whose sub-tables move while ``roots`` are initialised, and end."""
+    """Return the slots whose sub-tables move while ``roots`` are initialised, and end."""
     moved: list[int] = []
     move = ledger._move
     with monkeypatch.context() as patch:

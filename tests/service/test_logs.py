@@ -1,4 +1,4 @@
-"""Log lines: what becomes of sources, what is refused, what becomes of the state; each says who, and none floods."""
+"""Log lines about sources, refusals and the state. Each names its subject, and none floods the log."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_source_that_opens_is_named_once(shared: SharedShard, lines: Lines) ->
     ]
 
 
-def test_a_source_that_closes_says_what_it_had(shared: SharedShard, lines: Lines) -> None:
+def test_the_log_of_a_closed_source_has_its_counts(shared: SharedShard, lines: Lines) -> None:
     shared.open_batch(OpenBatch(SESSION, 1, 1 << 40, 20))
     shared.apply(inits(roots_of(range(5)), 0, batch=1))
     shared.watch(Watch("orders", SESSION, 10_000, close=True))
@@ -81,9 +81,7 @@ def test_a_source_that_closes_says_what_it_had(shared: SharedShard, lines: Lines
     assert len(lines("source_closed")) == 1
 
 
-def test_a_source_whose_lease_runs_out_is_a_warning_with_what_it_had_pending(
-    shared: SharedShard, clock: Clock, lines: Lines
-) -> None:
+def test_an_expired_lease_is_logged_with_its_pending_roots(shared: SharedShard, clock: Clock, lines: Lines) -> None:
     shared.open_batch(OpenBatch(SESSION, 1, 1 << 40, 20))
     shared.apply(inits(roots_of(range(5)), 0, batch=1))
     shared.settle(Settle(SESSION, 1, Settlement.ABANDON))
@@ -99,7 +97,7 @@ def test_a_source_whose_lease_runs_out_is_a_warning_with_what_it_had_pending(
     assert lines("source_expired") == [{"level": "WARNING", **SOURCE, **had}]
 
 
-def test_a_real_server_says_who_opens_and_who_expires(start_server: Callable[..., Server], lines: Lines) -> None:
+def test_a_real_server_logs_opened_and_expired_sources(start_server: Callable[..., Server], lines: Lines) -> None:
     with Caller(start_server().address) as caller:
         caller.watch(lease_ms=1)
         eventually(lambda: bool(lines("source_expired")))
@@ -127,7 +125,7 @@ def test_a_refused_batch_names_its_source_and_says_why(shared: SharedShard, line
     assert (settled["source"], settled["batch"], settled["status"]) == ("orders", 3, "UNKNOWN_BATCH")
 
 
-def test_a_refused_watch_says_what_it_asked_for_and_no_more_than_a_name_may_have(
+def test_the_log_of_a_refused_watch_has_what_it_asked_for_cut_to_the_length_of_a_name(
     shared: SharedShard, lines: Lines
 ) -> None:
     shared.watch(Watch("n" * 5000, 99, 10_000))
@@ -178,7 +176,7 @@ def test_a_rate_limit_has_a_bound_however_many_keys_there_are(clock: Clock) -> N
     assert limit.admit("new") == 0
 
 
-def test_what_comes_from_outside_cannot_look_like_another_line_or_field() -> None:
+def test_text_from_outside_cannot_forge_a_log_line_or_field() -> None:
     stream, logger = io.StringIO(), logging.getLogger("acker.test")
     before = logging.root.handlers[:]
     try:
@@ -226,9 +224,7 @@ def test_a_restored_state_and_one_that_a_crash_has_lost_are_told_apart(
     assert len(named(process, "state_lost")) == 1
 
 
-def test_a_stop_without_a_place_for_the_state_says_what_is_lost(
-    start_server: Callable[..., Server], lines: Lines
-) -> None:
+def test_a_stop_without_a_state_directory_logs_what_is_lost(start_server: Callable[..., Server], lines: Lines) -> None:
     start_server().stop()
     assert lines("state_lost") == []
     server = start_server()
@@ -248,7 +244,7 @@ def test_a_state_that_cannot_be_written_is_lost_and_the_log_says_so(
     assert (lost["level"], "--state-dir" in lost["error"]) == ("error", True)
 
 
-def test_a_state_that_could_not_be_written_leaves_the_shard_to_who_asks(
+def test_after_a_failed_state_write_the_shard_still_answers(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     server = start_server(state_dir=str(tmp_path))

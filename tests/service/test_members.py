@@ -1,4 +1,4 @@
-"""Members: what follows from what stands in ZooKeeper, without one."""
+"""Members: the view that follows from nodes in ZooKeeper, without a ZooKeeper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_node_that_holds_something_else_is_passed_over_by_name(kind: type, con
     assert [trouble.partition(":")[0] for trouble in troubles] == ["1", "no number"]
 
 
-def test_the_view_lists_who_serves_drains_and_is_away() -> None:
+def test_the_view_lists_active_draining_and_away_servers() -> None:
     away = Away(replace(ONE, id=3, host="three.example").member, NOW_MS + 500)
     seen = Seen(9, (TWO, ONE), (TWO,), (away,))
     assert states(seen) == {
@@ -55,7 +55,7 @@ def test_the_view_lists_who_serves_drains_and_is_away() -> None:
     assert seen.next_change_ms(NOW_MS + 500) is None
 
 
-def test_who_serves_is_neither_away_nor_what_drained_before_it() -> None:
+def test_an_active_server_is_not_listed_as_away_or_draining_too() -> None:
     anew = replace(ONE, generation=5, incarnation=99)
     seen = Seen(9, (anew,), (ONE,), (Away(ONE.member, NOW_MS + 500),))
     assert seen.listed(NOW_MS) == (ListedMember(anew.member),)
@@ -89,7 +89,7 @@ def test_a_server_that_is_expected_twice_has_the_later_time_and_others_keep_thei
     assert seen.expected == (Away(ONE.member, NOW_MS + 2), Away(TWO.member, NOW_MS + 1))
 
 
-def test_who_came_left_drains_or_is_away_has_a_line_each() -> None:
+def test_each_change_of_the_members_has_a_log_line() -> None:
     one, two = ListedMember(ONE.member), ListedMember(TWO.member)
     drains, away = replace(one, state=MemberState.DRAINING), replace(one, state=MemberState.AWAY)
     anew = ListedMember(replace(ONE, generation=5).member)

@@ -1,4 +1,4 @@
-"""Memory: bounded where clients decide how much, and given back after a peak."""
+"""Memory: bounded even if clients decide how much, and freed after a peak."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_after_a_peak_of_a_million_roots_trimming_gives_the_memory_back() -> Non
     assert trimmed - start < (full - start) / 2, (start, full, empty, trimmed)
 
 
-def test_the_heap_is_trimmed_when_enough_was_let_go_and_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_is_trimmed_once_after_enough_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[int] = []
     monkeypatch.setattr(heap, "trim", lambda: trimmed.append(1))
     watched, peak = Heap(), 8 * FREED_MIN_BYTES

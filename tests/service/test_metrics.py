@@ -1,4 +1,4 @@
-"""What /metrics says: of refusals, of waiting, of ages and of sources, under labels that have a bound."""
+"""/metrics: refusals, waiting, ages and sources, under a bounded number of labels."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_cause_is_kept_where_there_is_no_room_for_another_text() -> None:
 
 @pytest.mark.parametrize("letter", ["x", "語", "😀"])
 @pytest.mark.parametrize("length", [5, 150, 5000])
-def test_every_answer_fits_into_what_a_grpc_client_takes_unless_told_otherwise(letter: str, length: int) -> None:
+def test_every_answer_fits_into_the_default_limit_of_grpc_clients(letter: str, length: int) -> None:
     box, count, reported = Outbox(), 300_000, 0
     texts = [f"{n} ".ljust(length, letter) for n in range(5_000)]
     codes = np.arange(count, dtype=np.uint64) % 5_000 + 1
@@ -99,7 +99,7 @@ def test_every_answer_fits_into_what_a_grpc_client_takes_unless_told_otherwise(l
         reported += box.confirm(reported + len(reply.outcomes))
 
 
-def test_an_outbox_without_reasons_says_so_with_an_empty_column() -> None:
+def test_an_outbox_without_reasons_has_an_empty_column() -> None:
     box = Outbox()
     box.append(np.arange(1, 1000, dtype=np.uint64), int(Verdict.ACKED), 0, ())
     assert len(box.read(1000).reason_ids) == 0

@@ -1,4 +1,4 @@
-"""A server that stood still: what its sources sent meanwhile is looked at before their leases run out."""
+"""A server that was paused handles what its sources sent meanwhile before their leases expire."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_pause_longer_than_a_lease_ends_no_lease_before_its_source_was_heard()
     assert not paused.watch().is_new
 
 
-def test_a_lease_that_nobody_renews_ends_after_a_pause_as_well() -> None:
+def test_a_lease_that_is_not_renewed_ends_after_a_pause_too() -> None:
     paused = Paused()
     paused.watch()
     paused.tick_for(4.0)

@@ -1,4 +1,5 @@
-"""Processes that tests start: servers with flags of their own, and ZooKeeper; they end with whoever started them."""
+"""Processes that tests start: servers with their own flags, and ZooKeeper. They end with the process that started
+them."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_zookeeper_ends_with_the_process_that_started_it(tmp_path: Path) -> None
 
 
 def _runs(pid: int) -> bool:
-    """Also one whose parent has not looked after it is gone."""
+    """Return whether a process runs; False for a dead one that its parent has not reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

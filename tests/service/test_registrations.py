@@ -1,4 +1,4 @@
-"""Registrations: how a source learns that the server knows its session no more."""
+"""Registrations: how a source learns that the server no longer knows its session."""
 
 from __future__ import annotations
 

@@ -142,13 +142,13 @@ def test_metrics_say_epoch_members_and_connection(join: Callable[..., Any]) -> N
     assert found["acker_zookeeper_connected"] == "1.0"
 
 
-def test_the_first_servers_of_a_cluster_may_come_at_once(
+def test_the_first_servers_of_a_cluster_may_start_together(
     join: Callable[..., Any], nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = registry._Nodes.find
 
     def found(self: Any, path: str, **options: Any) -> Any:
-        """What stands there; another server writes `config` a moment later."""
+        """Read `config`; another server writes it a moment later."""
         answer = find(self, path, **options)
         if path == "/config" and answer is None and not nodes.exists(path):
             nodes.create("/config", members.new_config("f" * 32, 7))
@@ -200,7 +200,7 @@ def test_a_chroot_of_another_cluster_is_refused_by_a_sentence(
         join(1)
 
 
-def test_a_cluster_of_which_nobody_runs_goes_on_in_another_version(join: Callable[..., Any], nodes: Any) -> None:
+def test_a_stopped_cluster_may_start_in_another_version(join: Callable[..., Any], nodes: Any) -> None:
     nodes.create("/config", b'{"acker": "c", "protocol_version": 1, "slots": 1024}', makepath=True)
     join(1)
     assert nodes.get("/config")[0] == members.new_config("c", 0)
@@ -225,7 +225,7 @@ def test_a_digest_keeps_others_out(join: Callable[..., Any], nodes: Any) -> None
 # -- drains and is away
 
 
-def test_a_server_that_drains_is_listed_so_and_nobody_takes_its_id(join: Callable[..., Any], nodes: Any) -> None:
+def test_a_draining_server_is_listed_as_such_and_its_id_stays_taken(join: Callable[..., Any], nodes: Any) -> None:
     one, two = join(1), join(2)
     with Caller(two.address) as caller:
         caller.begin()
@@ -271,7 +271,7 @@ def test_a_server_that_did_not_come_back_in_time_is_gone(join: Callable[..., Any
     eventually(lambda: not nodes.exists("/servers/away/2"))
 
 
-def test_a_server_that_could_not_write_its_state_is_gone_at_once_and_nobody_waits_for_it(
+def test_a_server_that_could_not_write_its_state_leaves_at_once(
     join: Callable[..., Any], server_process: Callable[..., Any], nodes: Any, zookeeper: str, tmp_path: Path
 ) -> None:
     watching = join(1)
@@ -289,7 +289,7 @@ def test_a_server_that_could_not_write_its_state_is_gone_at_once_and_nobody_wait
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that does not lead to its server is not tried for long."""
+    """A wrong address is not tried for long."""
     monkeypatch.setattr("acker_service.server.ADVERTISED_S", 0.5)
 
 
@@ -318,7 +318,7 @@ def test_a_server_does_not_start_with_the_address_of_another_one(join: Callable[
         caller.begin()
 
 
-def test_a_server_that_reaches_itself_where_it_says_starts_and_answers_nobody_before(
+def test_a_server_answers_only_after_it_reached_its_own_address(
     join: Callable[..., Any], zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as free:
@@ -343,7 +343,7 @@ def test_a_server_that_reaches_itself_where_it_says_starts_and_answers_nobody_be
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_server_that_only_others_reach_says_so_and_starts_if_it_is_told_to(
+def test_a_server_that_cannot_reach_itself_starts_with_advertise_unchecked_and_logs_it(
     join: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert states(join(1, advertise="127.0.0.1:1", advertise_unchecked=True)) == {1: ACTIVE}
@@ -354,7 +354,7 @@ def test_a_server_that_only_others_reach_says_so_and_starts_if_it_is_told_to(
 
 
 def expire(server: Any, zookeeper: str) -> None:
-    """End the session of a server from outside, while it cannot take it back."""
+    """End a server's session from outside, before it can get it back."""
     client = server._registry._nodes._client
 
     def refused(*_: object, **__: object) -> Any:
@@ -450,7 +450,7 @@ def test_a_server_that_was_killed_or_paused_is_gone_and_comes_back(
 
 
 @pytest.mark.jvm
-def test_while_zookeeper_is_away_servers_serve_with_the_view_they_had(
+def test_without_zookeeper_servers_keep_their_view(
     tmp_path: Path, start_server: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     from acker_testing import ZooKeeperProcess
@@ -486,7 +486,7 @@ def test_while_zookeeper_is_away_servers_serve_with_the_view_they_had(
 
 @contextlib.contextmanager
 def own_zookeeper(folder: Path) -> Iterator[Any]:
-    """A ZooKeeper that a test may do with as it likes, and what ``--zookeeper`` takes."""
+    """A ZooKeeper that only this test uses."""
     from acker_testing import ZooKeeperProcess
 
     zookeeper = ZooKeeperProcess(folder)
@@ -557,7 +557,7 @@ def test_servers_go_on_in_a_zookeeper_that_was_restored_from_a_backup(
     [None, members.new_config("f" * 32, 5), b'{"acker": "older", "protocol_version": 2, "slots": 1024}'],
     ids=["none", "of a server whose clock is behind", "of an older version"],
 )
-def test_the_cluster_goes_on_in_an_empty_chroot_whoever_came_there_first(
+def test_the_cluster_continues_in_an_emptied_chroot_whatever_config_is_there(
     join: Callable[..., Any], nodes: Any, config: bytes | None
 ) -> None:
     one, two = join(1), join(2)
@@ -654,7 +654,7 @@ def test_servers_whose_sessions_end_while_another_one_starts_stay_in_every_view(
 def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_the_session(
     join: Callable[..., Any], zookeeper: str
 ) -> None:
-    """One that starts does so now and then; kazoo by itself waits for the whole session."""
+    """A starting ZooKeeper does this sometimes; kazoo by itself waits for the whole session."""
     place, _, chroot = zookeeper.partition("/")
     with SilentAtFirst(place) as silent:
         server = join(1, zookeeper=f"{silent.address}/{chroot}", zookeeper_session_s=5.0)
@@ -664,7 +664,7 @@ def test_a_zookeeper_that_takes_a_connection_and_is_silent_on_it_does_not_cost_t
 
 
 class SilentAtFirst:
-    """Takes connections for somebody else: nothing ever comes of the first one."""
+    """Accepts connections in place of ZooKeeper, and never answers the first one."""
 
     def __init__(self, place: str) -> None:
         host, _, port = place.rpartition(":")

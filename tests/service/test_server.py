@@ -62,7 +62,7 @@ def test_the_handshake_names_server_and_limits(caller: Caller, server: Server) -
 
 
 @pytest.mark.parametrize(("version", "older"), [(1, "client"), (3, "server")])
-def test_another_protocol_version_is_told_what_to_upgrade(caller: Caller, version: int, older: str) -> None:
+def test_another_protocol_version_is_refused_with_what_to_upgrade(caller: Caller, version: int, older: str) -> None:
     code, said = refusal(lambda: caller.hello(version))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert f"protocol version {version}" in said
@@ -101,7 +101,7 @@ def test_a_bug_is_answered_internal_and_logged_and_the_server_goes_on(
     ack_a_tree(caller, 1)
 
 
-def test_stats_hold_what_metrics_hold(start_server: StartServer) -> None:
+def test_stats_have_the_same_values_as_metrics(start_server: StartServer) -> None:
     server = start_server(http_port=0)
     with Caller(server.address) as other:
         ack_a_tree(other, 1)
@@ -142,7 +142,7 @@ def test_the_first_watch_of_a_session_does_not_wait(caller: Caller) -> None:
     assert caller.watch(wait_ms=20_000).is_new
 
 
-def test_outcomes_that_are_not_confirmed_are_told_again(caller: Caller) -> None:
+def test_unconfirmed_outcomes_are_sent_again(caller: Caller) -> None:
     caller.begin()
     roots = roots_of(range(3))
     caller.apply(inits(roots, 0))
@@ -254,7 +254,7 @@ def test_a_signal_stops_it_cleanly(server_process: Callable[..., Any], which: si
     assert events == ["ready", "signal", "stopping", "stopped"]
 
 
-def test_a_stop_answers_whoever_waits(server_process: Callable[..., Any]) -> None:
+def test_a_stop_answers_waiting_calls(server_process: Callable[..., Any]) -> None:
     process = server_process()
     with Caller(process.address) as caller:
         caller.begin()
@@ -280,7 +280,7 @@ def test_a_port_in_use_is_an_error_that_names_port_and_option(server: Server) ->
         assert "Traceback" not in result.stderr
 
 
-def test_a_host_that_is_not_ours_is_one_clear_line() -> None:
+def test_a_host_of_another_machine_is_one_clear_line() -> None:
     result = start_command("--host", "192.0.2.1", "--port=0", "--http-port=off")
     assert result.returncode == 2
     assert "192.0.2.1" in result.stderr

@@ -1,4 +1,4 @@
-"""The shard behind its lock: what calls that meet there do to each other."""
+"""The shard behind its lock: effects of concurrent calls on each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCHES = range(1, 6)
 
 
 class SlowToSettle(Shard):
-    """A shard that notes its sweeps, and does not begin one before it may."""
+    """A shard that records its sweeps, and begins one only when allowed."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -73,7 +73,7 @@ def test_a_sweep_that_breaks_is_reported_to_all_who_shared_it_and_the_next_one_w
     assert shared.settle(Settle(7, 3, Settlement.DONE)).status == Status.APPLIED
 
 
-def test_under_load_every_outcome_is_told_exactly_once(shared: SharedShard) -> None:
+def test_under_load_every_outcome_is_reported_exactly_once(shared: SharedShard) -> None:
     senders, reports_each, roots_each = 3, 40, 50
     expected = senders * reports_each * roots_each
 

@@ -47,7 +47,7 @@ def new_shard(**options: Any) -> Shard:
 def watch(
     shard: Shard, now: float = 0.0, limits: Limits | None = None, session: int = SESSION, **options: Any
 ) -> dict[int, tuple[Verdict, str]]:
-    """What the source is told, and confirms at once."""
+    """Return the source's new outcomes, and confirm them at once."""
     request = Watch("source", session, 3_600_000, limits or Limits(), **options)
     reply = shard.watch(request, now)
     assert reply.status == Status.APPLIED
@@ -94,7 +94,7 @@ class Trees:
         self.acks: list[tuple[int, int]] = [ack for root in self.roots for ack in self._grow(root)]
 
     def _grow(self, root: int) -> list[tuple[int, int]]:
-        """Each ack: my edge and my children's."""
+        """Each ack: the edge of a node and those of its children."""
         alive, used, acks = [1], 1, []
         while alive:
             edge = alive.pop(self.chance.randrange(len(alive)))
@@ -148,7 +148,7 @@ def test_a_root_is_acked_exactly_when_all_of_its_tree_is_in(seed: int, kind: str
 def split_into_reports(
     chance: random.Random, trees: Trees, number: int
 ) -> tuple[list[Apply], dict[int, set[tuple[Identity, int]]]]:
-    """Inits and acks dealt out to a few tasks, folded, cut, lost and doubled; per root, what there was to send."""
+    """Inits and acks distributed to a few tasks, folded, cut, lost and doubled; per root, what was to be sent."""
     messages: list[Apply] = []
     sent: dict[int, set[tuple[Identity, int]]] = {root: set() for root in trees.roots}
     work: list[tuple[InitScope | None, list[tuple[int, int]]]] = [
@@ -172,7 +172,7 @@ def split_into_reports(
 
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("init_first", [True, False])
-def test_fail_wins_over_zero_and_is_told_at_once(held: bool, init_first: bool) -> None:
+def test_fail_wins_over_zero_and_is_reported_at_once(held: bool, init_first: bool) -> None:
     shard, roots = new_shard(), new_roots(3)
     send = Sender(shard).send
     watch(shard)
@@ -538,7 +538,7 @@ def test_a_source_that_falls_silent_is_forgotten_with_all_its_roots() -> None:
 # -- bounded memory
 
 
-def test_a_flood_of_acks_for_unknown_roots_is_bounded_and_harms_nobody() -> None:
+def test_a_flood_of_acks_for_unknown_roots_is_bounded() -> None:
     shard, roots = new_shard(max_pending=100_000), new_roots(100)
     send = Sender(shard).send
     watch(shard)
@@ -613,7 +613,7 @@ def test_an_identity_is_remembered_for_the_longest_timeout_and_the_time_of_orpha
     assert shard.apply(message, 1.1 + 3 * age_s).status == Status.APPLIED
 
 
-def test_more_sources_than_there_is_room_for_are_told_to_wait() -> None:
+def test_sources_beyond_the_limit_are_told_to_wait() -> None:
     shard = new_shard()
     statuses = [shard.watch(Watch("source", session, 1000), 0.0).status for session in range(1, 16_500)]
     assert statuses.count(Status.APPLIED) == (1 << 14) - 1
@@ -732,7 +732,7 @@ def test_a_conflict_or_a_stale_sequence_changes_nothing() -> None:
     assert (shard.stats.sections_conflict, shard.stats.sections_stale) == (5, 5)
 
 
-def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() -> None:
+def test_differing_results_of_two_attempts_are_never_acked() -> None:
     """The second attempt fails a root that the first one finished, and its write may be the one that counts."""
     shard, roots = new_shard(), new_roots(3)
     watch(shard)
@@ -750,7 +750,7 @@ def test_what_two_attempts_at_the_same_work_made_differently_is_never_acked() ->
 # -- state
 
 
-def test_a_restored_shard_reports_what_the_dumped_one_would_have_reported() -> None:
+def test_a_restored_shard_reports_the_same_as_the_dumped_one() -> None:
     """The twin's test does this at any point; here with the clock of another machine, to the second."""
     shard = busy_shard()
     again = Shard.restore(shard.dump(1.0), incarnation=3, now=5000.0, max_pending=1000)

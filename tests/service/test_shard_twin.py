@@ -1,4 +1,4 @@
-"""The fast shard against its dumb twin: any sequence of calls, and both say and do the same."""
+"""The fast shard compared with its simple twin: any sequence of calls gives the same replies and the same state."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cut(entries: Entries, some: slice) -> Entries:
 
 
 class Comparison:
-    """Every call goes to both; the replies, the outcomes and the counts are the same."""
+    """Sends every call to both; replies, outcomes and counts must be equal."""
 
     def __init__(self, chance: random.Random, first_of: Callable[[int, int], int] = first_of) -> None:
         self.chance, self.first_of = chance, first_of
@@ -125,7 +125,7 @@ class Comparison:
         self.compare_open(request)
 
     def open_again(self) -> None:
-        """A batch that is open, with other slots, as after a server was found gone."""
+        """Open a batch again with other slots, as after the loss of a server."""
         batches = [batch for source in self.twin._sources.values() for batch in source.batches.values()]
         opened = [batch.request for batch in batches if batch.number and batch.is_open]
         if opened:
@@ -171,7 +171,7 @@ class Comparison:
         self.send_report(entries, InitScope(session, number, np.array(covered, np.uint64).reshape(-1, 2)))
 
     def send_report(self, entries: Entries, scope: InitScope | None) -> None:
-        """Packed anyhow: its sections cut into messages anywhere."""
+        """Send a report with its sections cut into messages anywhere."""
         identity, digest = self.identity(), reports.digest(entries)
         starts = reports.section_starts(entries.root_ids).tolist()[1:]
         cuts = sorted(self.chance.sample(starts, self.chance.randrange(len(starts) + 1))) if starts else []
@@ -186,7 +186,7 @@ class Comparison:
             self.send(self.chance.choice(self.sent))
 
     def restart(self) -> None:
-        """With its state, and on a machine whose clock says something else."""
+        """Restart with the state, on a machine whose clock differs."""
         state = self.shard.dump(self.now + self.moved)
         self.moved = max(-0.5, self.moved + self.chance.randrange(-20, 5000) / 32)
         self.shard = Shard.restore(state, incarnation=1, now=self.now + self.moved, **self.options)
@@ -229,7 +229,7 @@ class Comparison:
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None, phases=[Phase.generate])
-def test_any_calls_in_any_order_do_what_the_dumb_twin_does(seed: int) -> None:
+def test_any_calls_in_any_order_agree_with_the_simple_twin(seed: int) -> None:
     comparison = Comparison(random.Random(seed))
     for n in range(120):
         comparison.step()
@@ -240,7 +240,7 @@ def test_any_calls_in_any_order_do_what_the_dumb_twin_does(seed: int) -> None:
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=20, deadline=None, phases=[Phase.generate])
-def test_sources_and_batches_that_share_root_ids_do_what_the_dumb_twin_does(seed: int) -> None:
+def test_sources_and_batches_that_share_root_ids_agree_with_the_simple_twin(seed: int) -> None:
     comparison = Comparison(random.Random(seed), first_of=lambda session, number: 1)
     for n in range(120):
         comparison.step()

@@ -79,7 +79,7 @@ def assert_same(left: Arrays, right: Arrays) -> None:
         max_size=3,
     )
 )
-def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, parts: list[Arrays]) -> None:
+def test_a_state_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, parts: list[Arrays]) -> None:
     folder = tmp_path_factory.mktemp("state")
     write(folder, *parts)
     for left, right in zip(read(folder), parts, strict=True):
@@ -106,7 +106,7 @@ def test_a_state_is_written_and_read_part_by_part(tmp_path: Path) -> None:
     assert [int(part["numbers"][0]) for part in read(tmp_path)] == list(range(20))
 
 
-def test_what_is_read_may_be_written_to(folder: Path) -> None:
+def test_a_state_that_was_read_is_writable(folder: Path) -> None:
     for part in read(folder):
         for array in part.values():
             array[...] = 0
@@ -150,7 +150,7 @@ def test_a_server_that_is_killed_while_it_consumes_its_state_has_lost_it_and_the
     following.close()
 
 
-def test_a_consumed_state_that_somebody_put_back_is_refused(folder: Path) -> None:
+def test_a_consumed_state_that_was_restored_by_hand_is_refused(folder: Path) -> None:
     content = (folder / "acker.state").read_bytes()
     test_a_consumed_state_does_not_come_back(folder)
     (folder / "acker.state").write_bytes(content)
@@ -178,7 +178,7 @@ def test_a_state_with_any_byte_changed_or_added_is_refused(folder: Path) -> None
     assert "damaged" in complaint(folder)
 
 
-def test_a_state_of_another_format_is_told_apart_from_a_damaged_one(folder: Path) -> None:
+def test_a_state_of_another_format_is_not_reported_as_damaged(folder: Path) -> None:
     content = (folder / "acker.state").read_bytes()
     (folder / "acker.state").write_bytes(content.replace(b"acker-state 2\n", b"acker-state 1\n"))
     assert "has format 1, and this version of the acker reads format 2 only" in complaint(folder)

@@ -1,4 +1,4 @@
-"""Signals: a server that is told to stop stops, and keeps its state."""
+"""Signals: a server stops and keeps its state."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a shard says, as conversations that can be read: ``tests/service/transcripts``.
+"""Calls and answers of a shard as readable conversations: ``tests/service/transcripts``.
 
-After a change that is meant to be heard, write them anew (``python -m tests.service.test_transcripts``) and read the
+After an intended change, write them again (``python -m tests.service.test_transcripts``) and read the
 difference.
 """
 
@@ -32,7 +32,7 @@ def test_a_drawn_schedule_is_the_same_each_time_and_none_of_its_roots_is_answere
 
 
 def write() -> None:
-    """Write all transcripts anew."""
+    """Write all transcripts again."""
     for seed in SEEDS:
         (FOLDER / f"schedule_{seed}.txt").write_text(schedule(seed))
     for path in FOLDER.glob("*.txt"):

@@ -259,7 +259,7 @@ class Twin:
         return inits_known
 
     def _spoil(self, message: Apply, now: float) -> None:
-        """No root of two attempts that differ comes to zero any more."""
+        """Ensure that no root of two differing attempts comes to zero any more."""
         self._spoilt += 1
         for root in message.entries.root_ids.tolist():
             self._count["updates"] += 1
@@ -482,7 +482,7 @@ class Twin:
             self._count["roots_dropped"] += 1
 
     def restart(self, now: float) -> None:
-        """Leases start anew."""
+        """Restart all leases."""
         for source in self._sources.values():
             source.expires = now + source.lease_s
 

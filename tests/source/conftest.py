@@ -1,4 +1,4 @@
-"""What tests of sources share."""
+"""Fixtures of the tests of sources."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Conversation:
         self._exits = ExitStack()
 
     def say(self, line: str) -> list[str]:
-        """What followed from one command."""
+        """Run one command, and return its effects."""
         command, _, rest = line.partition(" ")
         since = self.cluster.time.clock()
         self.lines.clear()
@@ -235,7 +235,7 @@ def names(emissions: Emissions) -> str:
 
 
 def by_number(line: str) -> tuple[str, int]:
-    """The key by which ``a10 LOST`` comes after ``a9 LOST``."""
+    """Sort key that puts ``a10 LOST`` after ``a9 LOST``."""
     name = line.split(maxsplit=1)[0]
     return name[0], int(name[1:])
 

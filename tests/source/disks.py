@@ -1,4 +1,4 @@
-"""Disks that are full or forbidden, as the system itself has them."""
+"""Full and forbidden disks, made with the system's own means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOBODY = 65534
 
 @contextmanager
 def without_rights() -> Iterator[None]:
-    """Permissions hold: whoever is root, and above them, is somebody else meanwhile."""
+    """Apply permissions even if the tests run as root."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(NOBODY)
@@ -26,7 +26,7 @@ def without_rights() -> Iterator[None]:
 
 @contextmanager
 def forbidden(folder: Path) -> Iterator[None]:
-    """Nothing can be made or opened in ``folder``."""
+    """Forbid to create or open anything in ``folder``."""
     folder.chmod(0o500)
     try:
         with without_rights():
@@ -37,7 +37,7 @@ def forbidden(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file may grow beyond ``size`` bytes: what a write begins below and would end above is written in part."""
+    """Limit files to ``size`` bytes. A write across the limit is written in part."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -47,6 +47,6 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def full(path: Path) -> Path:
-    """``path``, on a device that has no room: it opens, and no byte can be written."""
+    """Put ``path`` on a full device: it opens, but no byte can be written."""
     path.symlink_to("/dev/full")
     return path

@@ -22,7 +22,7 @@ Numbers = Sequence[int] | np.ndarray
 
 
 class Driven:
-    """Plans, reads and finishes records of ``input_``, from what ``committed`` says on."""
+    """Plans, reads and finishes records of ``input_``, beginning at ``committed``."""
 
     def __init__(self, input_: Input[Any], committed: Mapping[str, Committed] | None = None) -> None:
         self.input = input_
@@ -32,7 +32,7 @@ class Driven:
         input_.start(self._committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
-        """The next records that are not done; none: the end was reached."""
+        """Return the next records that are not done; none at the end."""
         while True:
             plan = self.input.plan(records_max, tasks)
             records = self.parts.add(plan.parts)
@@ -67,7 +67,7 @@ class Driven:
         self.finish(sorted(number for number in self._open if number < record))
 
     def committed(self) -> dict[str, Committed]:
-        """What a checkpoint would hold now, once written and read."""
+        """Return the checkpoint's content, after it was written and read."""
         for partition in self.parts.take_changed():
             done = self.parts.done[partition]
             self.input.advance(partition, done)
@@ -88,7 +88,7 @@ def checkpoint(path: Path, *, source: str = "orders", kind: str = "files") -> Ch
 
 
 def read_elsewhere(slices: Sequence[Any]) -> str:
-    """Slices are pickled, and read by another process: what it says of rows, and whether Spark and gRPC are loaded."""
+    """Return another process's text about pickled slices: their rows, and whether it has loaded Spark and gRPC."""
     program = (
         "import pickle, sys; slices = pickle.load(sys.stdin.buffer);"
         "print([r.columns.num_rows for s in slices for r in s.read()], 'pyspark' in sys.modules, 'grpc' in sys.modules)"
@@ -99,7 +99,7 @@ def read_elsewhere(slices: Sequence[Any]) -> str:
 
 
 def rows_of(slices: Sequence[Any]) -> list[dict[str, Any]]:
-    """All rows of slices whose every number exists, in order; the numbers are those of the slices."""
+    """Return all rows of slices in which every number exists, in order. Checks that they have the slices' numbers."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for piece in slices:

@@ -1,4 +1,4 @@
-"""Executors in memory: what Spark's tasks would read, report and ack, against a real shard, in simulated time."""
+"""Executors in memory: they read, report and ack like Spark's tasks, against a real shard, in simulated time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_SPARK: Any = None
 
 @dataclass
 class Record:
-    """What the driver notes of a batch."""
+    """The driver's notes about a batch."""
 
     error: BaseException | None = None
     unfinished_because: str = ""
@@ -59,7 +59,7 @@ class Row:
 
 @dataclass
 class Frame:
-    """A batch whose read and sink run here and now."""
+    """A batch whose read and sink run at once."""
 
     client: AckerClient
     plan: FramePlan
@@ -70,7 +70,7 @@ class Frame:
         return self
 
     def rows(self, slices: slice = slice(None)) -> list[Row]:
-        """Read slices as their read tasks would: inits and what is covered, and fails of what is unreadable."""
+        """Read slices as read tasks do: send inits and covered numbers, and fail unreadable records."""
         return [row for piece in self.plan.slices[slices] for row in self._read(piece)]
 
     def _read(self, piece: Any) -> Iterator[Row]:
@@ -104,7 +104,7 @@ class Frame:
             self._report(fold(roots, edges))
 
     def fail(self, reasons: dict[int, str]) -> None:
-        """Fail roots as an operator does whose function raised."""
+        """Fail roots like an operator whose function raises."""
         if reasons:
             roots = np.array(list(reasons), np.uint64)
             kinds = np.full(len(roots), ACK | FAIL, np.uint8)
@@ -118,7 +118,7 @@ class Frame:
 
 @dataclass
 class Log(Listener):
-    """Everything a listener is told, record by record."""
+    """Records every callback of a listener, record by record."""
 
     emitted: list[tuple[int, list[int]]] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
@@ -144,14 +144,14 @@ class Log(Listener):
 
 
 def frame_of(batch: Batch) -> Frame:
-    """A batch's rows with what happens to them here: to mypy they are Spark's."""
+    """A batch's rows and the work on them; mypy sees Spark's."""
     frame: Any = batch.df
     assert isinstance(frame, Frame)
     return frame
 
 
 class Polling:
-    """Watches only when it is asked, in the caller's thread: as time is simulated."""
+    """Watches only on request, in the caller's thread, because time is simulated."""
 
     def __init__(self, client: AckerClient) -> None:
         self._client = client
@@ -161,7 +161,7 @@ class Polling:
         return watched if watched.says_something else None
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no thread runs."""
 
 
 class Cluster:
@@ -186,7 +186,7 @@ class Cluster:
         )
 
     def stop_for(self, seconds: float) -> None:
-        """The server is away for so long; it keeps its state."""
+        """Stop the server for a time; it keeps its state."""
         self.server.stop()
         self._back_s = self.time.clock() + seconds
 

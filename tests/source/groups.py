@@ -1,4 +1,4 @@
-"""A group and the checkpoint that its sources share, in memory: who owns what, and what was written down by whom."""
+"""A group and the checkpoint that its sources share, in memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from acker_client.source.records.assignment import Handover
 
 @dataclass
 class Group:
-    """Who is to have which partition (``wanted``), and who has it (``owners``). A member that was put out (``put_out``)
-    is not asked: its partitions are others' at once."""
+    """A group: the assigned (``wanted``) and the present owner (``owners``) of each partition. A removed member
+    (``put_out``) is not asked: others own its partitions at once."""
 
     wanted: dict[str, str | None] = field(default_factory=dict)
     owners: dict[str, str | None] = field(default_factory=dict)
@@ -23,22 +23,22 @@ class Group:
     _lost: dict[str, set[str]] = field(default_factory=dict)
 
     def give(self, partition: str, member: str | None) -> None:
-        """From the next rebalance on it is to be this member's."""
+        """Assign it to this member from the next rebalance on."""
         self.wanted[partition] = member
 
     def put_out(self, member: str) -> None:
-        """Its session is over, whether it knows or not."""
+        """End its session; the member may not know yet."""
         for partition, owner in self.owners.items():
             if owner == member:
                 self.take_away(partition)
 
     def take_away(self, partition: str) -> None:
-        """Its owner has lost it, whether it knows or not."""
+        """Take it from its owner, which may not know yet."""
         self._lost.setdefault(self.owners[partition] or "", set()).add(partition)
         self.owners[partition] = None
 
     def forget(self, member: str) -> None:
-        """A member that comes back under its name knows nothing of what it had."""
+        """Let a member return under its name, without its former partitions."""
         self._lost.pop(member, None)
 
     def handover_to(self, member: str) -> Handover:
@@ -85,7 +85,7 @@ class Membership:
 
 @dataclass
 class SharedCheckpoint:
-    """A ``SharedCheckpointStore`` of one member: what is another's is not written."""
+    """A ``SharedCheckpointStore`` of one member: it does not write partitions of others."""
 
     group: Group
     member: str

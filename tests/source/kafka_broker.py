@@ -45,7 +45,7 @@ class MockKafka:
         self.process.wait(timeout=10)
 
     def pause(self) -> None:
-        """Stop it in the middle of whatever it does; returns when all of its threads stand still."""
+        """Stop it at any point of its work. Returns when all of its threads have stopped."""
         standstill.stop_child(self.process)
 
     def resume(self) -> None:
@@ -62,7 +62,7 @@ class MockKafka:
 
     def create(self, topic: str) -> None:
         while self._producer.list_topics(topic, timeout=10).topics[topic].error is not None:
-            """It is made by being asked for."""
+            """Create the topic by asking for it."""
 
     def write(self, topic: str, partition: int, values: Sequence[bytes | None], **more: Any) -> None:
         for value in values:
@@ -77,7 +77,7 @@ class MockKafka:
                 self._producer.poll(0.1)
 
     def committed(self, group: str, topic: str) -> dict[int, tuple[int, str]]:
-        """What the group has committed: partition -> (offset, metadata)."""
+        """Return the group's commits: partition -> (offset, metadata)."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": group})
         asked = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
         answered = consumer.committed(asked, timeout=10)

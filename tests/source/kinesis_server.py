@@ -56,7 +56,7 @@ class KinesisServer:
         self._process.communicate("")
 
     def session(self) -> Any:
-        """A ``boto3.Session`` that asks nobody for credentials."""
+        """A ``boto3.Session`` with credentials, so that it looks for none."""
         import boto3
 
         return boto3.Session("testing", "testing", region_name=REGION)
@@ -102,7 +102,7 @@ def _named(shard: int) -> str:
 
 
 class Faults:
-    """Answers before moto does, where it was asked to."""
+    """Answers in place of moto, if told to."""
 
     def __init__(self, application: Any) -> None:
         self._application = application

@@ -83,18 +83,18 @@ class TwinKinesis:
         self._add((self._named(first), self._named(second)))
 
     def age(self, shard: int, records: int) -> None:
-        """The oldest ``records`` of a shard age out."""
+        """Let the oldest ``records`` of a shard age out."""
         self.streams[self._named(shard)].aged = records
 
     def drop(self, shard: int) -> None:
-        """A closed shard has aged out altogether."""
+        """Let a closed shard age out altogether."""
         del self.streams[self._named(shard)]
 
     def fail(self, method: str, *errors: Exception) -> None:
         self.faults.setdefault(method, deque()).extend(errors)
 
     def of_parents(self, name: str) -> set[str]:
-        """What was ever written to the parents of a shard."""
+        """Return all records that were ever written to the parents of a shard."""
         return {each.data.decode() for parent in self.streams[name].parents for each in self.streams[parent].records}
 
     def _named(self, shard: int) -> str:

@@ -22,7 +22,7 @@ class LogPart:
 
 @dataclass(frozen=True)
 class LogSlice:
-    """Reads what is in the log when it is read, which may be less than was planned."""
+    """Reads the log's present content, which may be less than was planned."""
 
     start: int
     stop: int
@@ -38,7 +38,8 @@ class LogSlice:
 
 @dataclass
 class Log:
-    """What is in the log. ``is_ended``: nothing will be added; ``revoked``: to be taken away at the next plan."""
+    """The content of the log. ``is_ended``: nothing will be added; ``revoked``: partitions to revoke at the next
+    plan."""
 
     records: dict[str, dict[int, str]] = field(default_factory=dict)
     is_ended: bool = True

@@ -1,4 +1,4 @@
-"""A ZooKeeper in memory for tests, of which sessions expire and answers get lost when a test says so."""
+"""A ZooKeeper in memory. Tests let its sessions expire and its answers get lost."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class MemoryZooKeeper:
         return True
 
     def _fire(self) -> None:
-        """Every watch, whatever it is on: a look too many does no harm."""
+        """Fire every watch, whatever node it is on: an unneeded read does no harm."""
         fired, self.watching = self.watching, set()
         for session in fired:
             session.wake()
 
 
 class MemorySession:
-    """A ``ZnodeSession`` of ``core.znodes``. ``lose_answer``: the next transaction is applied, and its answer lost.
-    ``before_transact``: is done once, between a transaction's making and its arrival."""
+    """A ``ZnodeSession``. ``lose_answer``: the next transaction is applied, but its answer is lost.
+    ``before_transact``: called once, after a transaction was made and before it arrives."""
 
     session_s = 0.4
     place = "memory"
@@ -96,13 +96,13 @@ class MemorySession:
             self._id = None
 
     def expire(self) -> None:
-        """ZooKeeper ends the session, and this side knows nothing of it yet. It gets no answer any more."""
+        """End the session in ZooKeeper only: the client does not know yet, but gets no answer any more."""
         assert self._id is not None
         self._is_expired = True
         self._zookeeper.expire(self._id)
 
     def notice(self) -> None:
-        """This side learns that the session is over, and has a new one."""
+        """Let the client learn that its session has ended, and open a new one."""
         self.losses += 1
         self._is_expired = False
         self._begin()

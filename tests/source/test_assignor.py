@@ -1,4 +1,4 @@
-"""Who gets which partition: held to old Kafka's formula, and to dumb twins."""
+"""Assignments of partitions, compared with old Kafka's formula and with simple twins."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_range_leaves_consumers_without_where_there_are_more_of_them_than_partit
 
 
 @given(groups())
-def test_range_deals_as_its_dumb_twin_does(group: tuple[list[str], dict[str, frozenset[str]]]) -> None:
+def test_range_agrees_with_its_simple_twin(group: tuple[list[str], dict[str, frozenset[str]]]) -> None:
     partitions, subscriptions = group
     expected: dict[str, set[str]] = {consumer: set() for consumer in subscriptions}
     for topic in TOPICS:

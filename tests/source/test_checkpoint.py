@@ -1,4 +1,4 @@
-"""The checkpoint file: whole or not at all, and refused when it does not fit."""
+"""The checkpoint file: written whole or not at all, and refused if it does not fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checkpoint(tmp_path: Path) -> CheckpointFile:
     return store
 
 
-def test_what_was_saved_last_is_loaded(checkpoint: CheckpointFile) -> None:
+def test_the_last_saved_state_is_loaded(checkpoint: CheckpointFile) -> None:
     assert checkpoint.load() == {}
     checkpoint.save({"ä": Committed(Ranges.below(3), {"bytes": 30})})
     saved = {"ä": Committed(Ranges.from_runs([4, 2, 1]), {"bytes": 40}), "b": Committed()}
@@ -48,7 +48,7 @@ def test_a_checkpoint_of_the_version_before_is_still_read(checkpoint: Checkpoint
     assert checkpoint.load() == {"/a": Committed(Ranges.below(3), mark)}
 
 
-def test_a_checkpoint_that_does_not_say_what_is_done_is_refused(checkpoint: CheckpointFile) -> None:
+def test_a_checkpoint_without_done_positions_is_refused(checkpoint: CheckpointFile) -> None:
     wrong: list[Any] = [[{"partition": "a", "done": [1, 2], "mark": {}}], [{}], "no"]
     for partitions in wrong:
         saved = {"format": "acker-checkpoint", "version": 2, "source": "orders", "input": "files"}
@@ -128,7 +128,7 @@ def test_a_damaged_or_foreign_checkpoint_is_refused_by_name(
     assert str(checkpoint.path) in str(refused.value)
 
 
-def test_a_checkpoint_says_who_wrote_it_and_when_and_one_of_another_source_is_refused_with_that(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_source_is_refused_with_its_writer_and_time(tmp_path: Path) -> None:
     checkpoint = CheckpointFile(tmp_path / "x.ckpt", wall=lambda: 1_800_000_000.4)
     checkpoint.open("orders", "files")
     checkpoint.sign(Committer("orders", 7, "host-1", 4711))
@@ -201,7 +201,7 @@ def test_a_forbidden_checkpoint_is_named_whether_it_is_locked_read_or_written(tm
     checkpoint.path.chmod(0o600)
 
 
-def test_a_lock_that_cannot_be_had_is_no_other_source(
+def test_a_lock_that_fails_is_not_reported_as_another_source(
     checkpoint: CheckpointFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(*_: object) -> None:

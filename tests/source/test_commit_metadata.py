@@ -1,4 +1,4 @@
-"""What stands beside a committed offset: written, cut, read again, and told from what others write."""
+"""The metadata beside a committed offset: written, cut, read again, and told apart from that of others."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ RUNS = st.tuples(
 
 
 @given(RUNS, st.integers(150, 600))
-def test_what_is_written_is_read_again_as_far_as_it_fits_and_the_prefix_is_always_right(
-    runs: list[int], bytes_max: int
-) -> None:
+def test_metadata_is_read_back_as_far_as_it_fits_with_the_exact_prefix(runs: list[int], bytes_max: int) -> None:
     done = Ranges.from_runs(runs)
     text = CommitMetadata("orders", "host:1", done).to_text(bytes_max)
     assert len(text.encode()) <= bytes_max
@@ -33,7 +31,7 @@ def test_what_is_written_is_read_again_as_far_as_it_fits_and_the_prefix_is_alway
 
 
 @given(RUNS, st.integers(0, 10**6))
-def test_what_was_damaged_or_stands_beside_another_offset_is_anothers(runs: list[int], where: int) -> None:
+def test_damaged_or_moved_metadata_counts_as_foreign(runs: list[int], where: int) -> None:
     done = Ranges.from_runs(runs)
     text = CommitMetadata("orders", "host:1", done).to_text(4096)
     assert CommitMetadata.from_text(text, done.prefix + 1) is None
@@ -44,11 +42,11 @@ def test_what_was_damaged_or_stands_beside_another_offset_is_anothers(runs: list
 
 
 @pytest.mark.parametrize("text", ["", "{}", "null", "[]", "{", '{"acker": "1", "source": 2, "by": 3}', '"acker"'])
-def test_what_others_write_is_anothers(text: str) -> None:
+def test_metadata_of_other_writers_counts_as_foreign(text: str) -> None:
     assert CommitMetadata.from_text(text, 5) is None
 
 
-def test_what_a_newer_version_wrote_is_not_guessed_at() -> None:
+def test_metadata_of_a_newer_version_is_refused() -> None:
     with pytest.raises(NewerVersion, match="version 2, and this acker reads versions up to 1"):
         CommitMetadata.from_text(json.dumps({"acker": 2, "source": "orders", "by": "x", "more": 1}), 5)
 

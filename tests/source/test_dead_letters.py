@@ -27,7 +27,7 @@ def letter(value: Any = b"x", reason: str = "ValueError: no") -> DeadLetter:
     return DeadLetter("orders", reason, 4, 1, 1_700_000_000.5, 1_700_000_060.0, origin, value)
 
 
-def test_a_letter_says_why_how_often_when_from_where_and_what() -> None:
+def test_a_letter_has_reason_attempts_times_origin_and_value() -> None:
     assert json.loads(letter().to_json()) == {
         "source": "orders",
         "reason": "ValueError: no",
@@ -142,7 +142,7 @@ def test_a_letter_that_was_cut_says_so_when_it_is_read_back_and_stays_cut() -> N
 
 
 @pytest.mark.parametrize("line", ["", "{", "[]", '"text"', "{}", '{"source": 1}', letter().to_json()[:-3]])
-def test_what_is_no_letter_is_refused(line: str) -> None:
+def test_text_that_is_not_a_letter_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r"not (a dead letter|JSON: .*)"):
         DeadLetter.of_json(line)
 
@@ -158,7 +158,7 @@ def test_what_is_no_letter_is_refused(line: str) -> None:
         ('"failed": 4', '"failed": Infinity'),
     ],
 )
-def test_a_letter_that_somebody_has_edited_badly_is_damaged_and_nothing_worse(field: str, damaged: str) -> None:
+def test_a_badly_edited_letter_counts_as_damaged(field: str, damaged: str) -> None:
     line = letter(b"x").to_json()
     assert field in line
     with pytest.raises(ValueError, match="not a dead letter"):

@@ -1,4 +1,4 @@
-"""Files as an input: what they resume from, and what they refuse."""
+"""Files as an input: where they resume, and what they refuse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ contents = st.lists(st.sampled_from([b"\n", b"\r\n", b"a\n", b"bb\n", b"\xff\n",
 
 @given(st.lists(contents, min_size=1, max_size=3), st.data())
 @settings(max_examples=150, deadline=None)
-def test_a_restart_reads_exactly_what_was_not_done_whatever_the_point(
+def test_a_restart_at_any_point_reads_exactly_the_records_not_done(
     tmp_path_factory: pytest.TempPathFactory, files: list[bytes], data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
@@ -143,7 +143,7 @@ def test_a_change_behind_the_prefix_and_before_the_last_record_done_is_refused_t
         resumed(tmp_path / "a.txt", committed)
 
 
-def test_a_checkpoint_cut_to_fewer_holes_than_it_had_goes_on_from_what_is_left_of_it(tmp_path: Path) -> None:
+def test_a_checkpoint_cut_to_fewer_holes_resumes_from_the_rest(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{k}\n" for k in range(30)))
     driven = Driven(FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16))
     driven.finish(driven.drain()[[0, 5, 20]])
@@ -166,7 +166,7 @@ def test_records_that_are_done_are_forgotten_and_asking_for_them_is_an_error(tmp
     assert len(driven.originals(records[10:])) == 10
 
 
-def test_what_is_kept_of_a_file_does_not_grow_with_it_also_without_a_checkpoint(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_a_file_even_without_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n" * 2000)
     source = FileInput(tmp_path / "a.txt", TextParser(), block_bytes=16)
     driven = Driven(source)
@@ -204,7 +204,7 @@ def test_a_link_to_nothing_and_a_file_that_went_away_are_named_unless_files_are_
     assert len(Driven(FileInput(f"{tmp_path}/*.log", TextParser(), follow_s=1.0)).input.plan(10, 1).parts) == 1
 
 
-def test_what_is_no_file_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="pipe' is a pipe, a socket or a device: copy it into a file, or leave it"):
         find_line_files(f"{tmp_path}/*")
@@ -242,7 +242,7 @@ def test_paths_that_make_no_sense_are_refused_by_name(tmp_path: Path, paths: str
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter; pytest's own are its user's."""
+    """A folder that every user may enter; pytest's own are not."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -263,6 +263,6 @@ def test_a_file_that_may_not_be_read_is_named_and_has_not_changed(open_folder: P
 
 
 @pytest.mark.parametrize("paths", [5, ["a", 3], None, [b"a"]])
-def test_what_is_no_path_is_refused(paths: Any) -> None:
+def test_values_of_other_types_are_refused_as_paths(paths: Any) -> None:
     with pytest.raises(SourceError, match="is no path: name a file"):
         find_line_files(paths)

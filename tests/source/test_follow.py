@@ -1,4 +1,4 @@
-"""Files that grow while they are read: what is added is read once, whatever a file is called by then."""
+"""Files that grow while they are read: added lines are read once, even if the file is renamed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.source.executors import NO_SPARK, Cluster, save_all
 
 
 class Tail:
-    """A source that follows ``pattern``, and looks whenever it is asked."""
+    """Follows ``pattern``, and lists it on request."""
 
     def __init__(self, pattern: str, committed: Mapping[str, Committed] | None = None, **options: Any) -> None:
         self.now_s = 0.0
@@ -31,7 +31,7 @@ class Tail:
         self.driven = Driven(self.input, committed)
 
     def look(self, records_max: int = 1000) -> list[int]:
-        """The numbers of what a look finds."""
+        """Return the numbers of the records that a listing finds."""
         self.now_s += 2.0
         plan = self.input.plan(records_max, 2)
         assert not plan.is_end
@@ -53,7 +53,7 @@ class Tail:
 
 
 def rotate(folder: Path) -> None:
-    """As logrotate does with `create`: app.log is app.log.1 from now on, and what was that is app.log.2."""
+    """Rotate like logrotate with `create`: app.log becomes app.log.1, and app.log.1 becomes app.log.2."""
     names = sorted(folder.glob("app.log*"), key=lambda path: -int(path.suffix[1:] if path.suffix != ".log" else 0))
     for path in names:
         number = 0 if path.suffix == ".log" else int(path.suffix[1:])
@@ -135,7 +135,7 @@ def test_a_file_that_is_rotated_under_the_reader_is_read_on_and_the_new_one_too(
     assert sorted(again.finish_all()) == [str(log), f"{log}#2", f"{log}#3"]
 
 
-def test_what_was_added_before_a_rotation_that_nobody_saw_is_read_at_the_next_start(tmp_path: Path) -> None:
+def test_lines_added_before_an_unseen_rotation_are_read_at_the_next_start(tmp_path: Path) -> None:
     log = tmp_path / "app.log"
     log.write_text("one\n")
     tail = Tail(str(log))
@@ -313,7 +313,7 @@ def test_a_checkpoint_of_a_source_that_followed_is_taken_up_by_one_that_does_not
 
 
 @pytest.mark.parametrize("given", [0, -1, True, "5 s", float("inf")])
-def test_what_is_no_time_between_two_looks_is_refused(given: Any) -> None:
+def test_an_invalid_follow_interval_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"follow_s=.*give seconds, above 0"):
         Files("a", name="a", follow_s=given)
 

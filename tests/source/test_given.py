@@ -1,4 +1,4 @@
-"""What a user mistypes in a constructor."""
+"""Mistyped options of a constructor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_mistyped_option_is_named_with_the_nearest_of_that_source(name: str) -
         CONSTRUCTORS[name](name="n", chekpoint="c")
 
 
-def test_the_options_of_the_kind_of_source_are_among_those_that_there_are() -> None:
+def test_the_list_of_options_has_those_of_the_input() -> None:
     with pytest.raises(TypeError, match="regin: there is no such option of Kinesis; the nearest is region; there are"):
         Kinesis("orders", name="orders", regin="eu-central-1")  # type: ignore[call-arg]
     with pytest.raises(TypeError) as refused:

@@ -1,6 +1,6 @@
-"""Random handovers, failures, crashes and restarts of several sources that share a log, beside a dumb twin.
+"""Random handovers, failures, crashes and restarts of several sources that share a log, compared with a simple twin.
 
-The twin knows of each record who has it and whether it has ended; it is asked at each emission and at each commit.
+The twin knows the owner of each record and whether the record has ended. It checks each emission and each commit.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Place = tuple[str, int]
 
 @dataclass
 class Twin:
-    """``ended``: acked or in the dead letters; ``excused``: ended, but not written down by who lost them, or ended by
-    somebody who had lost them: these alone may be emitted to another."""
+    """``ended``: acked or in the dead letters. ``excused``: ended, but not saved by a source that lost the partition,
+    or ended after the source lost it. Only these may be emitted again elsewhere."""
 
     group: Group
     ended: set[Place] = field(default_factory=set)
@@ -42,12 +42,12 @@ class Twin:
         return {(partition, k) for start, stop in zip(done.starts, done.stops, strict=True) for k in range(start, stop)}
 
     def take_away(self, partition: str) -> None:
-        """Its owner loses it without having been asked."""
+        """Take it from its owner, without a request."""
         self.excused |= {place for place in self.ended if place[0] == partition} - self.written(partition)
 
 
 class Watching(Listener):
-    """Asks the twin at each emission, and tells it what has ended."""
+    """Checks each emission with the twin, and tells it what has ended."""
 
     def __init__(self, twin: Twin, member: str) -> None:
         self.twin, self.member = twin, member
@@ -74,7 +74,7 @@ class Watching(Listener):
 
 
 class Checked(SharedCheckpoint):
-    """Asks the twin at each commit whether all of it has ended."""
+    """Checks each commit with the twin: everything in it has ended."""
 
     twin: Twin
 
@@ -97,7 +97,7 @@ class Member:
 
 
 class Sources:
-    """Three sources of a group, of which each may be there or not."""
+    """Up to three sources of a group."""
 
     def __init__(self, folder: Path, dice: random.Random) -> None:
         self.dice = dice
@@ -141,7 +141,7 @@ class Sources:
         self.group.give(self.dice.choice(PARTITIONS), self.dice.choice(MEMBERS))
 
     def lose(self, name: str) -> None:
-        """Its session ends, and it does not know."""
+        """End its session; the source does not know yet."""
         for partition, owner in self.group.owners.items():
             if owner == name:
                 self.twin.take_away(partition)
@@ -197,7 +197,7 @@ class Sources:
             self.group.give(partition, "x")
 
     def finish(self) -> None:
-        """In the end one source has everything, and reads what is left."""
+        """Let one source own everything, and read the rest."""
         self.leave_all_to_one()
         for _ in range(100):
             self.take("x")
@@ -206,9 +206,7 @@ class Sources:
 
 
 @pytest.mark.parametrize("seed", range(1, 31))
-def test_of_what_sources_of_a_group_read_nothing_is_lost_and_nothing_that_was_handed_over_as_done_comes_again(
-    seed: int, tmp_path: Path
-) -> None:
+def test_a_group_loses_no_record_and_repeats_none_handed_over_as_done(seed: int, tmp_path: Path) -> None:
     sources = Sources(tmp_path, random.Random(seed))
     for _ in range(60):
         sources.turn()

@@ -1,4 +1,4 @@
-"""Sources that share the partitions of one input: what a run does when partitions come, go and are lost."""
+"""Sources that share the partitions of one input: runs while partitions are assigned, revoked and lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) 
 
 
 def next_of(run: Run) -> list[str]:
-    """What is in the next batch, which is processed and settled; nothing: there is none just now."""
+    """Process and settle the next batch; return its records, or none if there is no batch now."""
     return [] if (batch := taken(run)) is None else worked(run, batch)
 
 
@@ -96,7 +96,7 @@ def test_a_source_of_a_group_reads_what_it_was_assigned_and_nothing_else(cluster
     assert group.notes == ["x writes b 0-8", "x writes b 0-10"]
 
 
-def test_what_is_revoked_is_written_down_dropped_and_then_released_and_its_next_owner_reads_what_was_open(
+def test_a_revoked_partition_is_saved_dropped_and_released_and_its_next_owner_reads_the_open_records(
     cluster: Cluster, log: Log
 ) -> None:
     group, noted = Group({"a": "x"}), Noted()
@@ -118,9 +118,7 @@ def test_what_is_revoked_is_written_down_dropped_and_then_released_and_its_next_
 
 
 @pytest.mark.parametrize("how", ["revoked", "lost", "lost after it was heard"])
-def test_a_record_that_spent_its_retries_after_its_batch_gets_one_letter_and_none_from_who_has_it_no_longer(
-    cluster: Cluster, log: Log, how: str
-) -> None:
+def test_a_late_dead_letter_is_written_once_and_not_by_a_former_owner(cluster: Cluster, log: Log, how: str) -> None:
     group, letters = Group({"a": "x"}), MemoryLetters()
     options: dict[str, Any] = {"held": False, "message_timeout_s": 3000, "retry": Retry(max_retries=0)}
     x, y = member(cluster, log, group, "x", dead_letters=letters, **options), member(cluster, log, group, "y")
@@ -156,7 +154,7 @@ def test_a_partition_that_comes_back_begins_where_the_checkpoint_is_by_then(clus
     assert (x.summary().records, y.summary().records) == (8, 2)
 
 
-def test_what_is_lost_is_dropped_without_a_commit(cluster: Cluster, log: Log) -> None:
+def test_lost_partitions_are_dropped_without_a_commit(cluster: Cluster, log: Log) -> None:
     group = Group({"a": "x", "b": "x"})
     x, y = (member(cluster, log, group, name, commit_interval_s=1000, batch_records=20) for name in "xy")
     assert next_of(x) == names("a", *range(10)) + names("b", *range(10))
@@ -171,7 +169,7 @@ def test_what_is_lost_is_dropped_without_a_commit(cluster: Cluster, log: Log) ->
     assert next_of(x) == names("b", *range(10))
 
 
-def test_a_commit_that_is_fenced_drops_what_is_anothers_and_goes_on_with_the_rest(
+def test_a_fenced_commit_drops_the_partitions_of_others_and_keeps_the_rest(
     cluster: Cluster, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     group, noted = Group({"a": "x", "b": "x"}), Noted()
@@ -192,7 +190,7 @@ def test_a_commit_that_is_fenced_drops_what_is_anothers_and_goes_on_with_the_res
     assert caplog.messages.count("a is another source's by now") == 1
 
 
-def test_on_its_way_out_a_source_commits_first_then_leaves_the_group_and_lets_go_of_the_checkpoint_last(
+def test_at_the_end_a_source_commits_leaves_the_group_and_then_releases_the_checkpoint(
     cluster: Cluster, log: Log
 ) -> None:
     group = Group({"a": "x"})
@@ -241,7 +239,7 @@ def test_without_a_group_a_checkpoint_that_is_fenced_ends_the_run(cluster: Clust
         source.run(NO_SPARK, save_all)
 
 
-def test_a_group_is_refused_where_it_makes_no_sense(cluster: Cluster, log: Log) -> None:
+def test_a_group_is_refused_without_a_shared_input_and_checkpoint(cluster: Cluster, log: Log) -> None:
     group = Group()
     with pytest.raises(ValueError, match="group='billing': give the membership of a group"):
         LogSource(log, group="billing")

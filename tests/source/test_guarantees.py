@@ -1,5 +1,5 @@
-"""What each guarantee promises, by number: what is emitted again after a crash, what is never tried again, when the
-checkpoint moves, and what it says who wrote."""
+"""The promises of each guarantee, in numbers: what is emitted again after a crash, what is never retried, when the
+checkpoint moves, and its writer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def source(cluster: Cluster, log: Log, **options: Any) -> LogSource:
 
 
 def crashing(run: Run, batches: int, where: str, seen: Counter[str]) -> None:
-    """A driver that processes so many batches, two seconds each, and dies in the one after them, as kill -9 does."""
+    """A driver that processes some batches, two seconds each, and dies in the next one, as by kill -9."""
     run.__enter__()
     for number in range(1, batches + 2):
         batch = run.next_batch()
@@ -131,7 +131,7 @@ def test_without_a_guarantee_a_crash_costs_what_was_emitted_since_the_last_commi
     assert checkpoint.saved["a"].done.to_runs() == [RECORDS]
 
 
-def test_at_most_once_what_is_planned_is_written_down_before_it_is_emitted(cluster: Cluster, log: Log) -> None:
+def test_at_most_once_planned_records_are_saved_before_they_are_emitted(cluster: Cluster, log: Log) -> None:
     checkpoint = MemoryCheckpoint()
     environment = cluster.environment()
     written: list[list[int]] = []
@@ -146,7 +146,7 @@ def test_at_most_once_what_is_planned_is_written_down_before_it_is_emitted(clust
 
 
 @pytest.mark.parametrize("guarantee", WEAK)
-def test_what_fails_is_seen_and_counted_and_not_tried_again(
+def test_failures_are_counted_and_not_retried(
     cluster: Cluster, log: Log, guarantee: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     noted = Noted()
@@ -169,7 +169,7 @@ def test_a_batch_that_breaks_is_dropped_whole(cluster: Cluster, log: Log, guaran
 
 
 @pytest.mark.parametrize("guarantee", WEAK)
-def test_what_a_restarted_server_forgot_is_dropped(cluster: Cluster, log: Log, guarantee: str) -> None:
+def test_records_that_a_restarted_server_forgot_are_dropped(cluster: Cluster, log: Log, guarantee: str) -> None:
     def process(batch: Batch) -> None:
         rows = frame_of(batch).rows()
         if batch.number == 2:
@@ -181,7 +181,7 @@ def test_what_a_restarted_server_forgot_is_dropped(cluster: Cluster, log: Log, g
 
 
 @pytest.mark.parametrize("guarantee", WEAK)
-def test_a_loop_that_is_left_drops_what_it_had(cluster: Cluster, log: Log, guarantee: str) -> None:
+def test_leaving_the_loop_drops_the_open_records(cluster: Cluster, log: Log, guarantee: str) -> None:
     checkpoint = MemoryCheckpoint()
     weak = source(cluster, log, guarantee=guarantee, checkpoint=checkpoint)
     for _ in weak.batches(NO_SPARK):
@@ -191,7 +191,7 @@ def test_a_loop_that_is_left_drops_what_it_had(cluster: Cluster, log: Log, guara
 
 
 @pytest.mark.parametrize("guarantee", WEAK)
-def test_lines_of_files_are_guaranteed_less_too(cluster: Cluster, guarantee: str) -> None:
+def test_files_support_the_weaker_guarantees(cluster: Cluster, guarantee: str) -> None:
     cluster.write("a.txt", *(str(k) for k in range(25)))
     path = cluster.folder / "c"
     options: dict[str, Any] = {"name": "lines", "environment": cluster.environment(), "checkpoint": path}
@@ -221,7 +221,7 @@ def test_holes_that_an_earlier_run_left_are_not_filled_by_a_weaker_guarantee(clu
     assert seen == Counter({"a7", "a9"} | values(range(20, RECORDS)))
 
 
-def test_at_most_once_what_turns_out_to_be_anothers_is_not_emitted(cluster: Cluster, log: Log) -> None:
+def test_at_most_once_records_of_fenced_partitions_are_not_emitted(cluster: Cluster, log: Log) -> None:
     log.append("b", 3)
     group, noted = Group({"a": "x", "b": "x"}), Noted()
 
@@ -291,7 +291,7 @@ def test_a_limit_for_each_partition_is_refused_where_the_input_has_one_order_onl
         cluster.source(max_uncommitted_per_partition=5).run(NO_SPARK, save_all)
 
 
-def test_a_checkpoint_file_says_who_wrote_it_and_when(cluster: Cluster, log: Log) -> None:
+def test_a_checkpoint_file_has_its_writer_and_time(cluster: Cluster, log: Log) -> None:
     path = cluster.folder / "c"
     source(cluster, log, checkpoint=path).run(NO_SPARK, save_all)
     by = json.loads(path.read_text())["by"]

@@ -1,4 +1,4 @@
-"""gz files of lines: what a plain file with the same content would give, and nothing of what is damaged."""
+"""gz files of lines: they give the same as a plain file with the same content, and nothing if they are damaged."""
 
 from __future__ import annotations
 

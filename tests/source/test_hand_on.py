@@ -1,4 +1,4 @@
-"""Trees across jobs: what one source hands on through a topic is ACKED when another source's record is."""
+"""Trees across jobs: a record handed on through a topic is ACKED when the record of the other source is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIMEOUT_S = 60.0
 
 @dataclass
 class Topic:
-    """What a task writes to: the topic, or nothing, as often as it is told to be away."""
+    """The destination of a task: the topic, or nothing while it is told to be away."""
 
     messages: TopicMessages
     fails: int = 0
@@ -64,7 +64,7 @@ class Topic:
 
 @dataclass
 class Jobs:
-    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes what it finds."""
+    """Two jobs on one server: ``first`` hands the lines of files on to a topic, ``second`` writes the messages."""
 
     cluster: Cluster
     kafka: MockKafka
@@ -148,7 +148,7 @@ def test_a_record_is_acked_when_the_record_of_the_second_job_is_and_not_before(j
     assert jobs.log.failed == []
 
 
-def test_what_the_second_job_gives_up_fails_in_the_first_with_its_reason(jobs: Jobs) -> None:
+def test_a_record_given_up_by_the_second_job_fails_in_the_first(jobs: Jobs) -> None:
     jobs.cluster.write("a.txt", "good", "bad")
 
     def process(batch: Batch) -> None:
@@ -246,7 +246,7 @@ def test_a_row_that_became_two_messages_waits_for_both_and_one_read_twice_is_no_
     assert jobs.log.failed == ([] if is_acked else [(0, "message_timeout")])
 
 
-def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jobs) -> None:
+def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(jobs: Jobs) -> None:
     run, handed = handed_on_by(jobs, 1)
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     jobs.cluster.stop_for(7.0)
@@ -262,9 +262,9 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
-def test_at_random_what_is_acked_in_the_first_job_was_written_by_the_second(jobs: Jobs, seed: int) -> None:
-    """Oracle: a set of what the second job's settled batches have written. Tasks die after writing, writes fail,
-    second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
+def test_at_random_acked_records_of_the_first_job_were_written_by_the_second(jobs: Jobs, seed: int) -> None:
+    """Oracle: the set of everything that the second job's settled batches have written. Tasks die after writing, writes
+    fail, second jobs crash before their checkpoint moves, abandon batches, and read everything again."""
     draw = random.Random(seed)
     lines = [f"{seed}-{k}" for k in range(12)]
     jobs.cluster.write("a.txt", *lines)
@@ -391,7 +391,7 @@ def test_a_message_with_a_header_that_is_not_understood_is_a_record_like_any_oth
 
 
 def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
-    """What a run of the first job has handed on, of so many lines."""
+    """Return a run of the first job, and everything that it has handed on, of this many lines."""
     jobs.cluster.write("a.txt", *(f"{k}" for k in range(lines)))
     run = jobs.open(jobs.first())
     batch = run.next_batch()
@@ -406,7 +406,7 @@ def handed_on_by(jobs: Jobs, lines: int) -> tuple[Run, list[HandedOn]]:
     return run, [each for found in handed for each in found]
 
 
-def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_place_of_others(
+def test_headers_with_unknown_servers_are_logged_once_and_displace_no_others(
     jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, handed = handed_on_by(jobs, 1)
@@ -424,7 +424,7 @@ def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_p
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_an_ack_reaches_servers_that_drain_and_serve_what_they_have_to_its_end(replicas: int) -> None:
+def test_an_ack_reaches_draining_servers(replicas: int) -> None:
     servers = Servers(3)
     source, pin, roots, children = pending_at(servers, replicas)
     upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)

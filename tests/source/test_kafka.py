@@ -1,4 +1,4 @@
-"""Kafka as an input, on librdkafka's mock cluster: beside a list of what there is, and run by run."""
+"""Kafka as an input, on librdkafka's mock cluster, compared with a list of its records, over several runs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def opened() -> Iterator[list[KafkaInput]]:
 
 
 def rows_of(slices: Any) -> list[dict[str, Any]]:
-    """All rows, in order, with their numbers under ``number``."""
+    """Return all rows, in order, with their numbers under ``number``."""
     rows = []
     for piece in slices:
         for read in piece.read():
@@ -155,7 +155,7 @@ def test_records_without_a_value_are_records_or_on_demand_absent(kafka: MockKafk
         assert [row["offset"] for row in rows] == [row["number"] for row in rows] == offsets
 
 
-def test_far_apart_records_are_read_again_without_what_is_between(kafka: MockKafka, opened: list[KafkaInput]) -> None:
+def test_far_apart_records_are_read_again_without_those_between(kafka: MockKafka, opened: list[KafkaInput]) -> None:
     topic = kafka.new_topic(9_000)
     driven = Driven(kafka_input(kafka, topic))
     opened.append(driven.input)  # type: ignore[arg-type]
@@ -165,9 +165,7 @@ def test_far_apart_records_are_read_again_without_what_is_between(kafka: MockKaf
     assert driven.values(records[wanted]) == [b"0.%d" % k for k in wanted]
 
 
-def test_what_the_driver_plans_is_shared_out_fairly_and_in_parts_for_all_tasks(
-    kafka: MockKafka, opened: list[KafkaInput]
-) -> None:
+def test_plans_are_shared_fairly_among_partitions_and_tasks(kafka: MockKafka, opened: list[KafkaInput]) -> None:
     topic = kafka.new_topic(1_000, 10, 0, 500)
     input_ = kafka_input(kafka, topic)
     opened.append(input_)
@@ -223,7 +221,7 @@ MINE, ANOTHER = "orders", "billing"
         (datetime.fromtimestamp(5_000, UTC), MINE, 4),
     ],
 )
-def test_a_partition_begins_where_first_poll_has_it_and_a_commit_counts_by_who_made_it(
+def test_first_poll_decides_where_a_partition_without_an_own_commit_begins(
     kafka: MockKafka, opened: list[KafkaInput], first_poll: Any, committed_by: str | None, begins: int
 ) -> None:
     topic = kafka.new_topic()
@@ -301,7 +299,7 @@ def test_the_end_is_where_it_was_at_the_start_and_following_has_none(
 # -- what is committed
 
 
-def test_the_prefix_is_committed_to_kafka_under_the_groups_name_with_who_committed_it(kafka: MockKafka) -> None:
+def test_the_prefix_is_committed_to_kafka_for_the_group_with_its_writer(kafka: MockKafka) -> None:
     topic = kafka.new_topic(10)
     input_ = kafka_input(kafka, topic, group_id="lag")
     driven = Driven(input_)
@@ -332,7 +330,7 @@ def test_commits_that_do_not_get_through_are_logged_once_and_the_next_makes_up_f
     assert caplog.text.count("offsets of group 'lag' could not be committed to Kafka") == 1
 
 
-def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forward(
+def test_a_checkpoint_behind_this_sources_commit_skips_forward(
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = kafka.new_topic(10)
@@ -346,7 +344,7 @@ def test_a_checkpoint_that_is_behind_what_this_source_has_committed_skips_forwar
     assert "the checkpoint is at offset 3, and this source has committed 7 to Kafka: going on there" in caplog.text
 
 
-def test_what_is_done_of_a_partition_is_never_planned_though_it_was_not_read_here(
+def test_done_records_are_not_planned_even_if_this_run_did_not_read_them(
     kafka: MockKafka, opened: list[KafkaInput]
 ) -> None:
     topic = kafka.new_topic(10)
@@ -361,7 +359,7 @@ def test_what_is_done_of_a_partition_is_never_planned_though_it_was_not_read_her
 # -- a log that is not what it was
 
 
-def test_what_retention_took_before_the_start_is_gone_and_counted_loudly(
+def test_records_deleted_before_the_start_are_counted_and_logged(
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic, low = truncated(kafka)
@@ -373,7 +371,7 @@ def test_what_retention_took_before_the_start_is_gone_and_counted_loudly(
     assert f"LOST: up to {low - 8} records of {topic}/0, between offsets 3 and {low}, were deleted" in caplog.text
 
 
-def test_what_retention_takes_from_under_a_planned_range_is_absent_and_counted_never_a_hang(
+def test_planned_records_that_retention_deletes_are_absent_and_counted(
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = kafka.new_topic(50)
@@ -390,7 +388,7 @@ def test_what_retention_takes_from_under_a_planned_range_is_absent_and_counted_n
     assert driven.values(records[[4]]) == [None]
 
 
-def test_what_retention_takes_while_it_runs_and_is_not_planned_yet_is_skipped_and_counted(
+def test_unplanned_records_that_retention_deletes_are_skipped_and_counted(
     kafka: MockKafka, opened: list[KafkaInput], caplog: pytest.LogCaptureFixture
 ) -> None:
     now, topic = [0.0], kafka.new_topic(100)
@@ -430,9 +428,7 @@ def truncate(kafka: MockKafka, topic: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["checkpoint", "commit"])
-def test_a_topic_that_was_made_anew_is_refused_with_what_to_do(
-    kafka: MockKafka, opened: list[KafkaInput], by: str
-) -> None:
+def test_a_recreated_topic_is_refused_with_advice(kafka: MockKafka, opened: list[KafkaInput], by: str) -> None:
     topic = kafka.new_topic(5)
     committed = {}
     if by == "commit":
@@ -515,9 +511,7 @@ def test_a_record_that_the_library_skips_as_it_is_damaged_is_an_error_and_not_ab
     assert [each.offsets.tolist() for each in reader.read(At("orders", 0), 0, 1) if isinstance(each, Fetched)] == [[0]]
 
 
-def test_a_broker_that_is_not_there_and_a_topic_that_is_not_there_are_a_sentence_each(
-    kafka: MockKafka, opened: list[KafkaInput]
-) -> None:
+def test_a_missing_broker_and_a_missing_topic_are_one_sentence_each(kafka: MockKafka, opened: list[KafkaInput]) -> None:
     away = Kafka("orders", bootstrap_servers="127.0.0.1:1", name="orders", timeout_s=0.5).input()[0]
     opened.append(away)  # type: ignore[arg-type]
     with pytest.raises(SourceError, match=r"no broker at 127\.0\.0\.1:1 has answered .* in 0\.5 s .*see to bootstrap"):
@@ -528,7 +522,7 @@ def test_a_broker_that_is_not_there_and_a_topic_that_is_not_there_are_a_sentence
         missing.start({})
 
 
-def test_brokers_that_go_away_are_nothing_just_now_until_they_are_back(
+def test_while_brokers_are_away_plans_are_empty(
     opened: list[KafkaInput], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("acker_client.source.kafka.input.PLAN_S", 0.3)
@@ -551,7 +545,7 @@ def test_brokers_that_go_away_are_nothing_just_now_until_they_are_back(
     assert "Kafka answers again" in caplog.text
 
 
-def test_a_slice_whose_broker_is_away_ends_with_a_sentence_and_not_never(opened: list[KafkaInput]) -> None:
+def test_a_slice_without_its_broker_ends_with_an_error(opened: list[KafkaInput]) -> None:
     with MockKafka() as kafka:
         topic = kafka.new_topic(5)
         input_ = kafka_input(kafka, topic, timeout_s=0.5)
@@ -801,7 +795,7 @@ def test_holes_that_do_not_fit_beside_an_offset_are_cut_and_the_prefix_is_right(
         store.close()
 
 
-def test_what_another_committed_is_no_checkpoint_and_one_of_a_newer_version_is_refused(kafka: MockKafka) -> None:
+def test_commits_of_others_are_ignored_and_those_of_newer_versions_refused(kafka: MockKafka) -> None:
     topic = kafka.new_topic(9)
     store = KafkaOffsets(topic, bootstrap_servers=kafka.servers, group_id=topic)
     store.open("orders", "kafka")

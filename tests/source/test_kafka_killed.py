@@ -16,7 +16,7 @@ Place = tuple[int, int]
 
 
 def run(kafka: MockKafka, topic: str, folder: Path, checkpoint: str, batch: int, killed_at: int | None) -> bool:
-    """Run a driver, up to the event at which it is killed; whether it came to its end before."""
+    """Run a driver, up to the event at which it is killed. Returns whether it had ended before."""
     command = [sys.executable, "-m", "tests.source.kafka_driver", kafka.servers, topic, str(folder), checkpoint]
     driver = subprocess.Popen(
         [*command, str(batch)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
@@ -35,7 +35,7 @@ def run(kafka: MockKafka, topic: str, folder: Path, checkpoint: str, batch: int,
 
 
 def noted(folder: Path, name: str, at: int = 0) -> tuple[list[Place], int]:
-    """What was noted from a byte on, and how far that is."""
+    """Return the notes from a byte on, and the byte where they end."""
     content = (folder / name).read_bytes() if (folder / name).exists() else b""
     lines = content[at:].decode().splitlines()
     return [(int(partition), int(offset)) for partition, offset in map(str.split, lines)], len(content)

@@ -26,7 +26,7 @@ TO_END = StreamReading(is_to_end=True)
 
 
 class Following(Driven):
-    """Asks as a run does: nothing just now is asked again, some time later."""
+    """Asks like a run: after an empty plan it asks again some time later."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Following(Driven):
         super().__init__(kinesis, committed)
 
     def plan(self, records_max: int = 1000, tasks: int = 2) -> np.ndarray:
-        """The next records that are not done; none: nothing just now, or the end."""
+        """Return the next records that are not done; none at the end, or if there are none now."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
         records = self.parts.add(plan.parts)
@@ -50,7 +50,7 @@ class Following(Driven):
         return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
-        """All records that can be had without finishing any."""
+        """Return all records that can be read without finishing any."""
         planned = [np.empty(0, np.int64)]
         nothing = 0
         while not self.is_over and nothing < 3:
@@ -78,7 +78,7 @@ def twin() -> TwinKinesis:
     return TwinKinesis(SimulatedTime())
 
 
-def test_it_is_an_input_that_can_be_shared(twin: TwinKinesis) -> None:
+def test_kinesis_is_a_shared_input(twin: TwinKinesis) -> None:
     shared: SharedInput[Any] = Following(twin).input  # type: ignore[assignment]
     assert isinstance(shared, SharedInput)
 
@@ -160,9 +160,7 @@ def test_every_record_is_read_once_and_a_restart_reads_exactly_those_that_are_no
     assert sorted(again) == sorted({str(k) for k in range(written)} - done)
 
 
-def test_what_an_earlier_run_did_beyond_a_hole_stays_done_where_the_next_one_ends_before_it_has_read_that_again(
-    twin: TwinKinesis,
-) -> None:
+def test_records_done_beyond_a_hole_stay_done_if_the_next_run_does_not_reach_them(twin: TwinKinesis) -> None:
     twin.put(0, *"abcdefghijkl")
     first = Following(twin)
     records = first.drain()
@@ -280,7 +278,7 @@ def test_a_paused_shard_is_left_alone_while_others_are_read_and_goes_on_later(tw
     assert (following.data(following.drain()), following.is_over) == (["a", "b"], True)
 
 
-def test_to_its_end_ends_with_what_is_there_and_following_never_does(twin: TwinKinesis) -> None:
+def test_stop_end_ends_after_the_existing_records_and_stop_never_does_not_end(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     following, to_end = Following(twin, reading=StreamReading()), Following(twin)
     assert following.data(following.drain()) == to_end.work_off() == ["a"]
@@ -311,7 +309,7 @@ def test_an_empty_stream_ends_at_once(twin: TwinKinesis) -> None:
 # -- where it begins
 
 
-def test_latest_reads_what_comes_from_now_on_and_its_shards_children_from_their_beginning(twin: TwinKinesis) -> None:
+def test_latest_reads_only_new_records_but_new_shards_from_their_beginning(twin: TwinKinesis) -> None:
     twin.put(0, "old")
     twin.put(1, "old too")
     twin.split(0)
@@ -329,9 +327,7 @@ def test_latest_reads_what_comes_from_now_on_and_its_shards_children_from_their_
     assert following.data(following.drain()) == ["c"]
 
 
-def test_latest_begins_again_where_it_began_once_a_checkpoint_was_written_though_nothing_was_acked(
-    twin: TwinKinesis,
-) -> None:
+def test_latest_keeps_its_first_start_after_a_checkpoint_without_acks(twin: TwinKinesis) -> None:
     following = Following(twin, reading=StreamReading(LATEST))
     following.drain()
     twin.put(0, "a", "b")
@@ -340,7 +336,7 @@ def test_latest_begins_again_where_it_began_once_a_checkpoint_was_written_though
     assert again.work_off() == ["a", "b"]
 
 
-def test_latest_does_not_lose_what_came_while_its_iterator_expired(twin: TwinKinesis) -> None:
+def test_latest_does_not_lose_records_that_came_while_its_iterator_expired(twin: TwinKinesis) -> None:
     twin.put(0, "old")
     twin.time.sleep(10.0)
     following = Following(twin, reading=StreamReading(LATEST))
@@ -422,7 +418,7 @@ def test_an_iterator_that_expires_each_time_is_no_busy_loop(twin: TwinKinesis) -
     assert len(twin.reads) <= 2 * 11
 
 
-def test_aws_away_for_half_a_minute_is_waited_for_and_for_long_ends_the_run_with_what_to_do(twin: TwinKinesis) -> None:
+def test_a_short_outage_of_aws_is_waited_out_and_a_long_one_ends_the_run(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     following = Following(twin, reading=StreamReading())
     first = following.drain()
@@ -479,7 +475,7 @@ def test_a_service_that_does_not_answer_at_the_start_is_one_sentence(twin: TwinK
 # -- checkpoints
 
 
-def test_the_checkpoint_of_a_shard_is_two_sequence_numbers_at_most_whatever_was_read(twin: TwinKinesis) -> None:
+def test_the_checkpoint_of_a_shard_has_at_most_two_sequence_numbers(twin: TwinKinesis) -> None:
     twin.put(0, *(str(k) for k in range(3000)))
     following = Following(twin)
     records = [k for k in following.drain(3000).tolist() if k not in (70, 2_500)]
@@ -599,7 +595,7 @@ def test_a_shard_that_aged_out_when_all_that_was_read_of_it_was_done_is_a_warnin
 # -- memory
 
 
-def test_no_more_bytes_are_held_than_asked_for_and_what_is_done_is_given_back(twin: TwinKinesis) -> None:
+def test_held_bytes_are_bounded_and_done_records_are_freed(twin: TwinKinesis) -> None:
     twin.put(0, *("x" * 1000 + str(k) for k in range(1000)))
     following = Following(twin, reading=StreamReading(is_to_end=True, held_bytes_max=100_000))
     kinesis: Any = following.input

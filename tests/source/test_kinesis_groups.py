@@ -47,7 +47,7 @@ def member(cluster: Cluster, twin: TwinKinesis, **options: Any) -> Run:
 
 
 def read_by(cluster: Cluster, run: Run) -> str:
-    """What a member reads until there is nothing for it."""
+    """Return everything that a member reads until it has nothing to read."""
     found: list[bytes] = []
     nothing = 0
     while nothing < 5:

@@ -64,7 +64,7 @@ class Polled(Driven):
         return records
 
     def work_off(self, but: Callable[[str], bool] = lambda data: False) -> list[str]:
-        """Read to the end and finish all, but for some: what was read."""
+        """Read to the end and finish all records but some; return what was read."""
         found: list[str] = []
         for _ in range(200):
             if self.is_over:
@@ -199,7 +199,7 @@ def test_a_stream_that_is_deleted_under_its_reader_ends_the_run_and_made_anew_it
         ("SomethingNewException", r"refuses describe_stream_summary \(SomethingNewException"),
     ],
 )
-def test_what_aws_refuses_is_one_sentence_that_says_what_to_do(server: KinesisServer, code: str, says: str) -> None:
+def test_an_error_of_aws_is_one_sentence_with_advice(server: KinesisServer, code: str, says: str) -> None:
     server.fail("DescribeStreamSummary", code)
     with pytest.raises(SourceError, match=says):
         BotoKinesis("orders", REGION, server.url).describe()

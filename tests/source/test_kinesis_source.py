@@ -219,7 +219,7 @@ def member(
 
 
 def assign(following: Following, saved: dict[str, Committed], *shards: str) -> None:
-    """As a run does: the parts are told what is done, then the input."""
+    """Assign shards like a run: first to the parts, then to the input."""
     shared: Any = following.input
     given = {shard: saved.get(shard, Committed()) for shard in shards}
     following.parts = Parts({shard: each.done for shard, each in given.items()})
@@ -304,9 +304,7 @@ def test_a_child_waits_for_the_only_record_of_a_parent_that_another_member_has_n
     assert second.data(second.drain()) == ["b"]
 
 
-def test_a_child_waits_for_what_another_member_has_read_of_its_parent_since_latest_and_not_written_down(
-    twin: TwinKinesis,
-) -> None:
+def test_a_child_waits_for_unsaved_records_of_its_parent_at_another_member(twin: TwinKinesis) -> None:
     saved: dict[str, Committed] = {}
     first, second = (member(twin, saved, first=LATEST) for _ in range(2))
     assign(first, saved, SHARD_0)
@@ -340,7 +338,7 @@ def test_one_look_at_the_groups_checkpoint_serves_all_parents_that_others_have(c
     assert len(looks) == len(set(looks)) > 0
 
 
-def test_a_child_begins_also_where_what_was_done_of_its_parent_was_not_read_again(twin: TwinKinesis) -> None:
+def test_a_child_begins_even_if_done_records_of_its_parent_were_not_read_again(twin: TwinKinesis) -> None:
     twin.put(0, *"abcdef")
     twin.split(0)
     twin.put(2, "x")
@@ -358,7 +356,7 @@ def test_a_child_begins_also_where_what_was_done_of_its_parent_was_not_read_agai
     assert third.data(third.drain()) == ["x"]
 
 
-def test_an_empty_shard_in_between_is_no_end_of_what_was_before_it(twin: TwinKinesis) -> None:
+def test_an_empty_shard_in_between_does_not_hide_its_open_ancestors(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     twin.split(0)
     twin.split(2)

@@ -1,4 +1,4 @@
-"""Limits of each partition: what is stuck is left alone, and holds nothing else up."""
+"""Limits of each partition: a stuck partition is paused, and holds up no other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stop(Exception):
 
 
 def until_idle(cluster: Cluster, stuck: LogSource, bad: tuple[str, ...]) -> tuple[Counter[str], list[set[str]]]:
-    """What is emitted until there is nothing to do but wait: how often, and the records of each batch."""
+    """Return the emissions until there is nothing to do but wait: how often, and the records of each batch."""
     seen, batches = Counter[str](), list[set[str]]()
 
     def stop(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Slices of files beside a twin that reads them with ``readline``."""
+"""Slices of files, compared with a twin that reads them with ``readline``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rows_in(source: FileInput, tasks: int = 2) -> list[tuple[int, dict[str, Any]
 
 @given(st.lists(contents, min_size=1, max_size=3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
-def test_slices_give_what_readline_gives_whatever_the_bytes_and_the_boundaries(
+def test_slices_give_the_lines_of_readline_for_any_bytes_and_boundaries(
     tmp_path_factory: pytest.TempPathFactory, files: list[bytes], block_bytes: int, records_max: int, tasks: int
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
@@ -195,7 +195,7 @@ JSON_LINES = [
 
 
 def json_row(line: bytes) -> dict[str, Any] | None:
-    """What one line gives on its own, by Python's parser; None: unreadable."""
+    """Return the row of one line, by Python's parser; None if it is unreadable."""
     try:
         found = json.loads(line.decode())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Batches that are not held: what is open of them goes on after they were settled, while partitions come and go."""
+"""Batches that are not held: their open records continue after they were settled, while partitions come and go."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def log() -> Log:
 
 
 @pytest.mark.parametrize("how", ["taken away", "given to another", "deleted"])
-def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_record(
-    cluster: Cluster, log: Log, how: str
-) -> None:
+def test_an_ack_of_a_revoked_record_affects_no_other_record(cluster: Cluster, log: Log, how: str) -> None:
     group, noted = Group({"a": "x", "b": "x"}), Noted()
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0, "listener": noted}
     if how != "deleted":
@@ -144,7 +142,7 @@ def test_a_server_that_loses_its_state_under_a_batch_costs_no_replay_where_anoth
 
 
 class Handing(Watching):
-    """Knows of which emissions the ack was sent."""
+    """Checks that only emissions whose ack was sent are ACKED."""
 
     def __init__(self, sources: NotHeld, member: str) -> None:
         super().__init__(sources.twin, member)
@@ -173,7 +171,7 @@ class NotHeld(Sources):
         self.topic += [(frame_of(batch), row) for row in rows]
 
     def read_topic(self, _: str) -> None:
-        """The other job acks some of what it finds, and of that some once more."""
+        """Let the other job ack some of the records, and some of these twice."""
         self.dice.shuffle(self.topic)
         cut = self.dice.randrange(len(self.topic) + 1)
         read, self.topic = self.topic[:cut], self.topic[cut:]
@@ -182,7 +180,7 @@ class NotHeld(Sources):
             frame.ack([row])
 
     def forget(self, _: str) -> None:
-        """Messages are gone, and time passes."""
+        """Lose the messages, and let time pass."""
         self.topic = self.topic[: len(self.topic) // 2]
         self.cluster.time.sleep(self.dice.choice((5.0, TIMEOUT_S)))
 

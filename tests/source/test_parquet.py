@@ -245,7 +245,7 @@ def test_a_poison_row_ends_in_the_dead_letters_with_its_columns_and_a_restart_fi
     assert Parquet(tmp_path, **options).run(NO_SPARK, save_all).records == 0
 
 
-def test_a_directory_that_is_followed_gives_what_is_new_and_waits_for_what_is_being_written(
+def test_a_followed_directory_yields_new_files_once_they_are_complete(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     now_s = [0.0]
@@ -286,6 +286,6 @@ def test_a_directory_that_is_followed_gives_what_is_new_and_waits_for_what_is_be
         new()
 
 
-def test_what_is_no_time_between_two_looks_at_a_directory_is_refused() -> None:
+def test_an_invalid_interval_between_listings_is_refused() -> None:
     with pytest.raises(ValueError, match="follow_s=0: give seconds, above 0"):
         Parquet("a", name="a", follow_s=0)

@@ -126,7 +126,7 @@ def test_parts_that_overlap_or_are_empty_are_an_error_of_the_input() -> None:
             parts.add([Stretch("a", start, stop)])
 
 
-def test_what_is_forgotten_or_was_never_planned_cannot_be_asked_for() -> None:
+def test_forgotten_and_unplanned_records_are_a_lookup_error() -> None:
     parts: Parts[Stretch] = Parts({})
     parts.add([Stretch("a", 0, 5), Stretch("a", 5, 10)])
     parts.forget(6)

@@ -66,7 +66,7 @@ def test_a_record_that_is_compacted_away_between_two_tries_is_absent(cluster: Cl
     assert (summary.acked, summary.absent, summary.failed, noted.absent) == (9, 1, 1, ["a5"])
 
 
-def test_what_ends_while_its_batch_is_being_made_counts(cluster: Cluster) -> None:
+def test_outcomes_that_arrive_while_a_batch_is_opened_count(cluster: Cluster) -> None:
     log, noted = InMemory(), Noted()
     log.append("a", 5)
     environment = cluster.environment()
@@ -116,7 +116,7 @@ def test_a_batch_that_the_server_lost_has_no_absent_records(cluster: Cluster) ->
     assert (summary.acked, summary.absent, summary.lost) == (9, 1, 10)
 
 
-def test_what_was_not_read_is_replayed_and_not_absent(cluster: Cluster) -> None:
+def test_unread_records_are_replayed_and_not_absent(cluster: Cluster) -> None:
     log = InMemory()
     log.append("a", 10)
     log.compact("a", 3)
@@ -161,7 +161,7 @@ def test_every_record_that_exists_is_acked_or_dead_and_every_other_one_is_absent
     assert {name: each.done.to_runs() for name, each in checkpoint.saved.items()} == {"a": [40], "b": [40]}
 
 
-def test_nothing_just_now_is_not_the_end(cluster: Cluster) -> None:
+def test_an_empty_plan_is_not_the_end(cluster: Cluster) -> None:
     log = InMemory(is_ended=False)
     log.append("a", 3)
     values: list[str] = []
@@ -176,7 +176,7 @@ def test_nothing_just_now_is_not_the_end(cluster: Cluster) -> None:
 
 
 def arriving(cluster: Cluster, log: InMemory, values: list[str]) -> Any:
-    """A sleep in which a new partition turns up, and then the log ends."""
+    """Sleep, while a new partition appears and then the log ends."""
 
     def sleep(seconds: float) -> None:
         cluster.time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""Dead letters that are put back: moved without loss, and read once more as the records that they were."""
+"""Dead letters that are put back: moved without loss, and read once more as the same records."""
 
 from __future__ import annotations
 
@@ -133,9 +133,7 @@ def test_letters_that_are_written_and_taken_out_at_the_same_time_are_all_there_o
     assert values_in(again) == [b"%d" % number for number in range(0, 200, 2)]
 
 
-def test_two_that_put_letters_back_at_once_move_each_letter_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_concurrent_put_backs_move_each_letter_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead, lock = written(tmp_path / "dead.jsonl", letter(b"1"), letter(b"2")), fcntl.flock
     waited: list[bool] = []
 
@@ -150,7 +148,7 @@ def test_two_that_put_letters_back_at_once_move_each_letter_once(
     assert [values_in(tmp_path / f"{name}.jsonl") for name in ("first", "second", "dead")] == [[b"2"], [b"1"], []]
 
 
-def test_what_cannot_be_tried_again_stays_where_it_is(tmp_path: Path) -> None:
+def test_letters_that_cannot_be_retried_stay_in_their_file(tmp_path: Path) -> None:
     dead = written(tmp_path / "dead.jsonl", letter(None), letter(b"a" * (2 << 20)), letter(b"x"))
     moved = put_back(dead, tmp_path / "again.jsonl", everything)
     assert (moved.put_back, moved.left, [line.number for line in moved.kept]) == (1, 2, [1, 2])
@@ -175,7 +173,7 @@ def test_files_in_use_missing_or_of_another_kind_are_refused_by_name(tmp_path: P
         put_back(dead, tmp_path / "." / "dead.jsonl", everything)
     again.write_text('{"sku": 1}\n')
     with pytest.raises(
-        SourceError, match=rf"{again} is no file of dead letters \(line 1: not a dead letter\): name an"
+        SourceError, match=rf"{again} is not a file of dead letters \(line 1: not a dead letter\): name an"
     ):
         put_back(dead, again, everything)
     assert values_in(dead) == [b"x"]
@@ -220,7 +218,7 @@ def test_a_line_that_died_is_put_back_read_once_and_dies_again_as_the_line_that_
 
 
 @pytest.mark.parametrize("paths", ["again.jsonl", "", "again.parquet"])
-def test_a_mistake_in_the_paths_is_said_to_be_one_of_put_back(cluster: Cluster, paths: str) -> None:
+def test_errors_about_paths_name_put_back(cluster: Cluster, paths: str) -> None:
     (cluster.folder / "again.parquet").touch()
     source = PutBack(
         f"{cluster.folder}/{paths}",
@@ -257,7 +255,7 @@ def test_lines_of_json_have_the_columns_that_they_had_and_say_where_they_came_fr
     assert rows[3] == ({"sku": None, "qty": 1, "at": None}, None)
 
 
-def test_what_cannot_be_a_row_again_fails_alone_with_its_reason(tmp_path: Path) -> None:
+def test_a_letter_that_cannot_become_a_row_fails_alone_with_its_reason(tmp_path: Path) -> None:
     path = written(tmp_path / "again.jsonl", letter(None), letter({"a": 1}), letter(b"x", topic="t", partition=3))
     path.write_text("rubbish\n" + path.read_text())
     rows = rows_of(path, LetterParser())
@@ -322,7 +320,7 @@ def test_a_row_of_a_parquet_file_is_put_back_with_its_columns(tmp_path: Path) ->
     assert (row, reason) == ({**ROW, "id": 1}, None)
 
 
-def test_a_source_of_what_was_put_back_needs_a_checkpoint() -> None:
+def test_put_back_needs_a_checkpoint() -> None:
     with pytest.raises(
         ValueError, match=r"checkpoint: give one, like checkpoint='again.ckpt', so that each record is read once"
     ):

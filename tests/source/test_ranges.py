@@ -31,7 +31,7 @@ def holes_of(twin: set[int]) -> int:
 
 @given(sets)
 @settings(max_examples=300, deadline=None)
-def test_ranges_say_what_a_set_of_positions_says(parts: list[set[int]]) -> None:
+def test_ranges_agree_with_a_set_of_positions(parts: list[set[int]]) -> None:
     ranges, twin = united(parts)
     everything = np.arange(45)
     assert set(everything[ranges.contains(everything)].tolist()) == twin
@@ -56,14 +56,14 @@ def test_ranges_of_flags_are_those_of_their_positions_and_can_be_cut_and_moved(
 
 @given(sets)
 @settings(max_examples=200, deadline=None)
-def test_ranges_come_back_from_what_is_written_down(parts: list[set[int]]) -> None:
+def test_ranges_survive_their_run_lengths(parts: list[set[int]]) -> None:
     ranges, _ = united(parts)
     assert Ranges.from_runs(json.loads(json.dumps(ranges.to_runs()))) == ranges
 
 
 @given(sets, st.integers(0, 6))
 @settings(max_examples=200, deadline=None)
-def test_what_is_cut_to_a_number_of_holes_is_done_and_has_no_more_of_them(parts: list[set[int]], most: int) -> None:
+def test_ranges_cut_to_a_number_of_holes_are_done_and_have_no_more(parts: list[set[int]], most: int) -> None:
     ranges, _ = united(parts)
     cut = ranges.first_holes(most)
     assert cut.holes <= most
@@ -71,7 +71,7 @@ def test_what_is_cut_to_a_number_of_holes_is_done_and_has_no_more_of_them(parts:
     assert cut.prefix == ranges.prefix
 
 
-def test_what_is_written_down_is_short() -> None:
+def test_run_lengths_are_short() -> None:
     assert Ranges.below(1_000_000).to_runs() == [1_000_000]
     assert of({0, 1, 2, 5, 6}).to_runs() == [3, 2, 2]
     assert of({4}).to_runs() == [0, 4, 1]
@@ -79,6 +79,6 @@ def test_what_is_written_down_is_short() -> None:
 
 
 @pytest.mark.parametrize("runs", [[], [1, 2], [-1], [3, 0, 2], [3, 2, -1], [1.5], ["3"], [True]])
-def test_what_cannot_have_been_written_down_is_refused(runs: list[int]) -> None:
+def test_invalid_run_lengths_are_refused(runs: list[int]) -> None:
     with pytest.raises(ValueError, match="run lengths"):
         Ranges.from_runs(runs)

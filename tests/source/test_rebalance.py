@@ -1,4 +1,4 @@
-"""Groups in a ZooKeeper in memory: any order of looks, losses, lost answers and commits."""
+"""Groups with a ZooKeeper in memory: polls, losses, lost answers and commits in any order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.source.memory_zookeeper import MemoryZooKeeper
 
 
 class Driver:
-    """A driver of few words: it reads a record of each of its partitions, and commits."""
+    """A simple driver: it reads a record of each of its partitions, and commits."""
 
     def __init__(self, world: World, member: str, assignor: str) -> None:
         self.world, self.member = world, member
@@ -76,11 +76,11 @@ class Driver:
 
     @property
     def is_forgotten(self) -> bool:
-        """Nothing of it is left in ZooKeeper, and it sleeps on: its place is free for another process of its name."""
+        """Whether its session has ended without a node left. It sleeps on, and another process may take its name."""
         return self.session.is_expired and self.group.paths.id(self.group.consumer) not in self.world.zookeeper.nodes
 
     def sees(self, partitions: tuple[str, ...] | None) -> None:
-        """It has heard of these partitions; None: of all."""
+        """Set the partitions that it knows; None: all."""
         self.seen = partitions
 
     def notice(self) -> None:
@@ -89,7 +89,7 @@ class Driver:
 
 
 class World:
-    """Knows what was committed by whom, and what may not be."""
+    """Knows who committed what, and what must not be committed."""
 
     def __init__(self) -> None:
         self.zookeeper = MemoryZooKeeper()
@@ -154,7 +154,7 @@ def test_no_commit_is_lost_or_made_by_two_and_in_the_end_each_partition_has_one_
 
 
 def turn(drivers: dict[str, Driver], name: str, do: Callable[[], None]) -> None:
-    """Let a driver do something; of two with one member's name one ends, sooner or later, and says why."""
+    """Let a driver act. If two have the same member's name, one of them ends sooner or later, with an error."""
     driver = drivers[name]
     try:
         do()
@@ -212,7 +212,7 @@ def test_the_ports_are_implemented() -> None:
     assert isinstance(one.store, SharedCheckpointStore)
 
 
-def test_a_poll_when_nothing_has_changed_asks_zookeeper_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_without_changes_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     _, one, two = pair()
     for driver in (one, two, one, two):
         driver.poll()
@@ -224,7 +224,7 @@ def test_a_poll_when_nothing_has_changed_asks_zookeeper_nothing(monkeypatch: pyt
     assert one.poll() == two.poll() == Handover()
 
 
-def test_what_is_revoked_stays_its_owners_until_it_is_released() -> None:
+def test_a_revoked_partition_keeps_its_owner_until_it_is_released() -> None:
     world, one, two = pair()
     assert one.poll().revoked == ("t/2", "t/3")
     assert two.poll() == Handover()
@@ -253,7 +253,7 @@ def test_claims_are_all_or_none_and_are_tried_again() -> None:
     assert two.poll().assigned == ("t/2", "t/3")
 
 
-def test_a_claim_whose_answer_was_lost_is_found_at_the_next_look() -> None:
+def test_a_claim_whose_answer_was_lost_is_found_at_the_next_poll() -> None:
     world = World()
     world.partitions = ("t/0", "t/1")
     one = Driver(world, "one", "range")
@@ -265,7 +265,7 @@ def test_a_claim_whose_answer_was_lost_is_found_at_the_next_look() -> None:
     assert world.stop == {"t/0": 1, "t/1": 1}
 
 
-def test_a_commit_whose_answer_was_lost_is_known_to_be_there() -> None:
+def test_a_commit_whose_answer_was_lost_is_recognized() -> None:
     world, one, _ = pair()
     one.session.lose_answer = True
     one.commit(["t/0", "t/1", "t/2", "t/3"])
@@ -298,7 +298,7 @@ def test_a_driver_that_slept_cannot_commit_though_the_new_owners_node_looks_as_i
     assert world.stop == {"t/0": 1}
 
 
-def test_the_partitions_that_are_still_its_own_are_saved_beside_those_that_are_not() -> None:
+def test_own_partitions_are_saved_although_others_were_lost() -> None:
     world, one, _ = pair(partitions=3)
     paths = one.group.paths
     # By hand, which nobody should.
@@ -313,7 +313,7 @@ def test_the_partitions_that_are_still_its_own_are_saved_beside_those_that_are_n
     assert "t/1" in one.poll().assigned
 
 
-def test_an_id_that_somebody_deleted_is_registered_again() -> None:
+def test_a_deleted_member_node_is_registered_again() -> None:
     world, one, two = pair()
     del world.zookeeper.nodes[one.group.paths.id(one.group.consumer)]
     one.session.wake()
@@ -325,8 +325,8 @@ def test_an_id_that_somebody_deleted_is_registered_again() -> None:
 
 
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
-def test_who_has_not_heard_of_new_partitions_leaves_none_to_nobody(assignor: str) -> None:
-    """The first one's view is old: four partitions, of which it takes the first two. The second one sees eight."""
+def test_a_member_with_an_outdated_list_leaves_no_partition_without_an_owner(assignor: str) -> None:
+    """The first one's list is old: of its four partitions it takes two. The second one sees eight."""
     world, one, two = pair(assignor)
     one.sees(world.partitions)
     for driver in (one, two):
@@ -371,7 +371,7 @@ def test_the_node_of_a_dead_session_of_its_own_name_is_waited_for() -> None:
     assert group.poll().assigned == ("t/0",)
 
 
-def test_a_source_whose_name_another_took_while_its_session_was_lost_says_so_and_ends() -> None:
+def test_a_source_whose_name_was_taken_during_a_lost_session_ends_with_an_error() -> None:
     world, one, _ = pair()
     one.session.expire()
     path = one.group.paths.id(one.group.consumer)
@@ -397,7 +397,7 @@ def test_new_partitions_are_dealt_without_a_watch() -> None:
     assert two.poll().assigned == ("t/6", "t/7")
 
 
-def test_while_zookeeper_is_away_a_poll_says_nothing_and_what_is_held_stays() -> None:
+def test_without_zookeeper_a_poll_changes_nothing() -> None:
     world, one, _ = pair()
     world.zookeeper.is_away = True
     one.session.wake()

@@ -215,7 +215,7 @@ def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_ov
 
 
 def times_of(schedule: Schedule) -> dict[float, list[int]]:
-    """The records that wait, by the moment at which they are due."""
+    """Return the waiting records by their due time."""
     due: dict[float, list[int]] = {}
     while (at_s := schedule.next_due_s) is not None:
         group = schedule.take_due(at_s, 1_000_000)
@@ -241,7 +241,7 @@ def test_a_few_failures_of_one_batch_are_tried_again_together() -> None:
     assert [len(records) for records in times_of(schedule).values()] == [2 * GROUP_MIN - 1]
 
 
-def test_a_large_batch_that_fell_is_spread_over_so_few_moments_too() -> None:
+def test_a_large_failed_batch_is_spread_over_a_few_groups_too() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
     schedule.interrupt(columns(list(range(1_000_000))), now=100.0)
     assert len(times_of(schedule)) == GROUPS_MAX

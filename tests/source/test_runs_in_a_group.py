@@ -35,7 +35,7 @@ class Member:
 
 @dataclass
 class Watching(Listener):
-    """Nothing that a checkpoint has as done is emitted by who has read it since."""
+    """Checks that no source emits a record that is done in the checkpoint that it read."""
 
     sources: Sources
     group: ZooKeeperGroup
@@ -51,7 +51,7 @@ class Watching(Listener):
 
 @dataclass
 class Sources:
-    """Up to three sources of a group, of which each may be there or not."""
+    """Up to three sources of a group."""
 
     cluster: Cluster
     dice: random.Random
@@ -121,7 +121,7 @@ class Sources:
         self.log.append(self.dice.choice(PARTITIONS), self.dice.randrange(1, 6))
 
     def expire(self, name: str) -> None:
-        """Its session ends, and it does not know."""
+        """End its session; the source does not know yet."""
         if name in self.members and not self.members[name].session.is_expired:
             self.members[name].session.expire()
 
@@ -151,7 +151,7 @@ class Sources:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
-def test_what_a_group_reads_is_done_once_and_whole_whatever_becomes_of_its_sources(
+def test_a_group_finishes_every_record_once_whatever_happens_to_its_sources(
     tmp_path: Path, assignor: str, seed: int
 ) -> None:
     sources = Sources(Cluster(tmp_path), random.Random(seed), assignor)

@@ -1,4 +1,4 @@
-"""A batch's room at the server: opened, opened again and given up, whatever the server forgets meanwhile."""
+"""A batch's room at the server: opened, opened again and given up while the server forgets things."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_opening_a_batch_again_leaves_time_to_renew_the_lease(
     assert cluster.time.clock() - began <= at_most_s
 
 
-def test_a_batch_that_waits_for_room_says_so(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_that_waits_for_room_is_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     cluster.server.shard = new_shard(max_pending=15)
     other, _ = started(cluster)
     other.open_batch(1, 2 * FIRST, 10)

@@ -47,7 +47,7 @@ def test_every_record_is_acked_once_and_the_summary_says_so(cluster: Cluster) ->
     assert "acked                    25" in str(summary)
 
 
-def test_what_is_no_function_is_refused_before_a_record_pays_for_it(cluster: Cluster) -> None:
+def test_a_process_that_is_not_callable_is_refused_before_any_batch(cluster: Cluster) -> None:
     cluster.write("a.txt", "line")
     source = cluster.source()
     with pytest.raises(TypeError, match=r"run\(spark, 3\): give a function that takes a Batch"):
@@ -91,7 +91,7 @@ def test_replays_wait_for_their_backoff_and_new_records_do_not_wait_for_them(clu
     assert emitted_at[4] - emitted_at[3] >= 100  # 0.5 x 200 s
 
 
-def test_due_replays_and_new_records_share_a_batch_and_the_listener_is_told_of_each_apart(cluster: Cluster) -> None:
+def test_due_replays_and_new_records_share_a_batch_with_separate_callbacks(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(18)))
     told: list[tuple[int, list[int], bool]] = []
 
@@ -187,9 +187,7 @@ def test_too_many_dead_letters_stop_the_run_and_lose_nothing(cluster: Cluster) -
     assert source.summary().acked == 1000
 
 
-def test_the_share_of_dead_letters_is_of_all_records_read_and_not_of_those_that_happen_to_be_open(
-    cluster: Cluster,
-) -> None:
+def test_the_share_of_dead_letters_counts_all_answered_records(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(390)))
     options: dict[str, Any] = {"retry": Retry(max_retries=0), "checkpoint": cluster.folder / "c"}
     tenth_is_bad = failing(lambda row: int(row.value) % 10 == 0)
@@ -212,9 +210,7 @@ def test_a_few_dead_letters_in_a_small_input_do_not_stop_the_run(cluster: Cluste
     assert source.summary().dead_lettered == 10
 
 
-def test_the_dead_that_stopped_the_run_are_named_by_reason_and_origin_and_said_to_be_where_they_are(
-    cluster: Cluster,
-) -> None:
+def test_too_many_dead_letters_are_listed_by_reason_and_origin(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(20)))
     cluster.write("b.txt", *(str(k) for k in range(20)))
 
@@ -242,7 +238,7 @@ def test_the_dead_that_stopped_the_run_are_named_by_reason_and_origin_and_said_t
     assert [(letter["path"], letter["line"]) for letter in letters(cluster)] == [(a, k) for k in range(1, 6)]
 
 
-def test_of_many_reasons_the_most_frequent_are_named(cluster: Cluster) -> None:
+def test_the_most_frequent_of_many_reasons_are_named(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
 
     def process(batch: Batch) -> None:
@@ -450,7 +446,7 @@ def _with(batch: Batch) -> None:
         (_with, 10),
     ],
 )
-def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
+def test_leaving_the_loop_abandons_the_batch_unless_done_was_called(
     cluster: Cluster, leaving: Callable[[Batch], None], acked: int
 ) -> None:
     cluster.write("a.txt", *(str(k) for k in range(10)))
@@ -469,7 +465,7 @@ def test_a_loop_that_is_left_abandons_its_batch_unless_it_was_said_to_be_done(
 
 
 @pytest.mark.parametrize(("leaving", "vouched"), [(_done, True), (_with, False)])
-def test_the_users_word_stands_for_the_sinks_and_the_end_of_a_block_does_not(
+def test_batch_done_replaces_evidence_and_the_end_of_a_block_does_not(
     cluster: Cluster, leaving: Callable[[Batch], None], vouched: bool
 ) -> None:
     cluster.write("a.txt", "one")
@@ -518,7 +514,7 @@ def test_no_two_batches_have_one_id_in_whatever_run_and_with_or_without_a_checkp
     assert all(re.fullmatch(r"the_lines__-[0-9a-f]{16}-[1-3]", each) for each in ids)
 
 
-def test_what_an_abandoned_batch_wrote_is_taken_back_and_nothing_of_one_that_may_be_acked(cluster: Cluster) -> None:
+def test_output_of_an_abandoned_batch_is_removed_unless_it_may_be_acked(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(40)))
     taken_back: list[int] = []
 
@@ -556,7 +552,7 @@ def test_what_an_abandoned_batch_wrote_is_taken_back_and_nothing_of_one_that_may
 
 @pytest.mark.parametrize("is_left", [False, True], ids=["settled", "left"])
 def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster: Cluster, is_left: bool) -> None:
-    """As a thread of the user's would add it, which outlives the loop's body."""
+    """A thread of the user's that outlives the loop's body adds the step."""
     cluster.write("a.txt", "only")
     taken_back: list[str] = []
 
@@ -572,7 +568,7 @@ def test_a_step_that_comes_after_the_batch_was_judged_done_is_never_run(cluster:
     assert taken_back == []
 
 
-def test_output_is_taken_back_also_where_what_spark_keeps_cannot_be_released(cluster: Cluster) -> None:
+def test_output_is_removed_even_if_spark_cannot_release_the_frame(cluster: Cluster) -> None:
     cluster.write("a.txt", "only")
     taken_back: list[int] = []
 
@@ -587,7 +583,7 @@ def test_output_is_taken_back_also_where_what_spark_keeps_cannot_be_released(clu
     assert taken_back == [1, 2]
 
 
-def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
+def test_missing_evidence_is_retried_once(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(8)))
     environment = replace(cluster.environment(), blame=lambda error: Blame.EVIDENCE)
 
@@ -604,9 +600,7 @@ def test_a_want_of_evidence_is_forgiven_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("own", ["ValueError: bad", "unfinished"])
-def test_what_is_unfinished_after_a_second_evaluation_was_interrupted_and_did_not_fail(
-    cluster: Cluster, own: str
-) -> None:
+def test_records_unfinished_after_a_second_evaluation_count_as_interrupted(cluster: Cluster, own: str) -> None:
     cluster.write("a.txt", *(str(k) for k in range(8)))
     log = Log()
     source = cluster.source(listener=log, retry=Retry(max_retries=0, initial_s=0, cap_s=0))
@@ -632,7 +626,7 @@ def test_every_unfinished_record_is_excused_also_where_several_replicas_named_th
     assert excused.reasons == ("unfinished: it ran twice", "unfinished", "unfinished: it ran twice")
 
 
-def test_a_source_and_a_batch_say_what_they_are(cluster: Cluster) -> None:
+def test_source_and_batch_have_a_readable_repr(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(8)))
     source = cluster.source()
     assert repr(source) == "<Files 'lines', not started: 0 records, 0 acked, 0 dead letters, 0 open>"
@@ -698,9 +692,7 @@ def losing(cluster: Cluster) -> type[AckerClient]:
     return Losing
 
 
-def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_the_late_news(
-    cluster: Cluster,
-) -> None:
+def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_the_late_news(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(20)))
     environment = replace(cluster.environment(), connect=lambda spark: cluster.client(losing(cluster)))
     source = Files(f"{cluster.folder}/a.txt", name="lines", batch_records=10, environment=environment)
@@ -710,7 +702,7 @@ def test_a_batch_that_was_opened_after_the_server_lost_its_state_is_not_lost_by_
 
 def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_replay(cluster: Cluster) -> None:
     class Slow(Polling):
-        """Brings what it learns one look later."""
+        """Delivers each result one poll later."""
 
         held: WatchResult | None = None
 
@@ -731,7 +723,7 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
     assert (source.summary().acked, source.summary().lost) == (20, 0)
 
 
-def test_a_source_that_cannot_open_leaves_nothing_behind(cluster: Cluster) -> None:
+def test_a_source_that_cannot_open_closes_everything(cluster: Cluster) -> None:
     stopped: list[bool] = []
     clients: list[AckerClient] = []
 
@@ -757,7 +749,7 @@ def test_a_source_that_cannot_open_leaves_nothing_behind(cluster: Cluster) -> No
     assert cluster.source(checkpoint=checkpoint).run(NO_SPARK, save_all).acked == 1
 
 
-def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(cluster: Cluster) -> None:
+def test_a_job_that_fails_for_a_lost_server_costs_its_records_no_retry(cluster: Cluster) -> None:
     cluster.write("a.txt", "one", "two")
     log = Log()
     source = cluster.source(retry=Retry(max_retries=0), listener=log)
@@ -772,9 +764,7 @@ def test_a_job_that_dies_of_a_lost_server_does_not_put_the_blame_on_its_records(
     assert (summary.acked, summary.lost, summary.dead_lettered) == (2, 2, 0)
 
 
-def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_own_deadline(
-    cluster: Cluster,
-) -> None:
+def test_a_server_that_does_not_come_back_in_time_costs_a_replay_by_the_sources_own_deadline(cluster: Cluster) -> None:
     cluster.write("a.txt", "one", "two")
 
     def process(batch: Batch) -> None:
@@ -835,7 +825,7 @@ def test_reading_waits_when_too_much_is_not_done(cluster: Cluster) -> None:
     assert sorted(log.acked) == list(range(100))
 
 
-def test_a_source_that_waits_for_its_server_says_so_at_its_start_and_before_a_batch(
+def test_waiting_for_the_server_is_logged_at_the_start_and_before_a_batch(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.write("a.txt", *(str(k) for k in range(20)))
@@ -868,7 +858,7 @@ def test_a_source_runs_once_at_a_time_and_may_run_again(cluster: Cluster) -> Non
     assert source.run(NO_SPARK, save_all).acked == 1
 
 
-def test_a_source_that_cannot_start_lets_go_of_its_checkpoint(cluster: Cluster) -> None:
+def test_a_source_that_cannot_start_releases_its_checkpoint(cluster: Cluster) -> None:
     source = cluster.source(checkpoint=cluster.folder / "c")
     for _ in range(2):
         with pytest.raises(SourceError, match="nothing matches"):
@@ -920,7 +910,7 @@ def test_an_option_that_makes_no_sense_is_refused_by_name_before_anything_starts
         Files("*.txt", **{"name": "lines", **options})
 
 
-def test_what_is_done_is_in_the_checkpoint_before_the_next_batch_is_handed_out(cluster: Cluster) -> None:
+def test_done_records_are_in_the_checkpoint_before_the_next_batch(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     lines: list[int] = []
     for batch in cluster.source(checkpoint=cluster.folder / "c", batch_records=10).batches(NO_SPARK):

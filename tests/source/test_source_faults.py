@@ -1,5 +1,4 @@
-"""Whatever goes wrong, in whatever order: every record is acked or dead-lettered, and none is acked that was not
-processed."""
+"""Random faults in any order: every record is acked or dead-lettered, and none is acked that was not processed."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ FAULTS = [
 
 @dataclass
 class Judge(Log):
-    """Notes under which roots records were acked."""
+    """Notes the roots under which records were acked."""
 
     acked_roots: list[int] = field(default_factory=list)
 
@@ -158,7 +157,7 @@ def test_a_run_that_dies_anywhere_is_finished_by_the_next_one(
     assert summary.acked == len(seen) == 30 - len(first)
 
 
-def test_the_watchers_thread_tells_of_its_own_death(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_the_watchers_thread_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LocalServer()
     client = AckerClient(Settings(("in-memory:1",)), connect=server.connect)
     client.open_source("lines")

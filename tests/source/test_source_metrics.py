@@ -1,4 +1,4 @@
-"""What a driver's Prometheus sees of a source: the real text, read by the real parser and by promtool."""
+"""The metrics of a source, as text, read by the real parser and by promtool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def figures(page: str) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
-def test_a_scrape_says_what_the_summary_says_and_promtool_has_no_complaint(cluster: Cluster) -> None:
+def test_a_scrape_agrees_with_the_summary_and_promtool_accepts_it(cluster: Cluster) -> None:
     cluster.write("a.txt", *(str(k) for k in range(30)))
     source = cluster.source(retry=Retry(max_retries=1, initial_s=1, cap_s=8), max_dead_share=1.0)
     registry = CollectorRegistry()
@@ -49,5 +49,5 @@ def test_a_scrape_says_what_the_summary_says_and_promtool_has_no_complaint(clust
     assert checked.stdout + checked.stderr == ""
 
 
-def test_every_count_of_a_run_is_a_metric_but_those_that_point_at_a_mistake_of_the_program() -> None:
+def test_every_count_of_a_run_is_a_metric_except_those_of_program_errors() -> None:
     assert {field.name for field in fields(Counts)} - set(COUNTERS) == {"repeated", "foreign"}

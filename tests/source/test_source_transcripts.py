@@ -1,6 +1,6 @@
-"""What becomes of records, as conversations that can be read: ``tests/source/transcripts``.
+"""Runs of a source as readable conversations: ``tests/source/transcripts``.
 
-After a change that is meant to be seen, write them anew (``python -m tests.source.test_source_transcripts``) and read
+After an intended change, write them again (``python -m tests.source.test_source_transcripts``) and read
 the difference.
 """
 
@@ -35,7 +35,7 @@ def test_there_are_transcripts_and_the_drawn_ones_are_of_their_seeds() -> None:
 
 @dataclass
 class Ends:
-    """What a transcript says of records, by what it was."""
+    """The records of a transcript, by what happened to them."""
 
     appended: set[str] = field(default_factory=set)
     compacted: set[str] = field(default_factory=set)
@@ -88,7 +88,7 @@ def test_each_record_of_a_drawn_schedule_ends_once_for_each_time_it_was_emitted_
 
 
 def write() -> None:
-    """Write all transcripts anew."""
+    """Write all transcripts again."""
     for seed in SEEDS:
         (FOLDER / f"schedule_{seed}.txt").write_text(schedule(seed))
     for path in FOLDER.glob("*.txt"):

@@ -1,4 +1,4 @@
-"""The tracker beside a twin that keeps an object per emission, and what it promises about work and memory."""
+"""The tracker compared with a twin that has an object per emission, and its bounds on work and memory."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        """Records go to another source while emissions of theirs may have no outcome yet."""
+        """Revoke records, whose emissions may have no outcome yet."""
         still_open = sorted(set(self.twin.emissions) - self.twin.done)
         records = data.draw(st.sets(st.sampled_from(still_open), max_size=5)) if still_open else set()
         self.tracker.drop(np.array(sorted(records), np.int64))
@@ -141,7 +141,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
 
 
 class TrackerInNumpyBesideItsTwin(TrackerBesideItsTwin):
-    """Where numba is not installed."""
+    """The tracker without numba."""
 
     @rule(data=st.data(), foreign=st.lists(st.integers(0, 2**64 - 1), max_size=2))
     def apply(self, data: st.DataObject, foreign: list[int]) -> None:
@@ -213,7 +213,7 @@ def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stran
 
 
 def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_other_record_done() -> None:
-    """As of a batch that is not held: its roots are pending still when its partition is revoked."""
+    """Emissions of a batch that is not held: its roots are still pending when its partition is revoked."""
     tracker = Tracker(5)
     gone = tracker.emit(np.arange(10))
     tracker.emit(np.arange(10, 30))
@@ -242,7 +242,7 @@ def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     assert tracker.done_below == 41
 
 
-def test_what_is_done_and_ended_is_forgotten_so_memory_follows_what_is_in_flight() -> None:
+def test_done_records_are_forgotten_so_memory_follows_records_in_flight() -> None:
     tracker = Tracker(5)
     sizes = []
     for step in range(200):
@@ -254,7 +254,7 @@ def test_what_is_done_and_ended_is_forgotten_so_memory_follows_what_is_in_flight
 
 
 def test_work_for_an_outcome_does_not_grow_with_the_number_of_outcomes() -> None:
-    """Whatever comes in one call is a fixed number of passes over blocks of 65,536: no Python code runs per outcome."""
+    """A call makes a fixed number of passes over blocks of 65,536: no Python code runs per outcome."""
     lines = {outcomes: _lines_run(outcomes) for outcomes in (10_000, 65_536, 655_360)}
     assert lines[65_536] < lines[10_000] + 200
     assert lines[655_360] < 10 * lines[65_536]

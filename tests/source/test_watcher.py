@@ -1,4 +1,4 @@
-"""The watcher's thread: what it says when no watch goes through."""
+"""The watcher's thread: its log and its end when watches fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from acker_client.source.engine.watcher import ERRORS_A_LINE, Watcher
 
 
 class Refusing:
-    """A client whose watches are refused so often, go through once, are refused once more, and then it is closed."""
+    """A client whose watches are refused this many times, succeed once, are refused once more, and then it is
+    closed."""
 
     def __init__(self, refusals: int) -> None:
         self._answers: list[Any] = [errors.Rejected("no")] * refusals + [WatchResult(), errors.Rejected("no again")]

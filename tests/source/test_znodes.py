@@ -1,4 +1,4 @@
-"""Where a group's nodes are, and what stands in them."""
+"""Paths and content of a group's nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_registration_says_version_subscription_pattern_and_timestamp() -> Non
     assert topics_of(content) == {"a", "b"}
 
 
-def test_what_is_no_registration_names_no_topic() -> None:
+def test_other_content_is_a_registration_without_topics() -> None:
     assert [topics_of(each) for each in (b"", b"[]", b'{"subscription":3}', b"\xff")] == [frozenset()] * 4
 
 

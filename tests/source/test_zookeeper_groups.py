@@ -75,8 +75,8 @@ def test_a_chroot_that_is_not_there_is_an_error_at_the_start(zookeeper: str) -> 
 def test_a_source_without_the_groups_digest_is_refused(nodes: Any, zookeeper: str) -> None:
     group = ZooKeeperGroup(zookeeper, "g", digest="me:secret")
     group.open("orders", lambda: PARTITIONS)
-    for digest, who in ((None, "nobody in particular"), ("you:other", "'you'")):
-        with pytest.raises(SourceError, match=f"does not let this source, which is {who} to it, read or change"):
+    for digest, has in ((None, "no digest"), ("you:other", "the digest of 'you'")):
+        with pytest.raises(SourceError, match=f"does not let this source, which has {has}, read or change"):
             ZooKeeperGroup(zookeeper, "g", digest=digest).open("orders", lambda: PARTITIONS)
         with pytest.raises(CheckpointError, match="does not let this source"):
             ZooKeeperOffsets(zookeeper, name="g", digest=digest).open("orders", "log")
@@ -98,7 +98,7 @@ def test_two_members_of_one_name_are_refused(nodes: Any, zookeeper: str, monkeyp
 # -- what stands in ZooKeeper
 
 
-def test_what_stands_in_zookeeper_is_what_old_kafkas_consumers_write(nodes: Any, zookeeper: str) -> None:
+def test_zookeeper_has_the_same_nodes_as_with_old_kafkas_consumers(nodes: Any, zookeeper: str) -> None:
     group = ZooKeeperGroup(zookeeper, "g")
     store = ZooKeeperOffsets(group=group)
     store.open("orders", "log")
@@ -126,7 +126,7 @@ def test_what_stands_in_zookeeper_is_what_old_kafkas_consumers_write(nodes: Any,
 
 
 @pytest.mark.parametrize("assignor", ["range", "sticky"])
-def test_partitions_follow_who_joins_and_leaves_and_what_is_new(nodes: Any, zookeeper: str, assignor: str) -> None:
+def test_partitions_follow_joins_leaves_and_new_partitions(nodes: Any, zookeeper: str, assignor: str) -> None:
     partitions = list(PARTITIONS)
     groups = [ZooKeeperGroup(zookeeper, "g", assignor=assignor) for _ in range(3)]
     has: dict[ZooKeeperGroup, set[str]] = {}
@@ -307,7 +307,7 @@ def test_two_three_and_one_driver_under_load_of_which_one_is_killed_and_one_slee
     group = load(assignor)
 
     def owned() -> dict[str, int]:
-        """By member, how many owner's nodes name it."""
+        """Return the number of owner's nodes of each member."""
         counts: dict[str, int] = defaultdict(int)
         names = {said[0]["consumer"]: name for name in group.members if (said := group.journal(name))}
         for partition in PARTITIONS:
@@ -374,7 +374,7 @@ Journals = dict[str, list[dict[str, Any]]]
 
 
 def processed(journals: Journals) -> dict[tuple[str, int], int]:
-    """How often each record was processed."""
+    """Return how often each record was processed."""
     counts: dict[tuple[str, int], int] = defaultdict(int)
     for journal in journals.values():
         for event in journal:
@@ -390,7 +390,7 @@ def check_nothing_is_missing(journals: Journals, length: int) -> None:
 
 
 def check_commits(journals: Journals) -> None:
-    """No record is committed twice, and who is assigned a partition finds all that was committed before."""
+    """Check that no record is committed twice, and that a new owner finds everything committed before."""
     commits: dict[str, list[tuple[float, float, str, set[int]]]] = defaultdict(list)
     for name, journal in journals.items():
         for event in journal:
@@ -424,9 +424,9 @@ def positions_of(runs: list[int]) -> set[int]:
 
 
 def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> float:
-    """The longest time in which a partition was nobody's, from when it was somebody's first. One that is stopped owns
-    nothing from then on, until it is assigned something again. No two own one at once; but one that has lost it may
-    not know yet."""
+    """Return the longest time in which a partition had no owner, after its first one. A stopped member owns nothing
+    until it is assigned something again. No two own a partition at once, but a member that has lost it may not know
+    yet."""
     spans = [span for name, journal in journals.items() for span in spans_of(name, journal)]
     failed_s = {"b": killed_s, "c": stopped_s}
     longest_s = 0.0
@@ -444,7 +444,7 @@ def longest_unowned_s(journals: Journals, killed_s: float, stopped_s: float) -> 
 
 
 def spans_of(name: str, journal: list[dict[str, Any]]) -> Iterator[tuple[float, float, str, str, str]]:
-    """Of each time in which a member had a partition: from, to, who, how it ended, and which."""
+    """Return each ownership of a partition: from, to, member, how it ended, and the partition."""
     since_s: dict[str, float] = {}
     for event in journal:
         if event["what"] == "assigned":

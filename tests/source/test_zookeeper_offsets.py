@@ -1,4 +1,4 @@
-"""The checkpoint in ZooKeeper: what stands in its nodes, who may write them, and what is refused."""
+"""The checkpoint in ZooKeeper: content of its nodes, who may write them, and what is refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def nodes_of(store: ZooKeeperOffsets) -> dict[str, Znode]:
 # -- what stands in a node
 
 
-def test_a_node_says_whose_it_is_what_is_done_and_who_wrote_it() -> None:
+def test_a_node_has_its_source_its_done_positions_and_its_writer() -> None:
     content, left_out = OFFSET.dump(HOLEY, "orders_host-1", 1000)
     said = json.loads(content)
     digest = said.pop("digest")
@@ -93,13 +93,13 @@ def test_a_node_says_whose_it_is_what_is_done_and_who_wrote_it() -> None:
 
 
 @given(st.sets(st.integers(0, 200)))
-def test_what_was_dumped_is_loaded(positions: set[int]) -> None:
+def test_a_dumped_offset_is_loaded_unchanged(positions: set[int]) -> None:
     done = Ranges.of(np.array(sorted(positions), np.int64))
     committed = Committed(done, {"x": [1, "é"]}, Answered(len(positions), 3))
     assert OFFSET.load(OFFSET.dump(committed, "me", 10**6)[0]) == committed
 
 
-def test_what_does_not_fit_into_a_node_is_cut_from_above_and_the_prefix_stays() -> None:
+def test_ranges_that_do_not_fit_into_a_node_are_cut_from_above() -> None:
     committed = with_holes(10_000)
     content, left_out = OFFSET.dump(committed, "me", 5_000)
     assert 4_000 < len(content) <= 5_000
@@ -128,7 +128,7 @@ def test_a_mark_that_fits_into_no_node_is_an_error_and_nothing_is_cut_of_it() ->
         ({"digest": ""}, r"is damaged \(its digest does not fit\)"),
     ],
 )
-def test_what_is_not_this_sources_checkpoint_is_refused(content: bytes | dict[str, object], said: str) -> None:
+def test_content_that_is_not_this_sources_checkpoint_is_refused(content: bytes | dict[str, object], said: str) -> None:
     if isinstance(content, dict):
         content = json.dumps({**json.loads(OFFSET.dump(HOLEY, "me", 1000)[0]), **content}).encode()
     with pytest.raises(CheckpointError, match=said):
@@ -138,7 +138,7 @@ def test_what_is_not_this_sources_checkpoint_is_refused(content: bytes | dict[st
 # -- one source's own
 
 
-def test_a_source_without_a_group_finds_what_it_saved(alone: Callable[..., ZooKeeperOffsets]) -> None:
+def test_a_source_without_a_group_loads_its_checkpoint(alone: Callable[..., ZooKeeperOffsets]) -> None:
     store = alone()
     assert isinstance(store, CheckpointStore)
     assert store.load() == {}
@@ -163,9 +163,7 @@ def test_a_second_run_is_refused_while_the_first_one_holds_the_checkpoint(
     alone()
 
 
-def test_a_run_that_lost_its_session_goes_on_unless_another_has_written(
-    alone: Callable[..., ZooKeeperOffsets],
-) -> None:
+def test_a_run_that_lost_its_session_goes_on_unless_another_has_written(alone: Callable[..., ZooKeeperOffsets]) -> None:
     store = alone()
     store.load()
     store.save({"clicks/3": below(1)})
@@ -196,7 +194,7 @@ def test_a_node_says_which_run_has_written_it(alone: Callable[..., ZooKeeperOffs
     assert json.loads(nodes_of(store)[NODE].content)["by"].endswith(", session 7, pid 4711")
 
 
-def test_a_lock_that_somebody_deleted_is_taken_again(alone: Callable[..., ZooKeeperOffsets]) -> None:
+def test_a_deleted_lock_is_acquired_again(alone: Callable[..., ZooKeeperOffsets]) -> None:
     store = alone()
     del nodes_of(store)["/consumers/orders/lock"]
     store.save({"clicks/3": below(1)})
@@ -219,7 +217,7 @@ def test_a_checkpoint_of_another_source_is_refused_and_left_alone(alone: Callabl
     assert nodes_of(store)["/consumers/shared/offsets/clicks/3"] == before
 
 
-def test_what_has_not_changed_is_not_written_again(alone: Callable[..., ZooKeeperOffsets]) -> None:
+def test_unchanged_partitions_are_not_written_again(alone: Callable[..., ZooKeeperOffsets]) -> None:
     store = alone()
     store.save({"clicks/3": below(1), "clicks/4": below(1)})
     before = nodes_of(store)[NODE]
@@ -244,7 +242,7 @@ def test_more_than_a_request_holds_is_saved_in_several(alone: Callable[..., ZooK
     assert store.load() == committed
 
 
-def test_a_node_that_fills_up_is_said_once_and_before_it_is_full(
+def test_a_node_that_fills_up_is_logged_once_before_it_is_full(
     alone: Callable[..., ZooKeeperOffsets], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "acker_client.source")
@@ -261,7 +259,7 @@ def test_a_node_that_fills_up_is_said_once_and_before_it_is_full(
     assert 900 < kept.holes < 8_999
 
 
-def test_where_no_group_and_no_hosts_are_given_or_both_it_says_so() -> None:
+def test_exactly_one_of_group_and_hosts_must_be_given() -> None:
     with pytest.raises(ValueError, match="give either hosts"):
         ZooKeeperOffsets()
 
@@ -269,8 +267,8 @@ def test_where_no_group_and_no_hosts_are_given_or_both_it_says_so() -> None:
 # -- a group's
 
 
-def test_a_commit_that_arrives_in_a_new_session_is_fenced_though_nobody_has_read_since() -> None:
-    """Between the fence and the commit the session ended, and another claimed; its owner's node looks the same."""
+def test_a_late_commit_in_a_new_session_is_fenced_even_before_the_next_read() -> None:
+    """The session ends between the fence and the commit, and another member claims. Its owner's node looks the same."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
@@ -289,8 +287,9 @@ def test_a_commit_that_arrives_in_a_new_session_is_fenced_though_nobody_has_read
     assert members.zookeeper.nodes[NODE].content == b""
 
 
-def test_a_commit_of_what_was_read_before_another_had_the_partition_is_fenced() -> None:
-    """Assigned, lost, another's, and assigned again; what was not read anew may not be written."""
+def test_a_commit_from_before_another_owner_is_fenced() -> None:
+    """A partition is assigned, lost, owned by another and assigned again. Only what was read after that may be
+    written."""
     members = Group()
     session, group, store = members.join("one")
     store.load_partitions(group.poll().assigned)
@@ -329,7 +328,7 @@ def test_a_commit_of_the_owner_before_that_comes_while_the_next_one_reads_is_rea
     assert session.losses == 0
 
 
-def test_what_was_never_assigned_cannot_be_saved() -> None:
+def test_unassigned_partitions_cannot_be_saved() -> None:
     members = Group()
     _, group, store = members.join("one")
     group.poll()

@@ -1,6 +1,6 @@
-"""Test vectors of the protocol, shared by the tests of every package: ``from vectors import protocol``.
+"""Test vectors of the protocol, shared by the tests of every package: ``from tests.vectors import protocol``.
 
-All 64-bit numbers stand as hexadecimal strings, since JSON's numbers end at 2**53 in many a language.
+All 64-bit numbers are hexadecimal strings, because many languages read JSON numbers only up to 2**53.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ INSTALL = "pip install 'acker[all]'"
 @click.command(
     "demo", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}, no_args_is_help=False
 )
-@click.option("--source", type=click.Choice(SOURCES), default="files", show_default=True, help="Where the lines are.")
+@click.option("--source", type=click.Choice(SOURCES), default="files", show_default=True, help="Kind of input.")
 @click.option("--input", "patterns", multiple=True, metavar="PATH", help="Files, folders or quoted globs; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, nothing else.")
 @click.option("--no-faults", is_flag=True, help="Break nothing.")
@@ -41,7 +41,7 @@ INSTALL = "pip install 'acker[all]'"
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Leave what was written (Parquet, dead letters, checkpoint, logs) in DIR, which has to be new or empty.",
+    help="Keep the output (Parquet, dead letters, checkpoint, logs) in DIR, which must be new or empty.",
 )
 def demo(as_json: bool, **options: Any) -> None:
     """Count words of real text in Spark, break things on purpose, and check every answer.
@@ -61,8 +61,8 @@ def demo(as_json: bool, **options: Any) -> None:
     records        lines of the input
     acked          records whose final answer was ACKED
     dead_lettered  records that were given up, with a reason: poison, or not UTF-8
-    lost           records without a final answer; has to be 0
-    false_acks     ACKs at which the committed rows were not what the line must give; has to be 0
+    lost           records without a final answer; must be 0
+    false_acks     ACKs at which the committed rows were not what the line must give; must be 0
     failed         outcomes FAILED: the record raised, and was replayed or given up
     timed_out      outcomes TIMED_OUT
     interrupted    outcomes LOST: the batch was abandoned or the server was lost, and the record was replayed

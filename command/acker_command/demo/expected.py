@@ -1,4 +1,4 @@
-"""Expected: what each line must give, derived in plain Python from the files themselves.
+"""Expected: the result of each line, derived in plain Python from the files themselves.
 
 It shares no code with the pipeline and knows neither Spark nor the acker. A word is a run of at least four ASCII
 letters and underscores, in lower case. Equal words of a line are counted, and each has a category.
@@ -33,7 +33,7 @@ class Expected:
 
 
 def derive(text: Corpus, is_poison: Callable[[str], bool]) -> Expected:
-    """Read every line of ``text`` and derive what it must give."""
+    """Read every line of ``text`` and derive its result."""
     records: list[int] = []
     words: list[str] = []
     must_die = np.zeros(text.records, np.bool_)

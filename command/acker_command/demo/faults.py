@@ -41,12 +41,12 @@ class Strike(enum.Enum):
 OF_SPARK = (Strike.WORKER_KILLED, Strike.TASK_RERUN, Strike.WRITE_FAILED)
 OF_ONE_SERVER = (Strike.SERVER_RESTARTED, Strike.SERVER_LOST)
 OF_SEVERAL_SERVERS = (Strike.ONE_KILLED, Strike.ONE_ADDED, Strike.ONE_DRAINED, Strike.ALL_RESTARTED)
-# Those that cost a replay even where each record is on two servers; and ONE_KILLED costs some where it is on one.
+# Strikes that cost a replay even with two servers for each record. ONE_KILLED costs some with one.
 COSTLY = (Strike.WRITE_FAILED, Strike.SERVER_LOST)
 
 
 def strikes(servers: int) -> tuple[Strike, ...]:
-    """Return everything that is to go wrong with this number of servers."""
+    """Return all strikes for this number of servers."""
     return (*OF_SPARK, *(OF_ONE_SERVER if servers == 1 else OF_SEVERAL_SERVERS))
 
 
@@ -61,7 +61,7 @@ def deal(strikes: list[Strike], records: int, batch_records: int) -> Strike | No
 
 
 def harmless(strikes: Iterable[Strike], replicas: int) -> list[Strike]:
-    """Return those of ``strikes`` that must not cause a single replay."""
+    """Return the strikes that must not cause a single replay."""
     costly = (*COSTLY, Strike.ONE_KILLED) if replicas == 1 else COSTLY
     return [strike for strike in strikes if strike not in costly]
 
@@ -110,12 +110,12 @@ def arm(folder: Path, *, seed: int, records: int) -> Faults:
 
 
 def flaky_one_in(records: int) -> int:
-    """Return a share of records so small that none of them raises three times in a row, but in one of 10,000 runs."""
+    """Return how rarely records raise, so that one raises three times in a row in at most one of 10,000 runs."""
     return round(math.cbrt(records * 10_000))
 
 
 def mid_work(strike: Strike) -> str:
-    """Return what a task claims in the middle of the batch that ``strike`` is for."""
+    """Return the name that a task claims in the middle of the batch that ``strike`` is for."""
     return f"{strike.name}-mid-work"
 
 
@@ -123,10 +123,8 @@ def mid_work(strike: Strike) -> str:
 def sabotage(
     faults: Faults, strike: Strike | None, hits: Mapping[Strike, Callable[[], None]], tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Let ``strike`` happen while the body runs; ``hits`` has those that are for servers, ``tell`` takes what happened.
-
-    Leaves when the server is back. Raises :class:`Abort` if it does not come back.
-    """
+    """Let ``strike`` happen while the body runs. ``hits``: the actions of strikes on servers. ``tell`` is called with
+    what happened. Returns when the server is back. Raises :class:`Abort` if it does not come back."""
     if strike is None:
         yield
         return

@@ -1,6 +1,6 @@
 """Job: one run of the demo, from an empty folder to a result.
 
-Whatever it starts it stops again, however the run ends.
+It stops everything that it starts, however the run ends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from acker_command.demo.view import DemoView
 
 CORES = 2
 ATTEMPTS = 4
-# A JVM that lives for a minute spends more on compiling well than it gains, and a parallel collector takes the two
-# cores from the workers. With these options it needs half the CPU.
+# In a JVM that lives for a minute, good compilation costs more than it gains, and a parallel collector takes both cores
+# from the workers. With these options it needs half the CPU.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 BATCH_RECORDS_MAX = 150_000
 RETRY = Retry(max_retries=2, max_interruptions=10, initial_s=1.0, cap_s=1.0)
@@ -57,7 +57,8 @@ class JobOptions:
     keep: Path | None = None
 
     def size_of(self, records: int) -> int:
-        """Return the records of a batch: by default few enough for a batch for each strike, and for a few replays."""
+        """Return the size of a batch: by default so small that there is a batch for each strike and for a few
+        replays."""
         batches = len(faults.strikes(self.servers)) + 1
         return self.batch_records or min(BATCH_RECORDS_MAX, max(1, -(-records * 101 // (100 * batches))))
 
@@ -105,7 +106,7 @@ class DemoJob:
 
     def _run_source(self, spark: Any, pipeline: DemoPipeline) -> None:
         def process(batch: Batch) -> None:
-            # A batch of replays is not struck, except by the records that raise.
+            # A batch of replays gets no strike, except from records that raise.
             strike = faults.deal(self._strikes, batch.records - batch.replays, self._size)
             self.verifier.begin_batch(strike)
             with faults.sabotage(self._faults, strike, self._servers.hits, self._view.strike):
@@ -123,7 +124,7 @@ class DemoJob:
         )
 
     def _spark(self) -> Any:
-        """Start a local Spark whose chatter goes to a file."""
+        """Start a local Spark that logs to a file."""
         settings = {
             "spark.acker.servers": self._servers.address,
             "spark.driver.extraJavaOptions": JAVA_OPTIONS,
@@ -176,7 +177,7 @@ def _folder(keep: Path | None, exits: ExitStack) -> Path:
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Send what is written to descriptors 1 and 2 to ``path``, also by the processes that are started meanwhile."""
+    """Redirect descriptors 1 and 2 to ``path``, also for processes that are started meanwhile."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {number: os.dup(number) for number in (1, 2)}

@@ -1,6 +1,7 @@
-"""Result: what a run has shown, whether that is enough, and how it is printed.
+"""Result: the figures of a run, whether it passed, and how it is printed.
 
-A result is the object that ``--json`` prints: the figures of the run, whether it ``passed``, and what is ``broken``.
+A result is the object that ``--json`` prints: the figures, whether the run ``passed``, and which promises are
+``broken``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from acker_command.demo.faults import Strike, harmless
 
 BAR_WIDTH = 20
 WIDTH = 100
-# Figures that have to be 0: the promise, and how what was found is named.
+# Figures that must be 0: the promise, and the noun for what was found.
 NONE = {
     "lost": ("none lost: each record has an outcome", "without"),
     "answered_twice": ("no record has two final outcomes", "with two"),
@@ -39,7 +40,7 @@ def conclude(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checks(figures: Mapping[str, Any]) -> list[tuple[str, bool, str]]:
-    """Return what decides the exit status: what has to hold, whether it does, and what was found."""
+    """Return the checks that decide the exit status: the promise, whether it holds, and what was found."""
     records, acked, dead = (figures[name] for name in ("records", "acked", "dead_lettered"))
     is_at_end, faults = figures["checkpoint_at_end"], figures["faults"]
     found = [
@@ -87,7 +88,7 @@ def show(result: Mapping[str, Any], examples: Sequence[str], console: Console | 
 
 
 def _table(*names: str) -> Table:
-    """Return a table with these columns, of which the last has figures."""
+    """Return a table with these columns, the last one right-aligned for figures."""
     table = Table(*names, box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.columns[-1].justify = "right"
     return table

@@ -1,6 +1,6 @@
-"""Servers: real ones, each in a process of its own, and the ways in which the demo takes them away.
+"""Servers: real server processes, and the ways in which the demo takes them away.
 
-They serve on loopback, each at a port that it keeps, with a state directory. Several run under a real ZooKeeper.
+Each serves on loopback, at a port that it keeps, with a state directory. Several run under a real ZooKeeper.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from acker_testing import ZooKeeperProcess
 from acker_testing.child import Child
 
 STOP_TIMEOUT_S = 30.0
-# A server that drains has a batch left at most, which is over by then.
+# A draining server has at most one batch left, which ends before this.
 DRAIN_TIMEOUT_S = 120.0
-# ZooKeeper takes a killed server for alive for this long, and tasks wait for it.
+# ZooKeeper lists a killed server for this long, and tasks wait for it.
 SESSION_S = 4.0
 
 
 class DemoServers:
-    """All servers of a run, by number. ``hits``: how each strike hits them; ``say`` takes what that has led to."""
+    """All servers of a run, by number. ``hits``: the action of each strike; ``say`` is called with its consequence."""
 
     def __init__(self, folder: Path, count: int, say: Callable[[str], None]) -> None:
         self._folder, self._count, self._say = folder, count, say
@@ -45,7 +45,7 @@ class DemoServers:
 
     @property
     def address(self) -> str:
-        """What ``spark.acker.servers`` is to be."""
+        """The value for ``spark.acker.servers``."""
         return ",".join(self._addresses.values())
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class DemoServers:
             raise DemoError(str(error)) from None
 
     def stop(self) -> None:
-        """Kill them all. The job is over, so nobody needs their state."""
+        """Kill all servers. The job is over, so their state is not needed."""
         for server in (*self._servers.values(), *self._draining.values()):
             server.kill()
         if self._zookeeper is not None:
@@ -82,7 +82,7 @@ class DemoServers:
         self._addresses[number] = self._servers[number].await_ready()
 
     def _lose(self) -> None:
-        """Kill the server, throw its state away, and start another one in its place."""
+        """Kill the server, delete its state, and start another one in its place."""
         self._servers[0].kill()
         shutil.rmtree(self._folder / "state-0", ignore_errors=True)
         self._begin(0)

@@ -1,8 +1,8 @@
-"""Verify: whether the outcome that was reported of each record is true.
+"""Verify: whether the reported outcome of each record is true.
 
-At each ACK, the rows committed under that root id must be those that the line must give (:mod:`expected`). At the end,
-the counts of words over all rows of acked roots must be those of the input. Reads nothing but committed Parquet files.
-A commit is a folder that appeared under its final name.
+At each ACK, the rows committed under that root id must be the expected ones of the line (:mod:`expected`). At the end,
+the counts of words over all rows of acked roots must be those of the input. Reads only committed Parquet files. A
+commit is a folder that appeared under its final name.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Verifier(Listener):
         self.roots = np.zeros(text.records, np.int64)
         self.examples: list[str] = []
         self._read: set[Path] = set()
-        # By root id: the sum of the rows' digests, and the lowest and the highest record that the rows name.
+        # By root id: the sum of the rows' digests, and the lowest and highest record in the rows.
         empty = {"digest": np.array([], np.uint64), "first": np.array([], np.int64), "last": np.array([], np.int64)}
         self._held = pd.DataFrame(empty, index=pd.Index([], dtype=np.int64))
 
     def begin_batch(self, strike: Strike | None) -> None:
-        """Note what hits the batch that begins."""
+        """Note the strike of the batch that begins."""
         self._strike = strike
         self.replayed_by[strike] += 0
 
@@ -67,7 +67,7 @@ class Verifier(Listener):
 
     def on_fail(self, failed: Emissions, why: Failures) -> None:
         self.counts.update({name: int(np.count_nonzero(why.verdicts == each)) for name, each in VERDICTS.items()})
-        # Unfinished: no operator failed it, and part of its work was not done or not reported.
+        # Unfinished: no operator failed the record, but part of its work was not done or not reported.
         unfinished = [index for index, reason in enumerate(why.reasons, 1) if reason is Cause.UNFINISHED]
         is_interrupted = (why.verdicts == Verdict.LOST) | np.isin(why.reason_ids, unfinished)
         self.replayed_by[self._strike] += int(np.count_nonzero(is_interrupted))
@@ -76,7 +76,7 @@ class Verifier(Listener):
         self.dead(self._numbers(dead.origins()))
 
     def acked(self, roots: Column, records: Ints) -> None:
-        """Check ``roots: uint64[n]``, reported ACKED now, of ``records``, against what is committed now."""
+        """Check the committed rows of ``roots: uint64[n]``, which were just reported ACKED, of ``records``."""
         self._answer(records, ACKED, "acked")
         self.roots[records] = roots.view(np.int64)
         for folder in set(self._committed.iterdir()) - self._read:
@@ -95,7 +95,7 @@ class Verifier(Listener):
         self._answer(records, DEAD, "dead_lettered")
 
     def conclude(self) -> dict[str, Any]:
-        """Return what is true of the whole run: figures that have to be 0, and the most frequent words."""
+        """Return the results of the whole run: figures that must be 0, and the most frequent words."""
         expected = self._expected.result()
         acked, dead = self.answers == ACKED, self.answers == DEAD
         due = expected.rows[acked[expected.rows["record"]]].groupby("word")["count"].sum()
@@ -116,7 +116,7 @@ class Verifier(Listener):
         self.counts.update({name: len(records), "answered_twice": int(again)})
 
     def _hold(self, folder: Path) -> None:
-        """Read a commit and add its rows to those that are held."""
+        """Read a commit and keep its rows."""
         table = pq.read_table(folder, read_dictionary=["path", "word", "category"])
         records = self._text.numbers(table["path"], table["line"])
         rows = table.select(["root_id", "word", "category", "count"]).to_pandas()

@@ -25,7 +25,7 @@ class DemoView(ExitStack):
 
     def __init__(self, counts: Counter[str], console: Console | None = None) -> None:
         super().__init__()
-        # A descriptor of its own, as 2 leads elsewhere while Spark starts.
+        # A separate descriptor, because 2 is redirected while Spark starts.
         stderr = os.fdopen(os.dup(2), "w")
         self._console = console or Console(file=stderr, highlight=False, soft_wrap=True)
         self._counts, self._activity, self._started_s = counts, "starting", time.monotonic()
@@ -46,7 +46,7 @@ class DemoView(ExitStack):
         return self
 
     def say(self, activity: str) -> None:
-        """Show what is being done now."""
+        """Show the current activity."""
         self._activity = activity
         self._print(f"   {activity}", "dim")
 
@@ -55,7 +55,7 @@ class DemoView(ExitStack):
         self._print(f"⚡ {what}", "yellow")
 
     def figures(self) -> dict[str, int]:
-        """Return what a view shows, in order."""
+        """Return the figures that a view shows, in order."""
         counts = self._counts
         seconds = 0.0 if self.began_s is None else time.monotonic() - self.began_s
         return {

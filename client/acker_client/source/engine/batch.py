@@ -1,4 +1,4 @@
-"""Batch: what user code gets from a source, with the state that the source keeps of it until it is settled."""
+"""Batch: the user's handle of a batch, with the state that the source keeps until it is settled."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Batch:
     """A batch of records. ``df``: its rows, with their anchors; ``records``: number of records; ``replays``: number of
     records that were emitted before; ``number``: from 1 up within a run.
 
-    The batch is settled when the loop over the batches comes back for the next one. Leaving the loop in any other way
+    The batch is settled when the loop over the batches asks for the next one. Leaving the loop in any other way
     (``break``, ``return``, an exception) abandons it, unless :meth:`done` was called. As a context manager it is done
-    when its block ends, and abandoned when an exception leaves the block, even if that is caught further out.
+    when its block ends. It is abandoned when an exception leaves the block, even one that is caught further out.
 
     ``id``: ``NAME-SESSION-NUMBER``, unique across restarts. NAME is the source's, with ``_`` for every character but
     ASCII letters, digits, ``_`` and ``.``. SESSION is random, 16 hexadecimal digits, new in each run. Replayed records
@@ -37,7 +37,7 @@ class Batch:
     replays: int
     frame: BatchFrame
     emitted: EmissionRange
-    # Number of failed batches in a row that its records were in; above 0 the batch mixes them with no others.
+    # Number of failed batches in a row that held its records; above 0 the batch is not mixed with other records.
     depth: int = 0
     # A server has lost the batch, or its own state, which may be why the work failed.
     is_lost: bool = False
@@ -51,7 +51,7 @@ class Batch:
     broken: list[Failures] = field(default_factory=list)
     # Steps that take back its output if it is abandoned; None: its records may be ACKED before it is settled.
     undo: list[Callable[[], object]] | None = None
-    # By place, the rows that were written there: the same rows may be written there again.
+    # The rows written to each place: the same rows may be written there again.
     written: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -70,11 +70,12 @@ class Batch:
         self.frame.evidence.vouch()
 
     def on_abandon(self, step: Callable[[], object]) -> None:
-        """Call ``step`` if the batch is abandoned, before its records are replayed, so that it takes back output.
+        """Call ``step`` if the batch is abandoned, before its records are replayed, so that it removes the batch's
+        output.
 
-        None of the batch's records is ACKED then. A killed process calls nothing. Nothing is called either where a sink
-        took rows of another batch too, or the source has no retries (``guarantee``). Raises ``SourceError`` in a source
-        with ``held=False``, whose records may be ACKED by then.
+        None of the batch's records is ACKED then. A killed process calls no step. Nor does a batch that shared a sink
+        with rows of another batch, or a source without retries (``guarantee``). Raises ``SourceError`` in a source with
+        ``held=False``, whose records may be ACKED by then.
         """
         if self.undo is None:
             raise SourceError("on_abandon: the source has held=False, so records of an abandoned batch may be ACKED")

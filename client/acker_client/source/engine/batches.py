@@ -1,7 +1,7 @@
-"""Batches: the batch that is open, from its records to the release of its frame.
+"""Batches: the open batch, from its records to the release of its frame.
 
-Decides that servers reserve room before a batch is emitted, and that the output of an abandoned batch is taken back
-once nothing can write it any more.
+Decides that servers reserve room before a batch is emitted, and that the output of an abandoned batch is removed once
+nothing can write it any more.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from acker_client.source.records.tracker import EmissionRange, RecordNumbers
 
 log = logging.getLogger("acker_client.source")
 
-# Characters that may not stand in the name of a file.
+# Characters that are replaced, because a file name may not contain them everywhere.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.]")
 
 
 class Batches:
-    """The batches of one run, of which one is open at a time. ``session``: the run's, at the servers."""
+    """The batches of one run; one is open at a time. ``session``: the run's session at the servers."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Batches:
 
     def keep_output(self) -> None:
         """Keep what the open batch has written, as its records may be ACKED from now on."""
-        # A new list, because a thread of the user may still add a step to the batch's own.
+        # A new list, because a thread of the user may still append to the batch's own list.
         self._undo = []
 
     def release_batch(self) -> None:
@@ -113,5 +113,5 @@ class Batches:
 def _take_back(step: Callable[[], object]) -> None:
     try:
         step()
-    except Exception as error:  # noqa: BLE001  # output that stays is there twice, and nothing is missing
+    except Exception as error:  # noqa: BLE001  # output that stays is duplicated, not missing
         log.warning("output of an abandoned batch could not be taken back: %s", gist(error))

@@ -1,8 +1,8 @@
-"""Checkpointing: when the checkpoint is written, and what of.
+"""Checkpointing: when the checkpoint is written, and with what content.
 
 Decides when it is written (with each batch, or once in ``commit_interval_s``, and at once before another source takes
-over a partition), which records count as done in it (``guarantee``), and how many holes a partition may have there.
-Writes the partitions of this run only: of a checkpoint that a group shares, those that this source owns.
+over a partition), which records count as done in it (``guarantee``), and how many holes a partition may have in it.
+Writes only the partitions of this run; in a checkpoint that a group shares, those that this source owns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from acker_client.source.records.stores import Committer, SharedCheckpointStore,
 
 log = logging.getLogger("acker_client.source")
 
-# Most holes of a partition that are written down. A fuller partition is paused until open records are done.
+# Most holes of a partition in a checkpoint. A fuller partition is paused until open records are done.
 HOLES_MAX = 100_000
 
 
@@ -41,7 +41,7 @@ class Checkpointing:
 
     @property
     def holes_max(self) -> int:
-        """Most stretches of open positions that are written down for one partition."""
+        """Most stretches of open positions that the checkpoint holds for one partition."""
         return HOLES_MAX
 
     def open(self) -> Mapping[str, Committed]:
@@ -52,7 +52,7 @@ class Checkpointing:
         return self._committed
 
     def sign(self, session: int) -> None:
-        """Tell a store that wants to know who commits from now on."""
+        """Tell the store which run commits from now on, if it records that."""
         if isinstance(self._store, SignedCheckpointStore):
             self._store.sign(Committer(self._options.name, session, platform.node(), os.getpid()))
 
@@ -61,7 +61,7 @@ class Checkpointing:
             self._store.close()
 
     def load_assigned(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """Load what the checkpoint holds of partitions that were assigned just now; ``Committed()`` for new ones."""
+        """Load the checkpoint's entries for partitions that were assigned just now; ``Committed()`` for new ones."""
         assert isinstance(self._store, SharedCheckpointStore)
         saved = self._store.load_partitions(partitions)
         self._unsaved.difference_update(partitions)
@@ -69,7 +69,7 @@ class Checkpointing:
         return {partition: saved.get(partition, Committed()) for partition in partitions}
 
     def drop_partition(self, partition: str) -> None:
-        """Write nothing more of a partition. A checkpoint that is not shared keeps it as it was written last."""
+        """Write nothing more for a partition. A checkpoint that is not shared keeps its last entry."""
         self._unsaved.discard(partition)
         if isinstance(self._store, SharedCheckpointStore):
             self._committed.pop(partition, None)
@@ -79,7 +79,7 @@ class Checkpointing:
         self._unsaved.update(partitions)
 
     def warn_of_holes(self, done: Mapping[str, Ranges]) -> None:
-        """Log each partition that has reached half of the holes that may be written down."""
+        """Log each partition that has reached half of the holes that a checkpoint holds."""
         for partition, ranges in done.items():
             if ranges.holes < HOLES_MAX // 2:
                 self._crowded.discard(partition)
@@ -98,7 +98,7 @@ class Checkpointing:
         return self._store is not None and bool(self._unsaved) and now >= self._due_s
 
     def save(self, parts: Parts[Any], now: float) -> Sequence[str]:
-        """Write unsaved partitions. Returns those that are another source's by now, of which nothing was written."""
+        """Write unsaved partitions. Returns those that another source owns by now, for which nothing was written."""
         if self._store is None or not self._unsaved:
             return ()
         self._due_s = now + self._options.commit_interval_s

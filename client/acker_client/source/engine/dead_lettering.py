@@ -1,4 +1,4 @@
-"""Dead lettering: records that have spent their retries, on their way into the dead letters.
+"""Dead lettering: writes dead letters for records without retries left.
 
 Decides that a record counts as done only when its letter is on disk, and that too many letters stop the run before they
 are written. Shows a traceback once for each kind of reason (an operator and the type of its exception): in the log, and

@@ -24,8 +24,8 @@ from acker_protocol.ids import BASE_MAX
 
 @dataclass(frozen=True, slots=True)
 class FramePlan:
-    """How a batch is read: its numbers 0 to k - 1 over ``slices``. ``name``: the source's; ``pin``: the servers that
-    hold its roots."""
+    """How a batch is read: its records are numbered 0 to k - 1 over ``slices``. ``name``: the source's; ``pin``: the
+    servers that hold its roots."""
 
     name: str
     scope: BatchScope
@@ -36,7 +36,7 @@ class FramePlan:
 
 
 class Evidence(Protocol):
-    """What the driver side of Spark noted of a batch."""
+    """What Spark's driver noted about a batch."""
 
     @property
     def unfinished_because(self) -> str:
@@ -65,7 +65,7 @@ class Evidence(Protocol):
         ...
 
     def vouch(self) -> None:
-        """Take the user's word that everything so far has delivered the rows."""
+        """Accept the user's statement that everything so far has delivered the rows."""
         ...
 
     def release(self) -> None:
@@ -99,10 +99,10 @@ def _always_work(error: BaseException) -> Blame:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a run uses. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's DataFrame.
-    ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` what is at fault. ``watch``
-    begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the run has to end.
-    ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``: base of a
+    """Everything outside that a run uses. ``connect(spark)`` makes the client, and ``frame(spark, plan)`` a batch's
+    DataFrame. ``parallelism(spark)`` returns the number of tasks that run at once, ``blame(error)`` what is at fault.
+    ``watch`` begins to watch for outcomes. ``check()`` is called before outcomes are taken, and raises when the run has
+    to end. ``clock``: monotonic seconds; ``wall``: Unix seconds; ``draw``: uniform in [0, 1); ``draw_base``: base of a
     session."""
 
     connect: Callable[[Any], AckerClient]

@@ -1,4 +1,4 @@
-"""Given: the options that a user gave a constructor, before they are checked.
+"""Given: checks the options that a user gave a constructor.
 
 Decides the errors for an option that does not exist, and for a source without a name.
 """

@@ -1,4 +1,4 @@
-"""Options of a source: what may be asked of it, checked once, with errors that name the option and the fix."""
+"""Options of a source, checked once, with errors that name the option and the fix."""
 
 from __future__ import annotations
 
@@ -20,36 +20,37 @@ from acker_client.source.records.listener import Listener
 from acker_client.source.records.retry import Retry
 from acker_client.source.records.stores import CheckpointStore, DeadLetterStore, SharedCheckpointStore
 
-# Of records that may be read and not done: more than any run has.
+# More open records than any run has.
 UNLIMITED = 1 << 62
 
 
 class CommonOptions(TypedDict, total=False):
-    """What every kind of source may be given, beside the options of its input.
+    """The options of every source, beside those of its input.
 
-    ``name``: of the source: in logs, metrics, checkpoint and dead letters. ``checkpoint``: file (or
-    ``CheckpointStore``) that says which records are done; without one every start reads everything. ``dead_letters``:
-    file of JSON lines for what has spent its retries (see ``retry``), or a function that is given a list of
-    ``DeadLetter`` and has made them durable when it returns, or a ``DeadLetterStore``; without one, such a record ends
-    the run. ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, as
-    something is wrong with the job rather than with the records; 1 never stops it.
+    ``name``: the source's name in logs, metrics, checkpoint and dead letters. ``checkpoint``: a file (or
+    ``CheckpointStore``) that holds which records are done; without one every start reads everything. ``dead_letters``:
+    a file of JSON lines for records without retries left (see ``retry``), a ``DeadLetterStore``, or a function of a
+    list of ``DeadLetter`` that has made them durable when it returns. Without it, such a record ends the run.
+    ``max_dead_share``: above this share of dead letters (and more than ten) the run stops, because something is wrong
+    with the job rather than with the records; 1 never stops it.
 
-    ``guarantee``: "at_least_once"; "at_most_once": records are written down as done before they are emitted; or
-    "no_guarantee": once they have been, whatever becomes of them. Neither of these tries anything again.
-    ``commit_interval_s``: the checkpoint moves no more often than this (0: with each batch), when a partition is
-    revoked, and at the end. ``group``: the source's membership of a group that shares the partitions out among its
-    sources; then ``checkpoint`` has to be a ``SharedCheckpointStore``.
+    ``guarantee``: "at_least_once"; "at_most_once": records are saved as done before they are emitted; "no_guarantee":
+    records are done once they are emitted, whatever their outcome. The last two never retry. ``commit_interval_s``:
+    shortest time between two writes of the checkpoint (0: write with each batch), except when a partition is revoked
+    and at the end. ``group``: the source's membership of a group that shares the partitions among its sources;
+    ``checkpoint`` must then be a ``SharedCheckpointStore``.
 
-    ``held``: False for records whose trees outlive their batch, as those that ``hand_on`` gives to another job: each is
-    ACKED as soon as all that came of it is done, also long after its batch was settled, or is replayed
-    ``message_timeout_s`` after it was read, which has to be given then.
+    ``held``: False for records whose trees outlive their batch, such as those that ``hand_on`` gives to another job.
+    Each record is ACKED as soon as everything derived from it is done, even long after its batch was settled. Otherwise
+    it is replayed ``message_timeout_s`` after it was read, which must be given then.
 
-    ``batch_records``: at most so many in a batch; ``max_uncommitted``: so many may be read and not done (default: ten
-    batches); ``max_uncommitted_per_partition``: once a partition has so many of these it is left alone and others are
-    read; the other limit has no default then. Replays may always go. ``partitions``: tasks that read a batch (default:
-    what Spark runs at once). ``listener`` sees what happens to records. ``deadline_s``: the last resort, after which a
-    batch that no server answers for is LOST and replayed; ``lease_s``: so long after a driver's death the server drops
-    what it had pending. ``environment``: what stands in for Spark, server and clock in tests.
+    ``batch_records``: most records in a batch. ``max_uncommitted``: most records that may be read and not done
+    (default: ten batches). ``max_uncommitted_per_partition``: a partition with that many is paused while others are
+    read; ``max_uncommitted`` has no default then. The limits do not hold back replays. ``partitions``: number of tasks
+    that read a batch (default: as many as Spark runs at once). ``listener`` gets callbacks about records.
+    ``deadline_s``: the last resort, after which a batch without a server's answer is LOST and replayed. ``lease_s``:
+    time after a driver's death until the server drops its pending records. ``environment``: replaces Spark, server and
+    clock in tests.
     """
 
     name: Required[str]
@@ -97,7 +98,8 @@ class Options:
 
     @classmethod
     def of(cls, given: CommonOptions) -> Options:
-        """Raises ``ValueError``, or ``TypeError`` for an option that does not exist, with the option and the fix."""
+        """Check ``given``. Raises ``ValueError``, or ``TypeError`` for an unknown option, with the option and the
+        fix."""
         options: dict[str, Any] = dict(given)
         unknown = sorted(set(options) - set(CommonOptions.__annotations__))
         if unknown:
@@ -146,8 +148,8 @@ class Options:
 
     @property
     def open_max(self) -> int:
-        """How many records may be read and not done: ten batches, unless said otherwise, so that reading goes on while
-        some wait for their replay; as many as there are room for where each partition has its own limit."""
+        """Most records that may be read and not done. The default of ten batches lets reading continue while some
+        records wait for their replay. Unlimited if each partition has its own limit."""
         if self.max_uncommitted is not None:
             return self.max_uncommitted
         return 10 * self.batch_records if self.max_uncommitted_per_partition is None else UNLIMITED
@@ -159,7 +161,7 @@ class Options:
 
     @property
     def own_files(self) -> tuple[Path, ...]:
-        """The files that this source writes, and which are therefore no input of it."""
+        """The files that this source writes. They are therefore not part of its input."""
         checkpoint = [self.checkpoint, *_beside(self.checkpoint)] if isinstance(self.checkpoint, Path) else []
         return (*checkpoint, *([self.dead_letters] if isinstance(self.dead_letters, Path) else []))
 
@@ -214,12 +216,12 @@ class Options:
 
 
 def checkpoint_store(options: Options) -> CheckpointStore | None:
-    """What the option ``checkpoint`` stands for."""
+    """Return the store of the option ``checkpoint``."""
     return CheckpointFile(options.checkpoint) if isinstance(options.checkpoint, Path) else options.checkpoint
 
 
 def dead_letter_store(options: Options) -> DeadLetterStore | None:
-    """What the option ``dead_letters`` stands for."""
+    """Return the store of the option ``dead_letters``."""
     return DeadLetterFile(options.dead_letters) if isinstance(options.dead_letters, Path) else options.dead_letters
 
 

@@ -1,8 +1,8 @@
-"""Outcomes: what the watcher brings, and what follows from it for records, listeners and other jobs.
+"""Outcomes: take outcomes from the watcher, and act on them for records, listeners and other jobs.
 
-Decides the order of what follows: a record's own outcome comes before the ack of what another job handed on, and its
-dead letter is on disk before the record counts as done. ``records.in_flight`` decides what an outcome means for a
-record.
+Decides the order of the actions: a record's own outcome comes before the ack of the anchors that another job handed on,
+and its dead letter is on disk before the record counts as done. ``records.in_flight`` decides what an outcome means for
+a record.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunOutcomes:
     # -- from the watcher
 
     def take_outcomes(self, wait_s: float, batch: Batch | None = None) -> bool:
-        """Take what the watcher has brought, and wait up to ``wait_s`` for the first of it. ``batch``: the open one.
+        """Take all outcomes that have arrived, and wait up to ``wait_s`` for the first. ``batch``: the open one.
         Returns whether a server has lost ``batch``."""
         self._environment.check()
         if self._upstream is not None:
@@ -109,12 +109,12 @@ class RunOutcomes:
     def lose_silent(self, start: int, stop: int, now: float) -> None:
         """Give LOST to the emissions ``start <= number < stop`` that have no outcome, after their batch. A record that
         the input knows not to exist counts as done instead."""
-        # Servers report which records were read and not found for held batches only.
+        # Servers report records that were not found by read tasks for held batches only.
         records, roots = self._in_flight.tracker.pending_among(start, stop)
         is_missing = ~np.array(self._lookup.are_there(records), np.bool_)
         if is_missing.any():
             self._end_absent(roots[is_missing])
-        self._follow(self._in_flight.lose(start, stop, "no server has said what became of it", now), None)
+        self._follow(self._in_flight.lose(start, stop, "no server has reported an outcome", now), None)
 
     def isolate_records(self, batch: Batch, why: str, now: float, *, is_last: bool) -> None:
         """Schedule the records of a batch that failed as a whole in smaller pieces, and give up those that have spent
@@ -130,7 +130,7 @@ class RunOutcomes:
         """Write the letters of all records that have spent their retries."""
         if not self._dead_lettering.has_queued:
             return
-        # The share of dead letters is taken of all answered records.
+        # The share of dead letters counts all answered records.
         self._partitions.retire_finished()
         spent = self._dead_lettering.write_queued(self._environment.wall())
         self._fail_upstream(spent)
@@ -155,7 +155,7 @@ class RunOutcomes:
         self._give_up(effects.spent)
 
     def _end_absent(self, roots: Column) -> None:
-        """Count records as done that a read task covered and never initialised: they do not exist."""
+        """Count records as done that do not exist: a read task covered and never initialised them."""
         absent = self._in_flight.end_absent(roots)
         log.debug("%d records do not exist", len(absent.records))
         self._ack_upstream(absent.records)

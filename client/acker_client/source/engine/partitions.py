@@ -1,8 +1,7 @@
 """Partitions: the partitions that a run reads, from their assignment to their release, and how far each is done.
 
 Decides the order of the steps: finished records are counted before a commit, and a revoked partition is committed
-before it is released. Nothing new is planned of a partition that has too many open records. A lost partition is dropped
-without a commit.
+before it is released. A partition with too many open records is paused. A lost partition is dropped without a commit.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Partitions:
     # -- opening and closing
 
     def open_checkpoint(self) -> Mapping[str, Committed]:
-        """Lock the checkpoint, and return what it holds of each partition."""
+        """Lock the checkpoint, and return its entry for each partition."""
         committed = self._checkpointing.open()
         self._begin_at(committed)
         return committed
@@ -154,7 +153,7 @@ class Partitions:
             self._begin_partitions(handover.assigned)
 
     def _begin_partitions(self, partitions: Sequence[str]) -> None:
-        """Begin partitions where the checkpoint says, whatever this run remembers of them."""
+        """Begin partitions from the checkpoint, and forget what this run knew about them."""
         self._drop_partitions(partitions)
         committed = self._checkpointing.load_assigned(partitions)
         self._begin_at(committed)
@@ -194,7 +193,7 @@ class Partitions:
             self.commit()
 
     def commit(self) -> Sequence[str]:
-        """Write the checkpoint. Returns the partitions that turned out to be another source's, and drops them."""
+        """Write the checkpoint. Drops and returns the partitions that another source owns by now."""
         self.retire_finished()
         fenced = self._checkpointing.save(self._parts, self._environment.clock())
         self._drop_partitions(fenced)
@@ -213,7 +212,7 @@ class Partitions:
         self._checkpointing.warn_of_holes(changed)
 
     def describe_done(self) -> str:
-        """Say how far the input is done, for a person."""
+        """Describe progress to a person."""
         return self._input.describe(self._parts.done)
 
     def holes(self) -> list[int]:

@@ -1,6 +1,6 @@
-"""Prometheus: what a source has done, as metrics of the driver's process. Only this module imports prometheus_client.
+"""Prometheus: a source's progress as metrics of the driver's process. Only this module imports prometheus_client.
 
-Decides names and labels: one label, the source's name. Counts nothing itself and opens no port: the user registers the
+Decides names and labels: one label, the source's name. Counts nothing itself and opens no port. The user registers the
 collector in a registry, and each scrape asks the source for its summary.
 """
 
@@ -21,21 +21,21 @@ except ImportError as error:
 # field of Summary -> (name, help)
 COUNTERS = {
     "records": ("acker_source_records", "Records read and emitted for the first time."),
-    "acked": ("acker_source_acked", "Records of which everything that they led to was processed."),
+    "acked": ("acker_source_acked", "Records of which everything derived was processed."),
     "failed": ("acker_source_failed", "Emissions that an operator, or the settling of their batch, failed."),
     "timed_out": ("acker_source_timed_out", "Emissions that took too long."),
     "lost": ("acker_source_lost", "Emissions that a failed job or a lost server interrupted."),
     "replayed": ("acker_source_replayed", "Emissions beyond the first of a record."),
     "dead_lettered": ("acker_source_dead_lettered", "Records that spent their retries, and are in the dead letters."),
-    "absent": ("acker_source_absent", "Records that were planned, and did not exist when they were read."),
+    "absent": ("acker_source_absent", "Records that were planned, but do not exist."),
     "revoked": ("acker_source_revoked", "Open records whose partition went to another source."),
-    "dropped": ("acker_source_dropped", "Records that were not acked, and are not tried again."),
+    "dropped": ("acker_source_dropped", "Records that were not acked, and are not retried."),
     "batches": ("acker_source_batches", "Batches handed out."),
     "short_of_replicas": (
         "acker_source_batches_short_of_replicas",
-        "Batches of which tasks reported to fewer servers than were asked for.",
+        "Batches whose tasks reported to fewer servers than asked.",
     ),
-    "differed": ("acker_source_votes_differed", "Emissions of which servers said different things."),
+    "differed": ("acker_source_votes_differed", "Emissions about which servers disagreed."),
     "saved": ("acker_source_saved", "Emissions that a second server saved from a replay."),
 }
 GAUGES = {
@@ -43,13 +43,13 @@ GAUGES = {
     "holes": ("acker_source_checkpoint_holes", "Stretches of open records before done ones; a checkpoint is bounded."),
     "holes_of_fullest": (
         "acker_source_checkpoint_holes_of_fullest",
-        "Those of the partition that has the most; from 100,000 on nothing new of it is read.",
+        "Holes of the partition that has the most. From 100,000 on it is paused.",
     ),
 }
 
 
 class SourceCollector(Collector):
-    """Collects the figures of a source's current or latest run, from its method ``summary``."""
+    """Collects a source's current or latest summary."""
 
     def __init__(self, summary: Callable[[], Summary]) -> None:
         self._summary = summary

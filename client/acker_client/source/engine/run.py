@@ -1,8 +1,8 @@
 """Run: one session of a source, from opening it to closing it.
 
-Decides what comes next: outcomes are taken before anything else, letters are written before partitions change hands,
-and due replays come before new records. The parts of a run: `partitions` (whose they are, and how far they are done),
-`batches` (the one that is open), `outcomes` (what becomes of records), `settling` (the end of a batch).
+Decides the order of work: outcomes are taken before anything else, letters are written before partitions change hands,
+and due replays come before new records. The parts of a run: `partitions` (assignment and progress), `batches` (the open
+batch), `outcomes` (effects on records), `settling` (the end of a batch).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ log = logging.getLogger("acker_client.source")
 PAUSE_S = 1.0
 # Least time for the last attempt to open a batch.
 TRY_S = 1.0
-# A batch is not settled in one try at servers that have been silent for longer.
+# Longest silence of the servers after which a batch is still settled in one try.
 SILENT_S = 10.0
 
 

@@ -87,8 +87,8 @@ class Settling:
         self._finish(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
 
     def lose_outlived(self, now: float) -> None:
-        """Give LOST to roots that have outlived their batch for too long, as the last resort: no server has reported
-        an outcome."""
+        """Give LOST to roots that have outlived their batch for too long, as the last resort: no server reported an
+        outcome."""
         if self._outlived:
             # Outcomes from here on belong to no open batch.
             self._partitions.retire_finished()

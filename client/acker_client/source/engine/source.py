@@ -1,4 +1,4 @@
-"""Source: what a user holds. Opens a run, hands out its batches, and sums up."""
+"""Source: the user's handle. Opens a run, yields its batches, and sums up."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ class Source:
         self._is_stopping = False
 
     def input(self) -> tuple[Input[Any], Any]:
-        """A fresh input and the Spark schema of its rows; called when a run begins, as a translation may need Spark."""
+        """Return a fresh input and the Spark schema of its rows. Called when a run begins, because a translation may
+        need Spark."""
         raise NotImplementedError
 
     def batches(self, spark: SparkSession) -> Generator[Batch, None, None]:
-        """Hand out batches, replays among them, until every record has its answer.
+        """Yield batches, replays among them, until every record has its answer.
 
-        A batch is settled when the loop comes back for the next one: *done* where there is evidence that its rows were
-        delivered, else it is *abandoned* and replayed. Leaving the loop in any other way abandons the batch, unless
-        ``batch.done()`` was called, and ends the run: nothing is lost, the next start goes on from the checkpoint. To
-        try a failing batch again, in smaller and smaller pieces until the record that breaks it is alone, use ``run``.
+        A batch is settled when the loop asks for the next one: *done* if there is evidence that its rows were
+        delivered, otherwise it is *abandoned* and replayed. Leaving the loop in any other way abandons the batch,
+        unless ``batch.done()`` was called, and ends the run. Nothing is lost: the next start continues from the
+        checkpoint. Use ``run`` to replay a failing batch in smaller and smaller pieces, until the record that breaks it
+        is alone.
 
-        Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do, and what failed where
-        the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
+        Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do. Raises the failure
+        itself if the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
         """
         with self._begin(spark) as run:
             while (batch := run.next_batch()) is not None:
@@ -58,10 +60,10 @@ class Source:
     def run(self, spark: SparkSession, process: Callable[[Batch], object]) -> Summary:
         """Call ``process(batch)`` for every batch until every record has its answer, and return the summary.
 
-        When ``process`` raises, the batch is abandoned and replayed: once as it is, then in smaller pieces, so that a
-        row which breaks a whole Spark job ends alone in the dead letters and takes no neighbour along. Where the
-        program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write
-        twice in a row), the run ends at once with that error: nothing is lost, and no record pays for it.
+        If ``process`` raises, the batch is abandoned and replayed: once as it is, then in smaller pieces. So a row that
+        breaks a whole Spark job ends alone in the dead letters, without its neighbours. If the program is at fault
+        (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write twice in a row), the
+        run ends at once with that error. Nothing is lost, and no record uses up a retry.
         """
         if not callable(process):
             raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
@@ -69,7 +71,7 @@ class Source:
             while (batch := run.next_batch()) is not None:
                 try:
                     process(batch)
-                except Exception as error:  # noqa: BLE001  # the user's job may raise anything; its batch is settled by it
+                except Exception as error:  # noqa: BLE001  # the user's job may raise anything
                     run.settle_batch(batch, error)
                 except BaseException:
                     run.abandon_batch(batch)
@@ -79,8 +81,8 @@ class Source:
         return self.summary()
 
     def stop(self) -> None:
-        """End the run that is under way, from any thread or signal handler: after the batch that is being worked on,
-        and without waiting for replays. Nothing is lost: what is not done is read again at the next start."""
+        """End the current run, after the current batch and without waiting for replays. May be called from any thread
+        or signal handler. Nothing is lost: records that are not done are read again at the next start."""
         self._is_stopping = True
 
     def __repr__(self) -> str:
@@ -88,20 +90,20 @@ class Source:
         return f"<{type(self).__name__} {self.options.name!r}, {state}: {self.summary().brief}>"
 
     def summary(self) -> Summary:
-        """What the current or latest run has done so far."""
+        """Return the progress of the current or latest run."""
         if self._run is None:
             return Summary.of(self.options.name, Counts(), elapsed_s=0.0, checkpoint="not started")
         return self._run.summary()
 
     def collector(self) -> SourceCollector:
-        """Its figures for Prometheus: ``prometheus_client.REGISTRY.register(source.collector())``. Needs the extra
-        `metrics`."""
+        """Return the metrics for Prometheus: ``prometheus_client.REGISTRY.register(source.collector())``. Needs the
+        extra `metrics`."""
         from acker_client.source.engine.prometheus import SourceCollector
 
         return SourceCollector(self.summary)
 
     def environment(self) -> Environment:
-        """What a run of this source touches outside."""
+        """Return the environment of this source's runs."""
         return self.options.environment or spark_environment()
 
     def _begin(self, spark: Any) -> AbstractContextManager[Run]:

@@ -1,8 +1,8 @@
 """Upstream: acks or fails the trees of other jobs that a source's records came with, once a record is done.
 
-Decides that an ack is sent after the record's own outcome and never before. A report that could not be sent is sent
-again under the same identity, so that it counts once. An anchor is acked only once. Trees whose report is never sent
-time out in the other job, which replays them, so there is never a false ACK.
+Decides that an ack is sent after the record's own outcome and never before. A failed report is sent again under the
+same identity, so that it counts once. An anchor is acked only once. Trees whose report is never sent time out in the
+other job, which replays them, so there is never a false ACK.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class UpstreamTrees:
         self._unsent: deque[tuple[Identity, Key, Entries]] = deque()
         self._recent: set[tuple[int, int]] = set()
         self._before: set[tuple[int, int]] = set()
-        # All servers ever seen, by their ids: views for new batches omit servers that drain or are away.
+        # All servers ever seen, by their ids, because views for new batches omit servers that drain or are away.
         self._met: dict[int, Member] = {}
         self._said: set[Key] = set()
         with contextlib.suppress(*RETRYABLE):
@@ -124,8 +124,8 @@ class UpstreamTrees:
         self._met |= {member.id: member for member in self._client.members()}
 
     def _pin(self, key: Key) -> Pin | None:
-        """Return a pin on these replicas, as far as their servers were ever seen; None: none of them was. The client
-        leaves out servers that are gone for good."""
+        """Return a pin on the replicas whose servers were ever seen, or None. The client leaves out servers that are
+        gone for good."""
         if not set(key) <= {(each.id, each.generation) for each in self._met.values()}:
             self._meet()
         members = sorted(each for each in self._met.values() if (each.id, each.generation) in key)

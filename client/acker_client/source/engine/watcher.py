@@ -48,14 +48,14 @@ class Watcher:
     def take(self, timeout_s: float) -> WatchResult | None:
         """See :class:`Watching`. Raises :class:`SourceError` when the thread has died."""
         if self._died_of is not None:
-            raise SourceError(f"nothing is heard of outcomes any more: {self._died_of!r}") from self._died_of
+            raise SourceError(f"no outcomes arrive any more: {self._died_of!r}") from self._died_of
         try:
             return self._brought.get(timeout=timeout_s) if timeout_s > 0 else self._brought.get_nowait()
         except queue.Empty:
             return None
 
     def stop(self) -> None:
-        """Stop, without waiting for a poll that is under way: closing the client ends that."""
+        """Stop, without waiting for a running poll, which ends when the client is closed."""
         self._stopped.set()
 
     def _watch(self) -> None:

@@ -2,7 +2,7 @@
 
 The text is JSON: version, source, writer, what is done beyond the offset, and a checksum that includes the offset. To
 shorten the text, what is done beyond the lowest holes is left out; the offset is always right. A commit with other
-metadata belongs to somebody else.
+metadata belongs to another program.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CommitMetadata:
 
     @classmethod
     def from_text(cls, text: str, offset: int) -> CommitMetadata | None:
-        """Parse a result of ``to_text`` for ``offset``; None if somebody else wrote it. Raises ``NewerVersion``."""
+        """Parse a result of ``to_text`` for ``offset``; None if another program wrote it. Raises ``NewerVersion``."""
         try:
             written = json.loads(text)
             version, source, by = written["acker"], written["source"], written["by"]

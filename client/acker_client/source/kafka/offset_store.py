@@ -1,7 +1,7 @@
 """A checkpoint in the offsets that a consumer group has committed to Kafka.
 
 The offset is always the end of the finished prefix. What is done beyond it is in the metadata, as far as it fits; a
-restart reads the rest again. Offsets that somebody else committed are ignored.
+restart reads the rest again. Offsets of other writers are ignored.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class KafkaOffsets:
         return loaded
 
     def _own(self, at: At, commit: CommittedOffset) -> Committed | None:
-        """Return what this source has committed for a partition; None if somebody else committed it."""
+        """Return what this source has committed for a partition; None if another writer committed it."""
         try:
             metadata = CommitMetadata.from_text(commit.metadata, commit.offset)
         except NewerVersion as error:

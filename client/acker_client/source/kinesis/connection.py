@@ -103,7 +103,7 @@ class ListedShard:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Where to begin in a shard: a ``kind`` of GetShardIterator, with the sequence number or time that it needs."""
+    """A starting point in a shard: a ``kind`` of GetShardIterator, with the sequence number or time that it needs."""
 
     kind: str
     sequence_number: str | None = None

@@ -101,7 +101,7 @@ class ShardReading:
 
     @property
     def begin(self) -> Begin:
-        """Where a new iterator has to begin to go on behind what was read."""
+        """The point where a new iterator must begin, to continue behind the last record that was read."""
         return self._begin if self._last is None else Begin.after(self._last)
 
     def begin_at(self, begin: Begin) -> None:

@@ -82,7 +82,7 @@ def _content_with(again: Path, content: bytes, moving: list[ReadLine]) -> bytes:
     there = _lines_of(content)
     wrong = next((line for line in there if line.letter is None), None)
     if wrong is not None:
-        raise SourceError(f"{again} is no file of dead letters (line {wrong.number}: {wrong.wrong}): name another")
+        raise SourceError(f"{again} is not a file of dead letters (line {wrong.number}: {wrong.wrong}): name another")
     end = b"" if not content or content.endswith(b"\n") else b"\n"
     present = {line.raw.rstrip(b"\n") for line in there}
     new = dict.fromkeys(line.raw.rstrip(b"\n") for line in moving)

@@ -1,4 +1,4 @@
-"""Balance: how what is chosen is shared out among tasks."""
+"""Balance: divides the chosen positions among tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ S = TypeVar("S")
 
 
 def sliced(chosen: Sequence[Chosen[P]], tasks: int, make: Callable[[int, int, tuple[Chosen[P], ...]], S]) -> list[S]:
-    """At most ``tasks`` slices of about the same number of records, in order: ``make(start, stop, what is chosen)``,
-    the slice of the batch's numbers ``start`` to ``stop``."""
+    """Make at most ``tasks`` slices of about equal size, in order, by ``make(start, stop, chosen)``. A slice has the
+    batch's numbers ``start`` to ``stop``."""
     slices: list[S] = []
     number = 0
     for together in balanced(chosen, tasks):
@@ -23,7 +23,7 @@ def sliced(chosen: Sequence[Chosen[P]], tasks: int, make: Callable[[int, int, tu
 
 
 def balanced(chosen: Sequence[Chosen[P]], tasks: int) -> Iterator[list[Chosen[P]]]:
-    """Group what is chosen, in order, into at most ``tasks`` groups of about the same number of records."""
+    """Divide ``chosen``, in order, into at most ``tasks`` groups of about equal size."""
     total = sum(map(len, chosen))
     together: list[Chosen[P]] = []
     before, group = 0, 0

@@ -1,6 +1,6 @@
-"""By reason: records that have spent their retries, by reason and origin in a few lines, for an error to hold.
+"""By reason: lists records without retries left by reason and origin, in a few lines of an error message.
 
-Decides how many reasons and how many records of each are named. Looks records up, never reads them.
+Decides how many reasons it names, and how many records for each. Looks records up, never reads them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from acker_client.error_text import gist
 from acker_client.source.records.in_flight import Failures
 from acker_client.source.records.tracker import RecordNumbers
 
-# Of more reasons than these, the most frequent ones are named; of each, its first records.
+# Names this many reasons, the most frequent ones, and this many records of each, the first ones.
 REASONS_MAX = 5
 RECORDS_MAX = 3
 
 
 def by_reason(spent: Failures, origins: Callable[[RecordNumbers], pa.RecordBatch]) -> str:
-    """A line a reason, the most frequent first: how many records, the reason, and where the first of them stand."""
+    """Return a line for each reason, the most frequent first: number of records, reason, origins of the first ones."""
     groups = sorted(_groups(spent).items(), key=lambda group: (-len(group[1]), group[1][0]))
     lines = [_line(reason, spent.records[indices], origins) for reason, indices in groups[:REASONS_MAX]]
     left = groups[REASONS_MAX:]

@@ -1,4 +1,4 @@
-"""Dead letter: what is kept of one record that was tried often enough, and how it is written as JSON. Pure."""
+"""Dead letter: a record that has no retries left, and its JSON form. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-# A longer value is cut in its letter; "bytes" says how long it was, and its origin where it is.
+# A longer value is cut in its letter. "bytes" then holds its full length, and the origin locates the whole record.
 VALUE_BYTES_MAX = 1 << 20
 
 _NEEDED = {"source", "reason", "attempts", "first", "last"}
@@ -18,11 +18,11 @@ _OWN = _NEEDED | {"value", "value_base64", "bytes"}
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One record that spent its retries: why, how often it was tried, when (Unix seconds), from where, and itself.
+    """One record without retries left: why, how often and when (Unix seconds) it was tried, its origin and its value.
 
-    ``origin``: where it stands, by names of the input's own (``path``, ``line``, ``byte``). ``value``: its bytes, or
-    columns that go through JSON; None: the input could not give it once more. ``value_bytes``: of a letter that was
-    read back and has the beginning of a longer value only, how long that was.
+    ``origin``: the input's own names and values (``path``, ``line``, ``byte``). ``value``: the record's bytes, or
+    columns that survive JSON; None: the input could not read it once more. ``value_bytes``: the full length, in a
+    letter that was read back and holds only the beginning of the value.
     """
 
     source: str
@@ -37,7 +37,7 @@ class DeadLetter:
 
     @classmethod
     def of_json(cls, line: str) -> DeadLetter:
-        """What ``to_json`` gave. Raises ``ValueError`` with what is wrong."""
+        """Read the result of ``to_json``. Raises ``ValueError`` with what is wrong."""
         try:
             read = json.loads(line)
         except json.JSONDecodeError as error:
@@ -60,7 +60,7 @@ class DeadLetter:
 
     @property
     def why_not_again(self) -> str:
-        """Why its record cannot be tried again from the letter alone; nothing (""): it can."""
+        """Why the record cannot be tried again from this letter alone; "" if it can."""
         if self.value is None:
             return "the input could not give its record once more"
         if self.value_bytes is not None:
@@ -69,11 +69,12 @@ class DeadLetter:
 
     @property
     def where(self) -> str:
-        """The record, as a person calls it."""
+        """The record's origin as a person writes it, for example ``path:line``."""
         return ":".join(str(each) for name, each in self.origin.items() if name != "byte")
 
     def to_json(self) -> str:
-        """One line of JSON. ``value`` is the text, or an object of columns; what is not UTF-8 is ``value_base64``."""
+        """Return one line of JSON. ``value`` is text or an object of columns; bytes that are not UTF-8 are in
+        ``value_base64``."""
         letter: dict[str, Any] = {
             "source": self.source,
             "reason": self.reason,
@@ -87,7 +88,7 @@ class DeadLetter:
 
 
 def _value_of(read: Mapping[str, Any]) -> bytes | dict[str, Any] | None:
-    """What ``_value`` wrote. Raises ``KeyError``, ``TypeError`` or ``ValueError`` where it cannot have."""
+    """Read the result of ``_value``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
     if "value_base64" in read:
         return base64.b64decode(read["value_base64"], validate=True)
     value = read["value"]

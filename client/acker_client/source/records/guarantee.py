@@ -1,7 +1,6 @@
-"""Guarantee: what a source promises of each record, and so when it is written down as done. Pure.
+"""Guarantee: what a source promises for each record, and so when it saves the record as done. Pure.
 
-Those of storm-kafka-client, with its commit points: what is acked; what is planned, before it is emitted; what is
-planned, now and then.
+The guarantees and commit points are those of storm-kafka-client.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from enum import StrEnum
 
 
 class Guarantee(StrEnum):
-    """AT_LEAST_ONCE: a record is done when it is acked, or in the dead letters. AT_MOST_ONCE: before it is emitted, so
-    that it never is a second time, whatever becomes of it. NO_GUARANTEE: when it has been emitted, whatever becomes of
-    it; what was not written down yet when a driver died is emitted again."""
+    """AT_LEAST_ONCE: a record is done when it is acked or in the dead letters. AT_MOST_ONCE: it is done before it is
+    emitted, and never emitted twice, whatever its outcome. NO_GUARANTEE: it is done once it is emitted, whatever its
+    outcome. Records that were emitted but not saved when a driver died are emitted again."""
 
     AT_LEAST_ONCE = "at_least_once"
     AT_MOST_ONCE = "at_most_once"
@@ -20,5 +19,5 @@ class Guarantee(StrEnum):
 
     @property
     def retries(self) -> bool:
-        """Whether what was not acked is tried again."""
+        """Whether a record that was not acked is tried again."""
         return self is Guarantee.AT_LEAST_ONCE

@@ -58,7 +58,7 @@ class Failures:
         return len(self.records)
 
     def reason(self, index: int) -> str:
-        """Return why the ``index``-th record was not acked; the name of its verdict if nobody gave a reason."""
+        """Return why the ``index``-th record was not acked; the name of its verdict if it has no reason."""
         reason_id = int(self.reason_ids[index])
         return str(self.reasons[reason_id - 1]) if reason_id else Verdict(int(self.verdicts[index])).name
 
@@ -79,8 +79,8 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What ``applied`` outcomes mean: ``acked`` records (with ``acked_roots``) are done. Of the ``failures``, ``spent``
-    have no retry left, and ``broken`` wait for the end of their batch, which failed as a whole."""
+    """Effects of the ``applied`` outcomes. ``acked`` records (with ``acked_roots``) are done. Among the ``failures``,
+    ``spent`` have no retry left, and ``broken`` wait for the end of their batch, which failed as a whole."""
 
     applied: Counted
     is_acked: npt.NDArray[np.bool_]

@@ -1,19 +1,17 @@
 """Input: the port between a source and one kind of input (files, Kafka, Kinesis, a frame).
 
-The words of the port, from the outside in:
+partition   an ordered sequence of records (a file, a topic's partition, a shard). An input has one or more. A partition
+            has a name that a checkpoint can hold, and may appear at any time.
+position    the place of a record in its partition, from 0 up, never reused. A position may not exist, because a log has
+            compacted it away. Such a position lies between two parts, or is found missing when read (*absent*).
+part        the positions ``start`` up to ``stop`` of one partition, planned together. May be read several times.
+chosen      a part, or some of its positions. A batch consists of them.
+done        the positions of a partition that are done: a prefix, and ranges beyond it (``Ranges``).
+mark        the input's own data in a checkpoint. By it the input finds its place again, and checks that the partition
+            is still the one that it read.
 
-partition   what an input has one or more of, each in an order of its own (a file; a topic's partition; a shard). It
-            has a name that a checkpoint can hold, and may turn up at any time.
-position    of a record within its partition, from 0 up; never another record's. It need not exist: a log may have
-            compacted it away, which shows when it is planned (it lies between two parts) or when it is read (*absent*).
-part        positions ``start`` up to ``stop`` of one partition, planned together and read again as often as need be.
-chosen      a part, or some positions of it: what a batch is made of, and what is asked about.
-done        of a partition: the prefix of its positions that are done, and the ranges beyond it (``Ranges``).
-mark        what an input writes down beside what is done, to find its place again and to see that the partition is
-            still the one that was read.
-
-An input never sees a record number, a root id, a verdict or a server. It runs in the driver, but for its slices, which
-are pickled and read in executors, and need neither gRPC nor Spark.
+An input never sees a record number, a root id, a verdict or a server. It runs in the driver. Only its slices are
+pickled and read in executors; they need neither gRPC nor Spark.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ import pyarrow as pa
 from acker_client.cluster.handed_on import HandedOn
 from acker_client.source.records.ranges import Positions, Ranges
 
-# What stands in a checkpoint beside what is done, in the input's own words; it goes through JSON.
+# The input's own entry in a checkpoint. It must survive JSON.
 Mark = Mapping[str, Any]
 
 
@@ -66,10 +64,10 @@ class Chosen(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[P]):
-    """What comes next: ``parts``, those of one partition in ascending order. No parts: nothing just now, ask again;
-    ``is_end``: there is nothing now and never will be. ``revoked``: partitions that this source may read no more; what
-    is not done of them is dropped, and left to whoever has them now. One that is planned again,
-    and was not assigned, is a new one of that name: what lies below its first part does not exist."""
+    """The next ``parts``, ascending within each partition. Without parts there is nothing now, but perhaps later.
+    ``is_end``: there never will be more. ``revoked``: partitions that this source may no longer read. The source drops
+    their open records, which the new owner reads. A revoked partition that is planned again without being assigned is a
+    new one of that name, and nothing below its first part exists."""
 
     parts: Sequence[P] = ()
     is_end: bool = False
@@ -78,7 +76,7 @@ class Plan(Generic[P]):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How many records of a partition have their answer, over all runs, and how many of them are ``dead`` letters."""
+    """Number of answered records of a partition over all runs, and how many of them are ``dead`` letters."""
 
     records: int = 0
     dead: int = 0
@@ -91,7 +89,7 @@ class Answered:
 
     @classmethod
     def from_json(cls, saved: object) -> Answered:
-        """Read what ``to_json`` gave, or None from a checkpoint of an older acker. Raises ``ValueError``."""
+        """Read the result of ``to_json``, or None from a checkpoint of an older acker. Raises ``ValueError``."""
         if saved is None:
             return cls()
         if not (
@@ -106,7 +104,7 @@ NONE_ANSWERED = Answered()
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a checkpoint holds of one partition."""
+    """A checkpoint's entry for one partition."""
 
     done: Ranges = field(default_factory=Ranges)
     mark: Mark = field(default_factory=dict)
@@ -115,15 +113,15 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """One record as it stands in the input. ``origin``: where, by name; ``value``: bytes, or columns that go through
-    JSON; None: it cannot be read any more."""
+    """One record as it is in the input. ``origin``: names and values that locate it. ``value``: its bytes, or columns
+    that survive JSON. None: it cannot be read any more."""
 
     origin: Mapping[str, Any]
     value: bytes | Mapping[str, Any] | None
 
 
 class Input(Protocol[P]):
-    """One kind of input. Every call is the driver's, from one thread."""
+    """One kind of input. The driver makes every call, from one thread."""
 
     @property
     def kind(self) -> str:
@@ -131,39 +129,38 @@ class Input(Protocol[P]):
         ...
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        """Begin where a checkpoint left off: no part may begin below the prefix of its partition. What is done beyond
-        the prefix may be planned again; it is not read. Raises ``SourceError`` when the input is not what it was."""
+        """Begin where a checkpoint left off: no part may begin below the prefix of its partition. Done positions beyond
+        the prefix may be planned again; they are not read. Raises ``SourceError`` if the input is a different one."""
         ...
 
     def plan(self, records_max: int, tasks: int) -> Plan[P]:
-        """Plan the next positions, at most so many, to be read by about ``tasks`` tasks."""
+        """Plan the next positions, at most ``records_max``, for about ``tasks`` tasks."""
         ...
 
     def slices(self, chosen: Sequence[Chosen[P]], tasks: int) -> Sequence[Any]:
-        """Slices (the read port of ``acker_client.spark``), about ``tasks`` of them, which give what is chosen, in
-        order, the numbers 0 to k - 1 of a batch. A position that does not exist is left out when it is read."""
+        """Return about ``tasks`` slices (the read port of ``acker_client.spark``). They number the ``chosen`` positions
+        from 0 in this order, and skip positions that do not exist when they are read."""
         ...
 
     def origins(self, chosen: Sequence[Chosen[P]]) -> pa.RecordBatch:
-        """Where records come from, without reading them: a row for each, in columns of the input's own names. Joined
-        by colons the values of a row are what a person calls the record."""
+        """Return where records come from, without reading them: a row for each, in the input's own columns. The values
+        of a row, joined by colons, name the record to a person."""
         ...
 
     def originals(self, chosen: Sequence[Chosen[P]]) -> list[Original]:
-        """Records as they stand in the input, read once more."""
+        """Read the records once more."""
         ...
 
     def advance(self, partition: str, done: Ranges) -> None:
-        """More of a partition is done: forget what only that needed. Called before ``mark``, and without a checkpoint
-        too."""
+        """Forget what only the positions now ``done`` needed. Called before ``mark``, and also without a checkpoint."""
         ...
 
     def mark(self, partition: str, done: Ranges) -> Mark:
-        """What ``start`` needs to go on behind ``done``."""
+        """Return the mark with which ``start`` continues behind ``done``."""
         ...
 
     def describe(self, done: Mapping[str, Ranges]) -> str:
-        """How far the input is done, for a person, in a few words."""
+        """Describe progress to a person, in a few words."""
         ...
 
 
@@ -172,7 +169,7 @@ class Closing(Protocol):
     """An input that holds something open."""
 
     def close(self) -> None:
-        """The run is over, also where it could not begin: all that is done has been written down. Let go of it."""
+        """Release what is open. Called when a run ends, after the last checkpoint, and also if it failed to begin."""
         ...
 
 
@@ -181,21 +178,21 @@ class SharedInput(Input[P], Protocol[P]):
     """An input whose partitions a group of sources shares (see ``acker_client.source.records.assignment``).
 
     In a group the run calls ``assign`` with no partitions right after ``start``, and the input then plans only the
-    partitions that it is assigned. Without a group it plans every partition that it finds. It remembers nothing about a
-    partition that was revoked and is assigned again. While more partitions may be assigned, it is not at its end.
+    partitions that it is assigned. Without a group it plans every partition that it finds. It keeps nothing about a
+    revoked partition, even if that is assigned again. While more partitions may be assigned, it is not at its end.
     """
 
     def partitions(self) -> Sequence[str]:
-        """All that there are just now, in their own order, whoever owns them."""
+        """Return all existing partitions in the input's order, whichever source owns them."""
         ...
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
-        """These are this source's from now on; each is planned from where it was committed: one of which nothing was
-        saved comes with an empty ``Committed``."""
+        """Take these partitions over and plan each from where it was committed. A partition without a saved entry has
+        an empty ``Committed``."""
         ...
 
     def revoke(self, partitions: Sequence[str]) -> None:
-        """These are not this source's any more: nothing of theirs is planned or kept."""
+        """Forget these partitions and plan them no more: another source owns them."""
         ...
 
 
@@ -205,28 +202,28 @@ class TakingUpInput(Input[P], Protocol[P]):
 
     @property
     def acks_upstream(self) -> bool:
-        """Whether these trees are to hear of what becomes of the records."""
+        """Whether the outcomes of the records are reported to these trees."""
         ...
 
     def taken_up(self, chosen: Sequence[Chosen[P]]) -> list[list[HandedOn]]:
-        """The anchors that each record came with; none of one that cannot be read any more."""
+        """Return the anchors that each record came with; none for a record that cannot be read any more."""
         ...
 
 
 @runtime_checkable
 class SparseInput(Input[P], Protocol[P]):
-    """An input that can say, without a task of Spark's, which of the positions that it planned exist."""
+    """An input that knows, without a Spark task, which of its planned positions exist."""
 
     def are_there(self, chosen: Sequence[Chosen[P]]) -> list[bool]:
-        """For each position whether it exists; also where nobody can say just now."""
+        """Return for each position whether it exists. True if that is unknown just now."""
         ...
 
 
 @runtime_checkable
 class PausableInput(Input[P], Protocol[P]):
-    """An input that can leave some partitions alone while it plans others."""
+    """An input that can pause some partitions while it plans others."""
 
     def pause(self, partitions: Collection[str]) -> None:
-        """Plan none of these, and all others again, until the next call. While one of these has more, it is not the
+        """Pause exactly these partitions until the next call. While one of them has more, the input is not at its
         end."""
         ...

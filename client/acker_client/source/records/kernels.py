@@ -1,6 +1,6 @@
 """Kernels: the tracker's inner loop, compiled by numba where it is installed (the extra `spark` brings it).
 
-The tracker says the same in numpy, and decides; this is one pass over outcomes instead of a dozen.
+One pass over the outcomes instead of a dozen. The numpy code of the tracker is authoritative.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _I64S = types.Array(types.int64, 1, "C")
 def apply(  # type: ignore[no-untyped-def]
     roots, verdicts, base, emitted, start, states, record_of, record_start, record_states, records, where
 ):
-    """Apply outcomes to the emissions from ``start`` on; returns how many counted, and how many roots are foreign.
+    """Apply outcomes to the emissions from ``start`` on. Returns how many counted, and how many roots are foreign.
 
-    ``roots: uint64[n]``, ``verdicts: uint8[n]``; ``states: uint8[m]`` (written) and ``record_of: int64[m]`` of the
-    emissions; ``record_states: uint8[k]`` (written) of the records from ``record_start`` on; ``records``, ``where``:
-    int64[n], written: of those that counted the record, and the place in ``roots``.
+    ``roots: uint64[n]``, ``verdicts: uint8[n]``: the outcomes. ``states: uint8[m]`` (written), ``record_of: int64[m]``:
+    the emissions. ``record_states: uint8[k]`` (written): the records from ``record_start`` on. ``records``, ``where``
+    (int64[n], written): for each outcome that counted, its record and its place in ``roots``.
     """
     counted, foreign, size = 0, 0, np.uint64(len(states))
     for i in range(len(roots)):

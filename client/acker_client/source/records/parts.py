@@ -1,7 +1,7 @@
-"""Parts: which record number is which position of which partition, and which positions are done. Pure.
+"""Parts: map record numbers to positions of partitions, and track which positions are done. Pure.
 
 Decides the record numbers: each position gets the next number when its part is planned, so a run has one sequence of
-numbers for all partitions. Positions that the checkpoint holds as done get numbers too, and are not read. Positions
+numbers for all partitions. Positions that the checkpoint holds as done get numbers too, but are not read. Positions
 between two parts do not exist, and count as done.
 """
 
@@ -24,8 +24,8 @@ NOTHING = Ranges()
 
 
 class Parts(Generic[P]):
-    """The open parts of one run. By partition, from the checkpoint on: the positions that are ``done``, and how many
-    records are ``answered``."""
+    """The open parts of one run. For each partition, including the checkpoint: the positions that are ``done``, and how
+    many records are ``answered``."""
 
     __slots__ = ("_changed", "_firsts", "_parts", "_planned", "_reach", "answered", "done")
 
@@ -66,7 +66,7 @@ class Parts(Generic[P]):
         }
 
     def assign(self, done: Mapping[str, Ranges], answered: Mapping[str, Answered] | None = None) -> None:
-        """Take over partitions, which are ``done`` so far. Forgets what this run knew of them."""
+        """Take over partitions with the positions ``done`` so far. Forgets what this run knew about them."""
         for partition, ranges in done.items():
             self.revoke(partition)
             self.answered[partition] = (answered or {}).get(partition, Answered())
@@ -109,7 +109,7 @@ class Parts(Generic[P]):
         return np.concatenate([NO_RECORDS, *numbers])
 
     def revoke(self, partition: str) -> None:
-        """Forget what is done of a partition, which belongs to another source now."""
+        """Forget the progress of a partition that another source owns now."""
         self.done.pop(partition, None)
         self.answered.pop(partition, None)
         self._reach.pop(partition, None)

@@ -1,7 +1,7 @@
-"""Ranges: which positions of a partition are done: a prefix, and what is done beyond it, between holes. Pure.
+"""Ranges: the positions of a partition that are done: a prefix, and ranges beyond it, with holes between. Pure.
 
-Decides how little is kept of many positions (two numbers a range, touching ranges made one) and how they are written
-down (run lengths, no longer than asked for). Knows nothing of records or files.
+Decides the form in memory (two numbers a range, adjacent ranges merged) and in a checkpoint (run lengths, of limited
+number). Knows nothing of records or files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Ranges:
 
     @classmethod
     def joined(cls, parts: Sequence[Ranges]) -> Ranges:
-        """What is in any of ``parts``."""
+        """The union of ``parts``."""
         starts = np.concatenate([NO_POSITIONS, *(part.starts for part in parts)])
         stops = np.concatenate([NO_POSITIONS, *(part.stops for part in parts)])
         if not len(starts):
@@ -67,11 +67,11 @@ class Ranges:
         return cls(starts[is_first], reach[np.append(np.flatnonzero(is_first)[1:] - 1, len(reach) - 1)])
 
     def union(self, other: Ranges) -> Ranges:
-        """What is in either."""
+        """The positions in either."""
         return Ranges.joined((self, other))
 
     def within(self, start: int, stop: int) -> Ranges:
-        """What lies in ``start <= position < stop``."""
+        """The positions in ``start <= position < stop``."""
         if start >= stop:
             return Ranges()
         first = int(np.searchsorted(self.stops, start, side="right"))
@@ -80,7 +80,7 @@ class Ranges:
         return Ranges(np.maximum(starts, start), np.minimum(stops, stop))
 
     def moved(self, by: int) -> Ranges:
-        """All of it, ``by`` positions further up."""
+        """All positions, shifted up by ``by``."""
         return Ranges(self.starts + by, self.stops + by)
 
     def contains(self, positions: Positions) -> npt.NDArray[np.bool_]:
@@ -93,7 +93,7 @@ class Ranges:
 
     @property
     def prefix(self) -> int:
-        """Every position below it is done; it is not."""
+        """The first position that is not done."""
         return int(self.stops[0]) if len(self.starts) and self.starts[0] == 0 else 0
 
     @property
@@ -103,23 +103,23 @@ class Ranges:
 
     @property
     def holes(self) -> int:
-        """Stretches of open positions that lie before one that is done."""
+        """Number of stretches of open positions before a done one."""
         return len(self.starts) - (self.prefix > 0)
 
     def first_holes(self, holes: int) -> Ranges:
-        """The lowest of it, with at most so many holes: what is done beyond them is left out."""
+        """The lowest ranges, with at most ``holes`` holes between them."""
         kept = holes + (self.prefix > 0)
         return Ranges(self.starts[:kept], self.stops[:kept])
 
     def to_runs(self) -> list[int]:
-        """Lengths in turn: done, open, done ... The first is the prefix, which may be 0; the last is done."""
+        """Alternating lengths: done, open, done ... The first is the prefix, which may be 0; the last is done."""
         bounds = np.stack((self.starts, self.stops), axis=1).ravel()
         lengths: list[int] = np.diff(np.append(0, bounds)).tolist()
         return lengths[1:] if self.prefix else [0, *lengths]
 
     @classmethod
     def from_runs(cls, runs: Sequence[int]) -> Ranges:
-        """What ``to_runs`` gave. Raises ``ValueError`` when it cannot have."""
+        """Read the result of ``to_runs``. Raises ``ValueError`` for anything else."""
         lengths = _whole_numbers(runs)
         if len(lengths) % 2 == 0 or (lengths[1:] <= 0).any() or lengths[0] < 0:
             raise ValueError("run lengths are one prefix, then an open and a done one in turn, each above 0")

@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.uint16]
 
 COUNT_MAX = np.iinfo(np.uint16).max
 PIECES = 16
-# Most groups for records that fail for the k-th time at one moment, and least records in such a group.
+# Limits for records that fail for the k-th time at one moment: most groups, and fewest records in each.
 GROUPS_MAX, GROUP_MIN = 4, 250
 
 
@@ -64,8 +64,8 @@ class Retry:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReplayGroup:
-    """Records to replay from ``due_s`` on, ascending. ``depth``: how many failed batches in a row its records were in.
-    A group of depth 0 may be mixed with others; any other group stays alone."""
+    """Records to replay from ``due_s`` on, ascending. ``depth``: number of failed batches in a row that held them. A
+    group of depth 0 may be mixed with others; any other group stays alone."""
 
     due_s: float
     order: int

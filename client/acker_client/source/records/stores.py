@@ -1,4 +1,4 @@
-"""Stores: the ports of what outlasts a run. Files implement them in ``stores``; a user may give others."""
+"""Stores: the ports for checkpoints and dead letters. Users may implement their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from acker_client.source.records.input import Committed
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Who commits: a run of a ``source``, by its ``session`` at the servers, and the process that it is."""
+    """The run that commits: its ``source``, its ``session`` at the servers, and its process."""
 
     source: str
     session: int
@@ -22,19 +22,19 @@ class Committer:
 
 @runtime_checkable
 class CheckpointStore(Protocol):
-    """Keeps what is done of one source; one run holds it at a time. Every method raises ``CheckpointError`` with what
-    to do. Its ``str()`` says where it is."""
+    """Keeps the progress of one source; one run holds it at a time. Every method raises ``CheckpointError`` with what
+    to do. Its ``str()`` is its location."""
 
     def open(self, source: str, kind: str) -> None:
-        """Take it for a run of ``source``, whose input is of this ``kind``; refused where another run holds it."""
+        """Take the store for a run of ``source``, whose input is of this ``kind``. Fails if another run holds it."""
         ...
 
     def load(self) -> dict[str, Committed]:
-        """What was saved last, by partition; nothing: nothing was. Refused where it is another source's or kind's."""
+        """Return the last saved state by partition, empty if none. Fails if another source or kind saved it."""
         ...
 
     def save(self, committed: Mapping[str, Committed]) -> None:
-        """Replace what was saved. It lasts when this returns; when it raises, what was saved before is still there."""
+        """Replace the saved state. It is durable when this returns. If this raises, the state before is still there."""
         ...
 
     def close(self) -> None:
@@ -44,34 +44,34 @@ class CheckpointStore(Protocol):
 
 @runtime_checkable
 class SharedCheckpointStore(CheckpointStore, Protocol):
-    """A checkpoint that the sources of a group share: each writes the partitions that it owns, and no others. Here
-    ``save`` raises ``Fenced`` for those that are another's by now; the others are saved then."""
+    """A checkpoint that the sources of a group share. Each writes only the partitions that it owns. ``save`` raises
+    ``Fenced`` for partitions that another source owns by now; it has saved the others then."""
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
-        """What was saved last of these, which this source has just been assigned; one of which nothing was is left
-        out."""
+        """Return the last saved state of these partitions, which this source was just assigned. Omits those without
+        one."""
         ...
 
 
 @runtime_checkable
 class SignedCheckpointStore(CheckpointStore, Protocol):
-    """A checkpoint that also says who wrote it, for the people who look after it."""
+    """A checkpoint that also records which run wrote it, for its administrators."""
 
     def sign(self, by: Committer) -> None:
-        """Whoever commits from now on; called once, before the first ``save``."""
+        """Set the run that commits from now on. Called once, before the first ``save``."""
         ...
 
 
 @runtime_checkable
 class DeadLetterStore(Protocol):
-    """Keeps dead letters. Methods raise ``SourceError`` with what to do. Its ``str()`` says where it is."""
+    """Keeps dead letters. Methods raise ``SourceError`` with what to do. Its ``str()`` is its location."""
 
     def open(self) -> None:
-        """Make sure that letters can be written, before there is any; may be called again."""
+        """Check that letters can be written, before there are any. May be called again."""
         ...
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
-        """Add ``letters``, in order; they last when this returns. When it raises, their records are not done."""
+        """Add ``letters``, in order. They are durable when this returns. If it raises, their records are not done."""
         ...
 
     def close(self) -> None:

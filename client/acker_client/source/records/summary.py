@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of one run. ``records``: read and emitted for the first time; ``replayed``: emissions beyond that;
-    ``acked``, ``failed``, ``timed_out``, ``lost``: outcomes; ``absent``: planned records that turned out not to exist;
-    ``revoked``: open ones that went to another source; ``dropped``: not acked, and not tried again as the source
-    guarantees less; ``repeated``: outcomes of emissions that had one; ``foreign``:
-    of roots that are none of this source; ``differed``: emissions of which servers said different things; ``saved``:
-    those that a second server saved from a replay; ``short_of_replicas``: batches of which tasks reported to fewer
-    servers than were asked for."""
+    """Counters of one run. Records: ``records`` (emitted for the first time), ``absent`` (planned, but do not exist),
+    ``revoked`` (went to another source while open), ``dropped`` (not acked, and not retried by guarantee). Emissions:
+    ``replayed`` (beyond the first), ``differed`` (servers disagreed about them), ``saved`` (from a replay, by a second
+    server). Outcomes: ``acked``, ``failed``, ``timed_out``, ``lost``, ``repeated`` (the emission had one already),
+    ``foreign`` (not of this source). ``short_of_replicas``: batches whose tasks reported to fewer servers than
+    asked."""
 
     records: int = 0
     acked: int = 0
@@ -36,15 +35,14 @@ class Counts:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A source at one moment. Every record ends as acked or dead-lettered; ``open`` ones have no answer yet. ``absent``
-    ones were planned and turned out not to exist; ``revoked`` ones went, while open, to another source; ``dropped``
-    ones were not acked, and are not tried again, as the source was asked to guarantee less.
+    ones were planned but do not exist. ``revoked`` ones went to another source while open. ``dropped`` ones were not
+    acked and are not retried, because of the source's guarantee.
 
-    ``differed``: emissions of which servers said different things; ``saved``: those that a second server saved;
-    ``short_of_replicas``: batches of which tasks reported to fewer servers than were asked for.
+    ``differed``: emissions about which servers disagreed; ``saved``: those that a second server saved from a replay;
+    ``short_of_replicas``: batches whose tasks reported to fewer servers than asked.
 
-    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones, of which
-    the partition with the most has ``holes_of_fullest``.
-    ``elapsed_s``: since the run began, or how long it took.
+    ``checkpoint``: up to where all records are done; ``holes``: stretches of open records before done ones;
+    ``holes_of_fullest``: the same in the partition that has the most. ``elapsed_s``: duration of the run so far.
     """
 
     name: str

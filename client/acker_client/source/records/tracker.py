@@ -1,12 +1,12 @@
-"""Tracker: which emission is which record, how each emission ended, and which records are done.
+"""Tracker: maps emissions to records, and tracks how each emission ended and which records are done.
 
-Decides that exactly one outcome counts for each emission, and up to where every emitted record is done. Two windows of
-arrays do it, one indexed by emission number (`unmix64(root id) - base`) and one by record, so that ten million
-outcomes are a few passes over arrays and there is no object per record. Never decides what to do about a failure
-(`retry`), never says what a record number means (the input does), knows no clock and no server.
+Decides that exactly one outcome counts for each emission, and up to where every emitted record is done. It has two
+windows of arrays, one indexed by emission number (`unmix64(root id) - base`) and one by record. So ten million outcomes
+take a few passes over arrays, without an object per record. Never decides what to do about a failure (`retry`) or what
+a record number means (`parts`); knows no clock and no server.
 
-Records are numbered by their input in the order in which they are read. The numbers ascend and may have gaps: what was
-never emitted (an offset that a log compacted away) holds nothing up.
+Record numbers ascend in the order of reading and may have gaps. A number that was never emitted (an offset that a log
+compacted away) holds nothing up.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from acker_protocol.messages import Kinds, Verdict
 
 RecordNumbers = npt.NDArray[np.int64]
 
-# What an emission is: 0 to 4 are "no outcome yet" and the verdicts of the protocol; its record does not exist, or is
-# another source's.
+# States of an emission beside the protocol's verdicts (1 to 4): no outcome yet; its record does not exist; its record
+# belongs to another source.
 PENDING = 0
 ABSENT = 5
 DROPPED = 6
 
-# What a record is; a number that was never emitted is a gap.
+# States of a record. GAP: never emitted.
 GAP = 0
 OPEN = 1
 DONE = 2
-# Done since somebody asked last.
+# Done since the last take_finished.
 FINISHED = 3
 
 NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
@@ -44,9 +44,8 @@ NO_RECORDS: RecordNumbers = np.empty(0, np.int64)
 @dataclass(frozen=True, slots=True)
 class Counted:
     """The outcomes that counted: ``records: int64[m]``, ``roots: uint64[m]``, ``verdicts: uint8[m]``, and ``indices:
-    int64[m]``, where each stood among those given. ``repeated`` had an outcome before; ``foreign`` are not of this
-    source.
-    """
+    int64[m]`` into the given outcomes. Number of the others: ``repeated`` (had an outcome before), ``foreign`` (not of
+    this source)."""
 
     records: RecordNumbers
     roots: Column
@@ -71,7 +70,7 @@ class EmissionRange:
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """What became of outcomes: the ``records`` of those that counted, and ``where`` these stand."""
+    """The ``records`` of the outcomes that counted, and ``where`` these are among the given ones."""
 
     records: RecordNumbers
     where: RecordNumbers
@@ -110,7 +109,7 @@ class Tracker:
 
     @property
     def done_below(self) -> int:
-        """Every emitted record below this number is done; this one is not, or was not emitted yet."""
+        """Every emitted record below this number is done."""
         return self._record_state.start
 
     @property
@@ -144,8 +143,8 @@ class Tracker:
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply(self, roots: Column, verdicts: Kinds) -> Counted:
-        """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted. The
-        records of those that are ACKED are done."""
+        """Apply outcomes. Only the first for each emission has an effect; records that are ACKED are done. Later ones
+        and foreign roots are only counted."""
         kernel = compiled()
         applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
         self._pending -= len(applied.records)
@@ -185,7 +184,7 @@ class Tracker:
         foreign = int(np.count_nonzero(numbers >= np.uint64(self.emitted)))
         numbers -= np.uint64(self._emission_state.start)
         index, where = numbers.view(np.int64), np.arange(len(numbers))
-        # Nearly always every outcome is the first of an emission of ours.
+        # Nearly always every outcome is the first for an emission of this source.
         index, where = _only(numbers < np.uint64(len(self._emission_state)), index, where)
         index, where = _only(self._emission_state.values[index] == PENDING, index, where)
         index, where = _firsts(index, where)
@@ -210,18 +209,18 @@ class Tracker:
         return self._emission_record.values[where], root_ids(self.base, numbers)
 
     def open_among(self, records: RecordNumbers) -> RecordNumbers:
-        """Those of ``records: int64[k]`` that were emitted and are not done."""
+        """Return the ``records: int64[k]`` that were emitted and are not done."""
         inside = records[(records >= self._record_state.start) & (records < self._record_state.stop)]
         is_open: npt.NDArray[np.bool_] = self._record_state.values[self._record_state.index(inside)] == OPEN
         opened: RecordNumbers = inside[is_open]
         return opened
 
     def finish(self, records: RecordNumbers) -> None:
-        """Count ``records`` as done though they were not acked: absent, let go, or safely in the dead letters."""
+        """Count ``records`` as done: acked, absent, given up, or safely in the dead letters."""
         self._record_state.put(records, FINISHED)
 
     def drop(self, records: RecordNumbers) -> None:
-        """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
+        """Drop ``records``, which another source owns now: they hold nothing up, and later outcomes do not count."""
         self._record_state.put(records, DONE)
         dropped = self._where_pending(self._emission_state.start, self.emitted)
         dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
@@ -229,13 +228,13 @@ class Tracker:
         self._pending -= len(dropped)
 
     def _where_pending(self, start: int, stop: int) -> RecordNumbers:
-        """Where in the window the emissions of ``start <= number < stop`` stand that have no outcome."""
+        """Return window indices of the emissions of ``start <= number < stop`` that have no outcome."""
         start, stop = max(start, self._emission_state.start), min(stop, self.emitted)
         first = start - self._emission_state.start
         return first + np.flatnonzero(self._emission_state.values[first : first + max(0, stop - start)] == PENDING)
 
     def take_finished(self) -> Ranges:
-        """The records that have become done since the last call; to be called before ``compact``, which forgets."""
+        """Return the records done since the last call. Must come before ``compact``, which forgets them."""
         states, ranges = self._record_state.values, []
         for at in blocks(len(states)):
             finished = states[at] == FINISHED
@@ -245,7 +244,7 @@ class Tracker:
         return Ranges.joined(ranges)
 
     def compact(self) -> None:
-        """Forget the prefix of records that are done, and the prefix of emissions that have their outcome."""
+        """Forget the prefix of records that are done, and the prefix of emissions that have an outcome."""
         self._record_state.forget(self._record_state.first(OPEN))
         ended = self._emission_state.first(PENDING)
         self._emission_state.forget(ended)
@@ -254,8 +253,7 @@ class Tracker:
 
 @functools.cache
 def compiled() -> Any:
-    """The loop that does it in one pass, where numba is installed; None: numpy does it. Importing it takes a while, so
-    it is put off until there is something to do."""
+    """Return the compiled loop, or None without numba. Imported on first use, because the import is slow."""
     try:
         from acker_client.source.records import kernels
     except ImportError:
@@ -266,12 +264,12 @@ def compiled() -> Any:
 def _only(
     chosen: npt.NDArray[np.bool_], index: RecordNumbers, where: RecordNumbers
 ) -> tuple[RecordNumbers, RecordNumbers]:
-    """Those of two columns where ``chosen: bool[n]``; the columns themselves where all are."""
+    """Filter two columns by ``chosen: bool[n]``. Copies nothing if all are chosen."""
     return (index, where) if chosen.all() else (index[chosen], where[chosen])
 
 
 def _firsts(index: RecordNumbers, where: RecordNumbers) -> tuple[RecordNumbers, RecordNumbers]:
-    """Those of two columns where ``index`` is there for the first time."""
+    """Filter two columns to the first occurrence of each ``index``."""
     ascending = np.sort(index)
     if not (ascending[1:] == ascending[:-1]).any():
         return index, where

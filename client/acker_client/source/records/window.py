@@ -1,8 +1,8 @@
-"""Window: an array over the numbers ``start`` to ``stop`` that grows at its end and is forgotten at its beginning.
+"""Window: an array over the numbers ``start`` to ``stop`` that grows at its end and shrinks at its beginning.
 
-Decides how room is kept (twice what is needed at the most, moved when half of it is forgotten, so that appending and
-forgetting cost a constant per number). Passes over many numbers go block by block: what is small stays in the cache,
-and asks the system for no memory, which costs more than the pass itself. Knows nothing of what the numbers mean.
+Decides the capacity: at most twice the need, moved when half of it is forgotten, so that appending and forgetting cost
+a constant per number. Passes over many numbers go block by block, because temporary arrays of a block stay in the CPU's
+cache. Larger ones need memory from the system, which costs more than the pass itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Window(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], *, fill: int = 0, start: int = 0) -> None:
         self._room: Array[Scalar] = np.full(ROOM_MIN, fill, dtype)
         self._fill = fill
-        self._first = 0  # where the value of `start` lies in the room
+        self._first = 0  # index of the value of `start` in the room
         self.start = start
         self.stop = start
 
@@ -45,7 +45,7 @@ class Window(Generic[Scalar]):
         return self._room.nbytes
 
     def extend(self, stop: int) -> Array[Scalar]:
-        """Grow to ``stop`` and return the view of what is new, which holds the fill value."""
+        """Grow to ``stop`` and return a view of the new values, which hold the fill value."""
         new = max(0, stop - self.stop)
         if self._first + len(self) + new > len(self._room):
             self._move(len(self) + new)
@@ -55,7 +55,7 @@ class Window(Generic[Scalar]):
         return fresh
 
     def forget(self, below: int) -> None:
-        """Forget the numbers under ``below``, also those to come."""
+        """Forget the numbers under ``below``, even those beyond ``stop``."""
         if below >= self.stop:
             self.start = self.stop = max(below, self.stop)
             self._first = 0
@@ -85,12 +85,12 @@ class Window(Generic[Scalar]):
             values[numbers[at] - self.start] = value
 
     def count(self, value: int, start: int, stop: int) -> int:
-        """How many of ``start <= number < stop`` have ``value``."""
+        """Count the numbers ``start <= number < stop`` that have ``value``."""
         values = self.values[max(0, start - self.start) : max(0, stop - self.start)]
         return sum(int(np.count_nonzero(values[at] == value)) for at in blocks(len(values)))
 
     def first(self, value: int) -> int:
-        """The first number that has ``value``; ``stop`` where none has."""
+        """Return the first number that has ``value``, or ``stop``."""
         values = self.values
         for at in blocks(len(values)):
             found = values[at] == value
@@ -106,6 +106,6 @@ class Window(Generic[Scalar]):
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """``count`` elements, block by block."""
+    """Yield slices of ``count`` elements, block by block."""
     for start in range(0, count, BLOCK):
         yield slice(start, min(count, start + BLOCK))

@@ -1,9 +1,9 @@
-"""Assignors: which of a group's consumers gets which partition. Pure.
+"""Assignors: decide which consumer of a group gets which partition. Pure.
 
-Two of them. *range* is old Kafka's, to the letter: topic by topic, partitions by their numbers, consumers as strings,
-each an equal stretch, the first ones one more. *sticky* moves as few partitions as it can and leaves all with equally
-many, give or take one, over all topics that the same consumers read. Both depend on what they are given and on nothing
-else, so that all consumers who see the same come to the same.
+*range* is that of old Kafka, to the letter. For each topic it orders partitions by number and consumers as strings, and
+gives each consumer an equal stretch, the first ones one more. *sticky* moves as few partitions as it can, and leaves
+all consumers of the same topics with equally many, give or take one. Both depend only on their arguments, so that all
+consumers that see the same state compute the same shares.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-# By consumer: the topics that it reads.
+# The topics of each consumer.
 Subscriptions = Mapping[str, Collection[str]]
-# By consumer: its partitions, in order.
+# The partitions of each consumer, in order.
 Shares = dict[str, list[str]]
-# (all partitions, subscriptions, who owns which partition just now) -> shares, one for each consumer.
+# (all partitions, subscriptions, current owners) -> the share of each consumer.
 Assignor = Callable[[Iterable[str], Subscriptions, Mapping[str, str]], Shares]
 
 _NUMBER = re.compile("([0-9]+)")
 
 
 def split(partition: str) -> tuple[str, str]:
-    """The topic of a partition, and which of the topic's it is: "orders/3" is 3 of orders. A name without a topic (a
-    shard) is of the topic "", whole."""
+    """Return the topic of a partition, and the rest of its name: "orders", "3" for "orders/3". A name without a topic
+    (a shard) has the topic ""."""
     topic, _, number = partition.rpartition("/")
     return (topic, number) if topic and number else ("", partition)
 
 
 def in_order(partitions: Iterable[str]) -> list[str]:
-    """Each partition once, by topic, and numbers in names as numbers: 9 comes before 10."""
+    """Sort partitions by topic, and numbers in names as numbers: 9 comes before 10. Removes duplicates."""
     return sorted(set(partitions), key=lambda each: (_natural(split(each)[0]), _natural(split(each)[1]), each))
 
 
 def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
-    """Old Kafka's: of P partitions and C consumers of a topic the i-th gets those from q * i + min(i, r), q of them and
-    one more where i < r; q = P / C, r = P % C. ``owners`` does not matter to it."""
+    """For a topic of P partitions and C consumers, the i-th gets those from q * i + min(i, r), q of them and one more
+    where i < r; q = P / C, r = P % C. Ignores ``owners``."""
     shares: Shares = {consumer: [] for consumer in subscriptions}
     for topic, its_partitions in _by_topic(partitions).items():
         consumers = _consumers_of(topic, subscriptions)
@@ -50,9 +50,8 @@ def range_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners
 
 
 def sticky_shares(partitions: Iterable[str], subscriptions: Subscriptions, owners: Mapping[str, str]) -> Shares:
-    """Everybody keeps what it owns, up to its share; what is left goes, in order, to those who lack some.
-
-    Who owns most gets the share that is one larger, so that nothing moves but what has to."""
+    """Let each consumer keep what it owns, up to its share, and give the rest, in order, to those that lack some.
+    Consumers that own most get the larger shares, so that nothing moves without need."""
     shares: Shares = {consumer: [] for consumer in subscriptions}
     by_consumers: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for topic, its_partitions in _by_topic(partitions).items():

@@ -222,10 +222,10 @@ class ZooKeeperSession:
             ) from None
 
     def _refused(self) -> SourceError:
-        who = "nobody in particular" if self._digest is None else f"{self._digest.partition(':')[0]!r}"
+        digest = "no digest" if self._digest is None else f"the digest of {self._digest.partition(':')[0]!r}"
         return SourceError(
-            f"ZooKeeper at {self.place} does not let this source, which is {who} to it, read or change the group's"
-            " nodes: give the digest='user:password' of whoever made them"
+            f"ZooKeeper at {self.place} does not let this source, which has {digest}, read or change the group's"
+            " nodes: give the digest='user:password' of their creator"
         )
 
     def _note_state(self, state: str) -> None:

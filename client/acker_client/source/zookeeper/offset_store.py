@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """Who may write a partition's checkpoint: a ``ZooKeeperGroup``."""
+    """The owner of partitions' checkpoints: a ``ZooKeeperGroup``."""
 
     @property
     def session(self) -> ZnodeSession: ...

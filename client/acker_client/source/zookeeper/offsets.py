@@ -1,8 +1,8 @@
-"""Offsets: what stands in the node of one partition's checkpoint. Pure.
+"""Offsets: the content of the node of one partition's checkpoint. Pure.
 
-Decides the format (version, source, kind of input, partition; run lengths of what is done, the input's mark; who wrote
-it; a digest), and how much of it fits into a node. Where a node has no room for all the ranges beyond
-the prefix, the lowest ones are kept; a restart reads the rest again.
+Decides the format (version, source, kind of input, partition, run lengths of done positions, the input's mark, the
+writer, a digest), and how much fits into a node. If there is no room for all ranges beyond the prefix, the lowest are
+kept; a restart reads the rest again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """What a node of ``source``, whose input is of this ``kind``, says of ``partition``. ``place``: of the node, for a
-    person."""
+    """The content of the node of one ``partition``, for ``source``, whose input is of this ``kind``. ``place``: the
+    node's location, for a person."""
 
     source: str
     kind: str
@@ -33,8 +33,8 @@ class Offset:
     place: str
 
     def dump(self, committed: Committed, by: str, bytes_max: int) -> tuple[bytes, int]:
-        """The content, of at most ``bytes_max``, and how many ranges were left out for that. Raises
-        ``CheckpointError`` where not even the prefix fits."""
+        """Return the content, at most ``bytes_max`` long, and how many ranges were left out for that. Raises
+        ``CheckpointError`` if not even the prefix fits."""
         ranges = committed.done
         content = self._content(committed, by)
         while len(content) > bytes_max and ranges.holes:
@@ -49,7 +49,7 @@ class Offset:
         return content, committed.done.holes - ranges.holes
 
     def load(self, content: bytes) -> Committed:
-        """What ``dump`` gave. Raises ``CheckpointError``."""
+        """Read the result of ``dump``. Raises ``CheckpointError``."""
         saved = self._head.parse(content, self._digest_of)
         try:
             answered = Answered.from_json(saved.get("answered"))

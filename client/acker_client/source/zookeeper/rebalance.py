@@ -19,7 +19,7 @@ from acker_client.source.zookeeper.assignor import Assignor, Subscriptions, in_o
 
 @dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """What ZooKeeper shows at one moment. ``owners``: the consumer named in each partition's owner node, whatever
+    """ZooKeeper's content at one moment. ``owners``: the consumer named in each partition's owner node, whatever
     session created it. ``own``: partitions whose node this session of this consumer has created."""
 
     subscriptions: Subscriptions
@@ -29,8 +29,8 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do. ``lost``, ``revoked``: tell the source. ``found``: owned already, because the answer to a claim was
-    lost. ``claim``: free partitions to claim in one transaction. ``surplus``: own nodes to delete."""
+    """The next steps. ``lost``, ``revoked``: tell the source. ``found``: owned already, because the answer to a claim
+    was lost. ``claim``: free partitions to claim in one transaction. ``surplus``: own nodes to delete."""
 
     lost: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()

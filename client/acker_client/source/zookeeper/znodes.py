@@ -1,13 +1,13 @@
-"""Znodes: where a group has its nodes in ZooKeeper and what stands in them, as consumers of old Kafka have it; and the
-port to ZooKeeper. Pure.
+"""Znodes: paths and content of a group's nodes in ZooKeeper, as consumers of old Kafka have them, and the port to
+ZooKeeper. Pure.
 
-    consumers/GROUP/ids/CONSUMER                ephemeral: who is there, and what topics it reads
-    consumers/GROUP/owners/TOPIC/PARTITION      ephemeral: the consumer that owns it
-    consumers/GROUP/offsets/TOPIC/PARTITION     persistent: what is done of it
-    consumers/GROUP/lock                        ephemeral: of a checkpoint without a group, the run that holds it
+    consumers/GROUP/ids/CONSUMER                ephemeral: a live consumer and its topics
+    consumers/GROUP/owners/TOPIC/PARTITION      ephemeral: the consumer that owns the partition
+    consumers/GROUP/offsets/TOPIC/PARTITION     persistent: the checkpoint of the partition
+    consumers/GROUP/lock                        ephemeral: the run that holds a checkpoint without a group
 
-Topics, partitions and consumers have any name: what ZooKeeper forbids in one, and "%", stands as %XX. The topic of a
-partition without one is "@".
+Topics, partitions and consumers may have any name: characters that ZooKeeper forbids, and "%", become %XX. The topic of
+a partition without one is "@".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_TOPIC = "@"
 
 @dataclass(frozen=True, slots=True)
 class Znode:
-    """``session``: that an ephemeral node ends with; 0: it is persistent."""
+    """``session``: the session that an ephemeral node ends with; 0: the node is persistent."""
 
     content: bytes
     version: int
@@ -34,7 +34,7 @@ class Znode:
 
 @dataclass(frozen=True, slots=True)
 class Require:
-    """The node is there, with this version; -1: with any."""
+    """Require that the node exists with this version; -1: with any."""
 
     path: str
     version: int = -1
@@ -42,7 +42,7 @@ class Require:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """The node is not there, and is made."""
+    """Create a node that must not exist."""
 
     path: str
     content: bytes
@@ -51,7 +51,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """The node is there with this version, and has this content."""
+    """Write a node that must exist with this version."""
 
     path: str
     content: bytes
@@ -60,7 +60,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The node is there with this version, and is deleted."""
+    """Delete a node that must exist with this version."""
 
     path: str
     version: int = -1
@@ -70,69 +70,69 @@ Operation = Require | Create | Put | Delete
 
 
 class Disconnected(Exception):
-    """ZooKeeper did not answer. Whether it did what it was asked is not known."""
+    """ZooKeeper did not answer. It may or may not have carried out the request."""
 
 
 class ZnodeSession(Protocol):
-    """A session with ZooKeeper, which its holders share. But for the three that say otherwise, each method raises
-    ``Disconnected``, and ``SourceError`` where ZooKeeper refuses this source."""
+    """A session with ZooKeeper, which its holders share. Unless its docstring says otherwise, a method raises
+    ``Disconnected``, and ``SourceError`` if ZooKeeper refuses this source."""
 
     @property
     def place(self) -> str:
-        """Where it is, for a person."""
+        """ZooKeeper's location, for a person."""
         ...
 
     @property
     def session_s(self) -> float:
-        """How long ZooKeeper believes a silent session to be there."""
+        """Timeout after which ZooKeeper ends a silent session."""
         ...
 
     @property
     def id(self) -> int | None:
-        """The session's; None: there is none just now."""
+        """The id of the session; None without a session."""
         ...
 
     @property
     def losses(self) -> int:
-        """How many sessions were lost: when it grows, no ephemeral node of this source is there any more."""
+        """Number of lost sessions. When it grows, no ephemeral node of this source exists any more."""
         ...
 
     @property
     def is_connected(self) -> bool: ...
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Take hold of it, and connect unless it is. ``wake`` is called, in any thread, whenever a watch fires, and
-        when the connection comes or goes. Raises ``SourceError`` alone."""
+        """Become a holder, and connect unless connected. ``wake`` is called, in any thread, when a watch fires and when
+        the connection comes or goes. Raises only ``SourceError``."""
         ...
 
     def close(self, wake: Callable[[], None]) -> None:
-        """Let go of it; the last of those that hold it ends the session. Raises nothing."""
+        """Stop being a holder; the last one ends the session. Raises nothing."""
         ...
 
     def wait(self, most_s: float) -> bool:
-        """Wait for a connection; whether there is one. Raises nothing."""
+        """Wait for a connection, and return whether there is one. Raises nothing."""
         ...
 
     def ensure(self, path: str) -> None:
-        """Make a persistent node, and those above it, unless they are there."""
+        """Create a persistent node and its parents, unless they exist."""
         ...
 
     def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
-        """The nodes at these paths; those that are not there are left out."""
+        """Return the nodes at these paths; missing ones are left out."""
         ...
 
     def children(self, path: str, *, is_watched: bool = False) -> list[str] | None:
-        """Names of the nodes in one; None: it is not there."""
+        """Return the names of a node's children; None if it does not exist."""
         ...
 
     def transact(self, operations: Sequence[Operation]) -> int | None:
-        """All of it or nothing: None, or the index of the operation that could not be."""
+        """Do all operations, or none. Returns None, or the index of the operation that failed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPaths:
-    """Where the nodes of one group are."""
+    """The paths of one group's nodes."""
 
     group: str
 
@@ -166,7 +166,7 @@ class GroupPaths:
 
 
 def escaped(name: str) -> str:
-    """A name as ZooKeeper takes it."""
+    """Escape a name for ZooKeeper."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
@@ -175,24 +175,24 @@ def unescaped(element: str) -> str:
 
 
 def name_of(topic: str, number: str) -> str:
-    """The partition whose nodes have these names."""
+    """Return the partition whose nodes have these names."""
     return unescaped(number) if topic == NO_TOPIC else f"{unescaped(topic)}/{unescaped(number)}"
 
 
 def consumer_id(group: str, host: str, now_ms: int, chance: int) -> str:
-    """Old Kafka's: it begins with the group, and is not ZooKeeper's to number: who does not hear the answer would not
-    know which node is its own. ``chance``: 32 bits."""
+    """Return an id like old Kafka's, which begins with the group. ZooKeeper must not number it: a client that misses
+    the answer could not recognize its own node. ``chance``: 32 bits."""
     return f"{group}_{host}-{now_ms}-{chance:08x}"
 
 
 def registration(topics: Iterable[str], now_ms: int) -> bytes:
-    """What stands in a consumer's own node: it reads each topic in one stream."""
+    """Return the content of a consumer's own node: it reads each topic in one stream."""
     subscription = dict.fromkeys(sorted(topics), 1)
     return _dump({"version": 1, "subscription": subscription, "pattern": "static", "timestamp": str(now_ms)})
 
 
 def topics_of(content: bytes) -> frozenset[str]:
-    """The topics of a registration; none of what is not one."""
+    """Return the topics of a registration; none for other content."""
     try:
         subscription = json.loads(content)["subscription"]
     except (KeyError, TypeError, ValueError):
@@ -201,7 +201,7 @@ def topics_of(content: bytes) -> frozenset[str]:
 
 
 def lock_content(about: Mapping[str, object]) -> bytes:
-    """What stands in a lock: who has it."""
+    """Return the content of a lock, which names its holder."""
     return _dump(dict(about))
 
 

@@ -44,8 +44,8 @@ _logger = logging.getLogger("acker.spark")
 
 
 class Once:
-    """What a run remembers for its later batches: the rows to be cached so that they are evaluated only once, and the
-    swallowed failures that were logged. Thread-safe."""
+    """The memory of a run for its later batches: rows to cache so that they are evaluated only once, and swallowed
+    failures that were logged. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -210,10 +210,8 @@ def job_tag_of(node: lineage.Node) -> str:
 
 
 class BatchEvidence:
-    """What the driver knows about one batch. Thread-safe.
-
-    ``once``: shared by the batches of a run. ``held``: whether finished roots wait until the batch is settled.
-    """
+    """The driver's knowledge of one batch. Thread-safe. ``once``: shared by the batches of a run. ``held``: whether
+    finished roots wait until the batch is settled."""
 
     def __init__(self, settings: Settings, spark: SparkSession, once: Once | None = None, *, held: bool = True) -> None:
         self.settings = settings

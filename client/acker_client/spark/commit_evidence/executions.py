@@ -144,8 +144,8 @@ class Executions:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What ran between two moments: SQL ``executions`` and RDD ``jobs``, oldest first. ``is_forgetful``: Spark's stores
-    have dropped some of it."""
+    """SQL ``executions`` and RDD ``jobs`` between two moments, oldest first. ``is_forgetful``: Spark's stores have
+    dropped some of them."""
 
     executions: list[Execution]
     jobs: list[Job]
@@ -258,7 +258,7 @@ class Job:
 
     @cached_property
     def action(self) -> str:
-        """What began it, as ``collect``; ``runJob at`` and the place if Spark's own code did."""
+        """The call that began it, as ``collect``; ``runJob at`` and the place if Spark's own code did."""
         what, _, where = str(self._known.name()).partition(" at ")
         return f"{what} at {where.partition('.')[0]}" if what == "runJob" else what
 

@@ -26,7 +26,7 @@ _TASKS_A_CORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """What one executor answered. ``versions``: package -> version, missing ones left out."""
+    """The answer of one executor. ``versions``: package -> version, without missing ones."""
 
     host: str
     directory: str

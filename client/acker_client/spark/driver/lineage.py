@@ -31,7 +31,7 @@ FUNCTION = re.compile(r"^acker_(?P<kind>[a-z]+)_(?P<name>.*)_(?P<tag>[0-9a-f]{12
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """What takes the rows of a step. ``repeatable``: it is a sink, whose second run makes the same report again."""
+    """The consumer of a step's rows. ``repeatable``: it is a sink, whose second run makes the same report again."""
 
     kind: str
     name: str

@@ -15,7 +15,7 @@ from acker_client.spark.driver.lineage import Consumer, Node
 
 
 class Refused(AckerError):
-    """The frame cannot be tracked as it stands. The message names the node and what to use instead."""
+    """The frame cannot be tracked. The message names the node and what to use instead."""
 
     # A retry cannot help. ``blame`` reads this.
     is_of_the_program = True

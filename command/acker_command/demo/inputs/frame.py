@@ -59,7 +59,7 @@ class FrameLines(DemoInput):
         return max((int(path.name) for path in commits if path.name.isdecimal()), default=-1) + 1 == self._micro_batches
 
     def _keep_failure(self, function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """Return ``function`` with its error kept: the query's own error has only the text of it."""
+        """Return ``function`` with its error kept: the query's own error has only its text."""
 
         def micro_batch(df: Any, number: int) -> None:
             try:

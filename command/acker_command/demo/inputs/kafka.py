@@ -18,12 +18,12 @@ from acker_command.demo.corpus import Ints
 from acker_command.demo.inputs import DemoInput
 
 TOPIC = "lines"
-# The mock cluster gives a topic this many.
+# Number of partitions of a topic in the mock cluster.
 PARTITIONS = 4
 TIMEOUT_S = 60.0
-# Lines that the producer holds at most.
+# Most lines in the producer.
 FLUSH_RECORDS = 50_000
-# In order and once each, so that an offset says which line it is.
+# Lines are written in order and once, so that an offset identifies a line.
 PRODUCER = {"test.mock.num.brokers": 2, "enable.idempotence": True, "compression.type": "zstd", "linger.ms": 50}
 
 
