@@ -223,10 +223,10 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
 def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
     """A task reports what it consumed, and not what it made of it."""
 
-    def take(self: Tally, anchors: Any, produced: Any) -> None:
+    def consume(self: Tally, anchors: Any, produced: Any) -> None:
         real(self, anchors, np.zeros_like(produced))
 
-    return take
+    return consume
 
 
 # -- votes, membership, generations, epochs, away, silence
@@ -532,5 +532,5 @@ MUTANTS = (
         "false ACK",
         _torn,
     ),
-    Mutant("children not in the tree", ((Tally, "take", _children_first),)),
+    Mutant("children not in the tree", ((Tally, "consume", _children_first),)),
 )

@@ -109,7 +109,7 @@ def without(*gone: int) -> Any:
         for at, fetched in read(reader, chosen):
             kept = np.flatnonzero(~np.isin(fetched.offsets, gone))
             if len(kept):
-                yield at[kept], kafka_slices._take(fetched, kept)
+                yield at[kept], kafka_slices._select_rows(fetched, kept)
 
     return read_chosen
 

@@ -183,4 +183,4 @@ def test_the_watchers_thread_tells_of_its_own_death(monkeypatch: pytest.MonkeyPa
 
 def _take_for_ever(watcher: Watcher) -> None:
     while True:
-        watcher.take(0.01)
+        watcher.next_result(0.01)

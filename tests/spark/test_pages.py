@@ -35,7 +35,7 @@ def rows_of(partition: int, rows: int) -> np.ndarray:
 def read(noted: Pages, places: np.ndarray, found: np.ndarray, cut: int) -> None:
     check = PageCheck(noted)
     for start in range(0, len(places), cut):
-        check.take(places[start : start + cut], found[start : start + cut])
+        check.count_rows(places[start : start + cut], found[start : start + cut])
     check.end(int(places[0]) >> 33)
 
 

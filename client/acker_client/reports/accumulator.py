@@ -91,7 +91,7 @@ class Accumulator:
             first.setdefault(root, _short(reason))
         self._columns_of_updates(fold_updates(root_column, val_column, kinds, first))
 
-    def take(self) -> list[Draft]:
+    def take_drafts(self) -> list[Draft]:
         """Everything that is buffered, as reports: inits first, batch by batch. Leaves the accumulator empty."""
         drafts = [Draft(inits.folded(), batch) for batch, inits in self._inits.items()]
         drafts.append(Draft(self._folded_updates()))
@@ -99,7 +99,7 @@ class Accumulator:
         return [draft for draft in drafts if len(draft.entries)]
 
     def put_back(self, entries: Entries) -> None:
-        """Buffer updates that ``take`` gave, in front of those that came since: the first reason of a root counts."""
+        """Put updates of ``take_drafts`` in front of those that came since: the first reason of a root counts."""
         if len(entries):
             self._updates.insert(0, entries)
             self._column_entries += len(entries)

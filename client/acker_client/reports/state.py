@@ -98,7 +98,7 @@ class ClientState:
         """
         why: AckerError | None = None
         with self.lock:
-            self.drafts += self.accumulator.take()
+            self.drafts += self.accumulator.take_drafts()
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)

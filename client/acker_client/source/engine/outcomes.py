@@ -67,10 +67,10 @@ class RunOutcomes:
         self._environment.check()
         if self._upstream is not None:
             self._upstream.send()
-        watched = self._watching.take(wait_s)
+        watched = self._watching.next_result(wait_s)
         while watched is not None:
             self._apply_watched(watched, batch)
-            watched = self._watching.take(0.0)
+            watched = self._watching.next_result(0.0)
         return batch is not None and batch.is_lost
 
     def await_batch(self, batch: Batch) -> None:

@@ -26,7 +26,7 @@ ERRORS_A_LINE = 30
 class Watching(Protocol):
     """How a run gets its outcomes."""
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         """Return the result of the next watch, in order; None: there was none within ``timeout_s``."""
         ...
 
@@ -45,7 +45,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
         self._thread.start()
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         """See :class:`Watching`. Raises :class:`SourceError` when the thread has died."""
         if self._died_of is not None:
             raise SourceError(f"nothing is heard of outcomes any more: {self._died_of!r}") from self._died_of

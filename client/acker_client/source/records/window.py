@@ -70,14 +70,6 @@ class Window(Generic[Scalar]):
         """Indices into ``values`` of ``numbers``, which must all lie in the window."""
         return numbers - self.start
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> Array[Scalar]:
-        """The values of ``numbers: int64[k]``, which must all lie in the window."""
-        taken: Array[Scalar] = np.empty(len(numbers), self._room.dtype)
-        values = self.values
-        for at in blocks(len(numbers)):
-            taken[at] = values[numbers[at] - self.start]
-        return taken
-
     def put(self, numbers: npt.NDArray[np.int64], value: int) -> None:
         """Give ``numbers: int64[k]``, which must all lie in the window, the same ``value``."""
         values = self.values

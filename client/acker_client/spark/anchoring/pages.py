@@ -76,7 +76,7 @@ class PageCheck:
         self._rows = np.zeros(len(noted.ids), np.int64)
         self._digests = np.zeros(len(noted.ids), np.uint64)
 
-    def take(self, places: Positions, digests: Column) -> None:
+    def count_rows(self, places: Positions, digests: Column) -> None:
         """Count rows that were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises
         :class:`OtherRows` for a row in a page that had none."""
         if not len(places):

@@ -49,9 +49,9 @@ class BranchStep:
     copies: int
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         n, copies = len(rows), self.copies
         # All first copies, then all second copies: a slice is one branch, and copy k of a row is its k-th child.
         parents = np.tile(np.arange(n), copies)

@@ -221,9 +221,9 @@ class AccountStep:
     name: str
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         accounts = rows.data.column(ACCOUNT).to_pylist()
         for account in accounts:
             if account is not None:

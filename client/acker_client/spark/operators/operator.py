@@ -63,7 +63,7 @@ class Operator:
         keep = self._kept_of(given.names, schema)
         kept = StructType([field for field in given.fields if field.name in keep])
         step = self._step(df.sparkSession, given, schema, tuple(kept.names))
-        upstream = plan.take(df, upstream, self.name)
+        upstream = plan.mark_consumed(df, upstream, self.name)
         return fusing.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
 
     def test(self, given: Any) -> Any:

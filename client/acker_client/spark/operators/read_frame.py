@@ -118,7 +118,7 @@ def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[
     for batch in batches:
         if batch.num_rows:
             places, digests = _places_of(batch)
-            check.take(places, digests)
+            check.count_rows(places, digests)
             partition = int(places[0]) >> PARTITION_SHIFT
             yield batch, places, digests
     if partition >= 0:
@@ -165,7 +165,7 @@ class FrameReading:
                 columns, digests = columns.take(pa.array(kept)), found[kept]
             roots = root_ids(self.scope.first, numbers.view(np.uint64))
             anchors = Anchors(roots, initial_edges(roots, digests))
-            emitted.take(anchors, np.zeros(len(roots), np.uint64))
+            emitted.consume(anchors, np.zeros(len(roots), np.uint64))
             if len(kept):
                 yield Rows(columns, anchors)
         # A task without rows does not know its partition. Its numbers are not covered, and so they become LOST.

@@ -43,7 +43,7 @@ class RowStep:
     on_error: OnError
 
     def start(self, tally: Tally) -> TakeRows:
-        return RowTask(self, tally).take
+        return RowTask(self, tally).take_rows
 
 
 class RowTask:
@@ -55,7 +55,7 @@ class RowTask:
         self._culprits = Culprits(step.name, step.on_error, tally)
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def take_rows(self, rows: Rows) -> Iterator[Rows]:
         """Call the function for each row; yield the children as soon as there are enough, to bound memory."""
         with _rare_collections():
             given = self._reader.rows(rows.data)

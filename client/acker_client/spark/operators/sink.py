@@ -185,8 +185,8 @@ class SinkStep:
     name: str
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
-        tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+        tally.consume(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
         yield rows

@@ -158,9 +158,9 @@ class Sender:
         return result
 
 
-def _through(take: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:
+def _through(take_rows: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:
     for rows in flow:
-        yield from take(rows)
+        yield from take_rows(rows)
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
