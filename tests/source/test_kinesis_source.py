@@ -37,7 +37,7 @@ class TwinSource(Kinesis):
         super().__init__("orders", **{"name": "orders", "stop": "end", **options})
         self.twin = twin
 
-    def _open(self) -> KinesisDoor:
+    def _open_stream(self) -> KinesisDoor:
         return self.twin
 
 

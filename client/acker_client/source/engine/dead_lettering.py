@@ -49,7 +49,7 @@ class DeadLettering:
         """Whether records wait for their letters."""
         return bool(self._queued)
 
-    def open(self) -> None:
+    def open_letters(self) -> None:
         """Check that letters can be written, before there is any. Raises ``SourceError``."""
         if self._letters is not None:
             self._letters.open()

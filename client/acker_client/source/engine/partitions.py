@@ -63,7 +63,7 @@ class Partitions:
 
     def open_checkpoint(self) -> Mapping[str, Committed]:
         """Lock the checkpoint, and return what it holds of each partition."""
-        committed = self._checkpointing.open()
+        committed = self._checkpointing.open_checkpoint()
         self._begin_at(committed)
         return committed
 
