@@ -77,7 +77,7 @@ class Jobs:
 
     def open(self, source: Files) -> Run:
         """A run of the first job, driven by hand, until the end of the test."""
-        return self.opened.enter_context(source._begin(NO_SPARK))
+        return self.opened.enter_context(source._begin_run(NO_SPARK))
 
     def first(self, **options: Any) -> Files:
         given = {"retry": Retry(max_retries=3, initial_s=0.1), "listener": self.log, **options}

@@ -42,7 +42,7 @@ def test_an_ack_of_what_is_another_sources_by_now_says_nothing_of_any_other_reco
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0, "listener": noted}
     if how != "deleted":
         options |= {"group": Membership(group, "x"), "checkpoint": SharedCheckpoint(group, "x")}
-    with LogSource(log, environment=cluster.environment(), **options)._begin(NO_SPARK) as run:
+    with LogSource(log, environment=cluster.environment(), **options)._begin_run(NO_SPARK) as run:
         batch = run.next_batch()
         assert batch is not None
         rows = frame_of(batch).rows()
@@ -127,7 +127,7 @@ def test_a_server_that_loses_its_state_under_a_batch_costs_no_replay_where_anoth
         watch=Polling,
     )
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "listener": noted}
-    with LogSource(log, environment=environment, **options)._begin(NO_SPARK) as run:
+    with LogSource(log, environment=environment, **options)._begin_run(NO_SPARK) as run:
         batch = run.next_batch()
         assert batch is not None
         rows = frame_of(batch).rows()

@@ -55,7 +55,7 @@ class DemoServers:
             if self._count > 1:
                 self._zookeeper = ZooKeeperProcess(self._folder)
             for number in range(self._count):
-                self._begin(number)
+                self._start_server(number)
             for number in self._servers:
                 self._await_ready(number)
         except (ImportError, RuntimeError) as error:
@@ -68,7 +68,7 @@ class DemoServers:
         if self._zookeeper is not None:
             self._zookeeper.kill()
 
-    def _begin(self, number: int) -> None:
+    def _start_server(self, number: int) -> None:
         self._starts += 1
         folder = self._folder / f"{self._starts}-server-{number}"
         folder.mkdir()
@@ -85,7 +85,7 @@ class DemoServers:
         """Kill the server, throw its state away, and start another one in its place."""
         self._servers[0].kill()
         shutil.rmtree(self._folder / "state-0", ignore_errors=True)
-        self._begin(0)
+        self._start_server(0)
         self._await_ready(0)
 
     def _kill_one(self) -> None:
@@ -94,7 +94,7 @@ class DemoServers:
         self._say(f"server {number} is dead; {self._listed()} go on")
 
     def _add(self) -> None:
-        self._begin(self._count)
+        self._start_server(self._count)
         self._await_ready(self._count)
         self._say(f"server {self._count} has joined; {self._listed()} serve")
 
@@ -112,7 +112,7 @@ class DemoServers:
         for number, server in list(self._servers.items()):
             # SIGTERM, so that it writes its state.
             _check(number, server.terminate(STOP_TIMEOUT_S))
-            self._begin(number)
+            self._start_server(number)
             self._await_ready(number)
             self._say(f"server {number} is back with its state")
 

@@ -45,7 +45,7 @@ class Source:
         Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do, and what failed where
         the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
         """
-        with self._begin(spark) as run:
+        with self._begin_run(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
                     yield batch
@@ -65,7 +65,7 @@ class Source:
         """
         if not callable(process):
             raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
-        with self._begin(spark) as run:
+        with self._begin_run(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
                     process(batch)
@@ -104,7 +104,7 @@ class Source:
         """What a run of this source touches outside."""
         return self.options.environment or spark_environment()
 
-    def _begin(self, spark: Any) -> AbstractContextManager[Run]:
+    def _begin_run(self, spark: Any) -> AbstractContextManager[Run]:
         return _Running(self, spark)
 
     def _new_run(self, spark: Any) -> Run:

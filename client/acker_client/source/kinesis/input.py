@@ -258,7 +258,7 @@ class KinesisInput:
         """Whether no record follows those that are done by the mark."""
         if mark.end is not None:
             return True
-        begin = mark.begin(self._lineage.first_of(name))
+        begin = mark.begin_or(self._lineage.first_of(name))
         # The other source may have read newer records that are not in its checkpoint yet, so "latest" would miss them.
         begin = self._began if begin == LATEST else begin
         try:

@@ -35,7 +35,7 @@ STRETCHES_MAX = 20
 
 
 class Persisted:
-    """Rows of ``df``, persisted and counted by :meth:`begin`, until :meth:`release`."""
+    """Rows of ``df``, persisted and counted by :meth:`persist`, until :meth:`unpersist`."""
 
     def __init__(self, df: DataFrame, level: StorageLevel | None = None) -> None:
         self.spark = df.sparkSession
@@ -45,7 +45,7 @@ class Persisted:
         self._level = level
         self._is_ours = False
 
-    def begin(self) -> None:
+    def persist(self) -> None:
         """Persist the frame, unless the user has, and count its rows. This reads the whole frame."""
         self._is_ours = not self._is_kept
         if self._is_ours:
@@ -55,8 +55,8 @@ class Persisted:
                 self._df.persist(*filter(None, [self._level]))
         self.pages = self._counted()
 
-    def release(self) -> None:
-        """Unpersist the frame, also after :meth:`begin` has raised. May be called again."""
+    def unpersist(self) -> None:
+        """Unpersist the frame, also after :meth:`persist` has raised. May be called again."""
         if self._is_ours:
             self._is_ours = False
             run_uninterrupted(self._df.unpersist)
