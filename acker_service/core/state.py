@@ -95,7 +95,7 @@ class State:
         """Remove closed batches without pending roots, and free their indexes."""
         for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
             self._closing.discard(batch)
-            self.indexes.release(batch)
+            self.indexes.free_index(batch)
             source = self.sources.get(batch.session)
             if source is not None:
                 source.batches.pop(batch.number, None)
