@@ -104,7 +104,7 @@ def _apply(count: int) -> Applied:
         peak_mb = max(peak_mb, _resident_mb() - before_mb)
     begin_s = time.perf_counter()
     parts.finish(in_flight.take_finished())
-    parts.forget(in_flight.compact())
+    parts.forget_parts(in_flight.compact())
     runs = [parts.done[partition].to_runs() for partition in parts.take_changed()]
     commit_s = time.perf_counter() - begin_s
     assert in_flight.counts.acked + in_flight.schedule.waiting == count

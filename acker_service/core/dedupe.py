@@ -93,7 +93,7 @@ class Dedupe:
         ):
             self._drop_oldest()
 
-    def forget(self, contents_before: float, sessions_before: float) -> None:
+    def forget_unused(self, contents_before: float, sessions_before: float) -> None:
         """Forget the content identities and the sessions that were last used before these times."""
         while self._contents and next(iter(self._contents.values())).touched < contents_before:
             del self._contents[next(iter(self._contents))]

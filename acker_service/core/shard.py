@@ -333,7 +333,7 @@ class Shard:
         longest_ms = max((batch.longest_ms for batch in state.indexes), default=0)
         age_s = max(self._memory_s, longest_ms / 1000 + self._orphans.timeout_s)
         opened = min((batch.opened for batch in state.indexes if batch.number and batch.is_open), default=state.now)
-        state.dedupe.forget(min(state.now - age_s, opened), state.now - age_s)
+        state.dedupe.forget_unused(min(state.now - age_s, opened), state.now - age_s)
         state.counters.identities_dropped = state.dedupe.dropped
 
     # -- figures

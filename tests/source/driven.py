@@ -61,7 +61,7 @@ class Driven:
     def finish(self, records: Numbers) -> None:
         self._open -= set(np.asarray(records).tolist())
         self.parts.finish(Ranges.of(np.sort(np.asarray(records, np.int64))))
-        self.parts.forget(min(self._open, default=self.parts.planned))
+        self.parts.forget_parts(min(self._open, default=self.parts.planned))
 
     def finish_below(self, record: int) -> None:
         self.finish(sorted(number for number in self._open if number < record))

@@ -61,7 +61,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
         for number in numbers:
             partition, position = self.open.pop(number)
             self.done[partition].add(position)
-        self.parts.forget(min(self.open, default=self.parts.planned))
+        self.parts.forget_parts(min(self.open, default=self.parts.planned))
 
     @rule()
     def restart(self) -> None:
@@ -129,7 +129,7 @@ def test_parts_that_overlap_or_are_empty_are_an_error_of_the_input() -> None:
 def test_what_is_forgotten_or_was_never_planned_cannot_be_asked_for() -> None:
     parts: Parts[Stretch] = Parts({})
     parts.add([Stretch("a", 0, 5), Stretch("a", 5, 10)])
-    parts.forget(6)
+    parts.forget_parts(6)
     for record in (4, 10):
         with pytest.raises(LookupError):
             parts.chosen(np.array([record]))

@@ -160,9 +160,9 @@ def test_records_that_must_be_alone_are_never_mixed_with_others() -> None:
 def test_attempts_of_records_that_are_done_are_forgotten() -> None:
     schedule = Schedule(Retry(), draw=lambda: 1.0)
     schedule.fail(columns([5, 9]), now=0)
-    schedule.forget(6)
+    schedule.forget_attempts(6)
     assert schedule.failed(columns([5, 9, 10])).tolist() == [0, 1, 0]
-    schedule.forget(10_000_000)
+    schedule.forget_attempts(10_000_000)
     schedule.fail(columns([10_000_007]), now=0)
     assert schedule.failed(columns([9, 10_000_007])).tolist() == [0, 1]
 

@@ -204,7 +204,7 @@ class Partitions:
         """Count finished records as done in their partitions, and drop them from memory."""
         self._parts.finish(self._in_flight.take_finished())
         done_below = self._in_flight.compact()
-        self._parts.forget(done_below)
+        self._parts.forget_parts(done_below)
         self._dead_lettering.forget_times(done_below)
         changed = {partition: self._parts.done[partition] for partition in self._parts.take_changed()}
         for partition, done in changed.items():

@@ -134,7 +134,7 @@ class LineFile(Protocol):
         """Remember a planned part."""
         ...
 
-    def forget(self, done: Ranges) -> None: ...
+    def forget_positions(self, done: Ranges) -> None: ...
 
     def mark(self, done: Ranges) -> Mark: ...
 
@@ -242,7 +242,7 @@ class PlainFile(_File):
     def add(self, part: LinePart) -> None:
         self._parts.append(part)
 
-    def forget(self, done: Ranges) -> None:
+    def forget_positions(self, done: Ranges) -> None:
         """Forget positions of lines that no mark needs any more: all but those of the prefix and the reach."""
         # Keep the part that ends at the prefix: it holds the position.
         self._parts = [part for part in self._parts if part.stop >= done.prefix]
@@ -345,7 +345,7 @@ class GzFile(_File):
     def add(self, part: LinePart) -> None:
         """Do nothing: lines of a gz are found by their number."""
 
-    def forget(self, done: Ranges) -> None:
+    def forget_positions(self, done: Ranges) -> None:
         """Do nothing: nothing is kept of a part."""
 
     def mark(self, done: Ranges) -> Mark:

@@ -197,7 +197,7 @@ class InFlight:
     def compact(self) -> int:
         """Drop finished records from memory. Returns the record below which all are done."""
         self.tracker.compact()
-        self.schedule.forget(self.tracker.done_below)
+        self.schedule.forget_attempts(self.tracker.done_below)
         return self.tracker.done_below
 
     def _take_effects(

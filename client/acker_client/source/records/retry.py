@@ -148,10 +148,10 @@ class Schedule:
             if len(kept):
                 self._push(kept, group.due_s, group.depth)
 
-    def forget(self, below: int) -> None:
+    def forget_attempts(self, below: int) -> None:
         """Forget the attempts of records below ``below``, which are done."""
-        self._failed.forget(below)
-        self._interrupted.forget(below)
+        self._failed.forget_below(below)
+        self._interrupted.forget_below(below)
 
     def _count_attempt(
         self, window: Window[np.uint16], records: RecordNumbers, limit: int, now: float, depth: int

@@ -246,10 +246,10 @@ class Tracker:
 
     def compact(self) -> None:
         """Forget the prefix of records that are done, and the prefix of emissions that have their outcome."""
-        self._record_state.forget(self._record_state.first(OPEN))
+        self._record_state.forget_below(self._record_state.first(OPEN))
         ended = self._emission_state.first(PENDING)
-        self._emission_state.forget(ended)
-        self._emission_record.forget(ended)
+        self._emission_state.forget_below(ended)
+        self._emission_record.forget_below(ended)
 
 
 @functools.cache

@@ -37,7 +37,7 @@ class Window(Generic[Scalar]):
 
     @property
     def values(self) -> Array[Scalar]:
-        """The values of ``start`` to ``stop``: a view, to read and to write, until the next `extend` or `forget`."""
+        """The values of ``start`` to ``stop``: a view to read and write until the next `extend` or `forget_below`."""
         return self._room[self._first : self._first + len(self)]
 
     @property
@@ -54,7 +54,7 @@ class Window(Generic[Scalar]):
         fresh[:] = self._fill
         return fresh
 
-    def forget(self, below: int) -> None:
+    def forget_below(self, below: int) -> None:
         """Forget the numbers under ``below``, also those to come."""
         if below >= self.stop:
             self.start = self.stop = max(below, self.stop)

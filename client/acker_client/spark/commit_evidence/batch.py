@@ -335,7 +335,7 @@ class BatchEvidence:
 
     def _forget_notes(self) -> None:
         nodes = [*lineage.steps_of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
-        self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
+        self._note_store.forget_notes([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
 
     def _remember_evaluations(
         self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, finder: ActionFinder

@@ -107,11 +107,11 @@ class NoteStore:
         self._kept: dict[str, list[Note]] = {}
 
     def keep(self, tag: str) -> None:
-        """Keep the notes of ``tag`` until :meth:`forget`."""
+        """Keep the notes of ``tag`` until :meth:`forget_notes`."""
         with self._lock:
             self._kept.setdefault(tag, [])
 
-    def forget(self, tags: Collection[str]) -> None:
+    def forget_notes(self, tags: Collection[str]) -> None:
         """Drop the notes of ``tags``, also those that arrive later."""
         with self._lock:
             for tag in tags:
