@@ -99,7 +99,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         start = data.draw(st.integers(0, len(self.twin.emissions)))
         stop = data.draw(st.integers(start, len(self.twin.emissions) + 3))
-        got = self.tracker.end(start, stop, LOST)
+        got = self.tracker.end_emissions(start, stop, LOST)
         numbers = range(start, min(stop, len(self.twin.emissions)))
         expected, _, _ = self.twin.apply([root_id(self.twin.base, n) for n in numbers], [LOST] * len(numbers))
         assert got.records.tolist() == [record for record, _, _ in expected]

@@ -36,7 +36,7 @@ def read(noted: Pages, places: np.ndarray, found: np.ndarray, cut: int) -> None:
     check = PageCheck(noted)
     for start in range(0, len(places), cut):
         check.count_rows(places[start : start + cut], found[start : start + cut])
-    check.end(int(places[0]) >> 33)
+    check.check_partition(int(places[0]) >> 33)
 
 
 @given(st.integers(1, TWO_PAGES), st.integers(500, 6000), st.integers(0, 3))

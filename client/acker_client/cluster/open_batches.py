@@ -97,7 +97,7 @@ class OpenBatches:
         """Forget a batch that could not be opened. Else the next attempt would take it for open."""
         self._batches.pop(number, None)
 
-    def end(self, batch: PinnedBatch) -> None:
+    def forget_batch(self, batch: PinnedBatch) -> None:
         """Forget a batch of which no more outcomes are wanted."""
         del self._batches[batch.number]
         self._remember_numbers(batch)
@@ -208,7 +208,7 @@ class OpenBatches:
         settled = [number for number, batch in self._batches.items() if batch.take_settled()]
         ended = [batch for batch in self._batches.values() if batch.is_ended]
         for batch in ended:
-            self.end(batch)
+            self.forget_batch(batch)
         pending, self._pending, self._news = self._pending, PendingResult(), Future()
         return pending.result(settled, answered=answered), ended
 

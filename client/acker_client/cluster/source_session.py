@@ -166,7 +166,7 @@ class SourceSession:
         with self._batches.lock:
             batch = self._batches.find(number)
             if batch is not None:
-                self._batches.end(batch)
+                self._batches.forget_batch(batch)
                 self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
 
     # -- outcomes

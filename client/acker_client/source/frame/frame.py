@@ -98,7 +98,7 @@ class Tracked:
         query = source._query = StreamingQuery(df)
         self._latest = source
         with CleanUp() as undo:
-            undo.add(query.end)
+            undo.add(query.end_micro_batch)
             try:
                 source.run(df.sparkSession, self._process)
             except Exception as error:

@@ -212,7 +212,7 @@ class KinesisInput:
                 first = self._lineage.first_of(name)
                 shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
                 if self._lineage.is_skipped(name):
-                    shard.end()
+                    shard.note_end()
 
     def _may_begin(self, name: str) -> bool:
         return self._lineage.is_skipped(name) or all(map(self._is_settled, self._lineage.shards[name].parents))
@@ -355,7 +355,7 @@ class KinesisInput:
         is_idle = is_newest and not (is_to_end and answer.rows.num_rows)
         shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
         if self._ends(shard.name, answer):
-            shard.end()
+            shard.note_end()
             self._has_new_shards = True
             log.info("shard %s was read to its end", shard.name)
         elif _is_nothing(answer) and is_to_end:

@@ -141,7 +141,7 @@ class ShardReading:
             self._held.append(held)
         return [RecordPart(self.name, start, self.next, held)]
 
-    def end(self) -> None:
+    def note_end(self) -> None:
         """Note that it was read to its end."""
         if self.next < self.done.reach:
             self._skip_aged()

@@ -147,7 +147,7 @@ class InFlight:
 
     def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Effects:
         """Give LOST to all emissions ``start <= number < stop`` that have no outcome."""
-        applied = self.tracker.end(start, stop, Verdict.LOST)
+        applied = self.tracker.end_emissions(start, stop, Verdict.LOST)
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
     def end_absent(self, roots: Column) -> Counted:

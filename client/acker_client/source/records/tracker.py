@@ -194,7 +194,7 @@ class Tracker:
         self.finish(records[verdicts[where] == Verdict.ACKED])
         return _Applied(records, where, foreign)
 
-    def end(self, start: int, stop: int, ending: int) -> Counted:
+    def end_emissions(self, start: int, stop: int, ending: int) -> Counted:
         """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
         where = self._where_pending(start, stop)
         verdicts = np.full(len(where), ending, np.uint8)

@@ -90,7 +90,7 @@ class PageCheck:
         np.add.at(self._rows, at, np.diff(np.append(starts, len(places))))
         np.bitwise_xor.at(self._digests, at, np.bitwise_xor.reduceat(digests, starts))
 
-    def end(self, partition: int) -> None:
+    def check_partition(self, partition: int) -> None:
         """Check a partition after all its pages were read. Raises :class:`OtherRows` if they differ from the record."""
         first = np.searchsorted(self._noted.ids, place_of(partition, 0) >> PAGE_SHIFT)
         after = np.searchsorted(self._noted.ids, place_of(partition + 1, 0) >> PAGE_SHIFT)

@@ -122,7 +122,7 @@ def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[
             partition = int(places[0]) >> PARTITION_SHIFT
             yield batch, places, digests
     if partition >= 0:
-        check.end(partition)
+        check.check_partition(partition)
 
 
 def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
