@@ -119,7 +119,7 @@ class State:
         self.sweep(dict.fromkeys(batches, kernels.DROP))
         self.counters.roots_dropped += pending
         reserved, unconfirmed = sum(batch.reserved for batch in batches), sum(len(source.outbox) for source in sources)
-        self.room.drop(pending, reserved, unconfirmed)
+        self.room.release_all(pending, reserved, unconfirmed)
         for batch in batches:
             batch.close()
             self._closing.add(batch)

@@ -110,7 +110,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
         """Records go to another source while emissions of theirs may have no outcome yet."""
         still_open = sorted(set(self.twin.emissions) - self.twin.done)
         records = data.draw(st.sets(st.sampled_from(still_open), max_size=5)) if still_open else set()
-        self.tracker.drop(np.array(sorted(records), np.int64))
+        self.tracker.drop_records(np.array(sorted(records), np.int64))
         self.twin.drop(records)
         self.failed -= records
 
@@ -175,7 +175,7 @@ def test_outcomes_of_several_blocks_count_once_whichever_way_they_are_applied(
     assert got.records.tolist() == order[firsts].tolist()
     assert got.verdicts.tolist() == verdicts[firsts].tolist()
     assert (got.repeated, got.foreign, tracker.pending) == (len(order) - count, 3, 0)
-    tracker.drop(got.records[got.records == got.records[0]])
+    tracker.drop_records(got.records[got.records == got.records[0]])
     done = np.sort(got.records[(got.verdicts == ACKED) & (got.records != got.records[0])])
     assert tracker.take_finished() == Ranges.of(done)
     assert tracker.take_finished() == Ranges()
@@ -217,7 +217,7 @@ def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_
     tracker = Tracker(5)
     gone = tracker.emit(np.arange(10))
     tracker.emit(np.arange(10, 30))
-    tracker.drop(gone.records)
+    tracker.drop_records(gone.records)
     tracker.compact()
     late = tracker.apply(gone.roots, np.full(10, ACKED, np.uint8))
     assert (len(late.records), late.repeated, tracker.pending, tracker.open_records) == (0, 10, 20, 20)

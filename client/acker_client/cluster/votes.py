@@ -108,7 +108,7 @@ class Votes:
         """Which replicas have spoken, settled or left: uint8 by row. The caller must not write into it."""
         return self._spoken
 
-    def drop(self, count: int) -> int:
+    def drop_rows(self, count: int) -> int:
         """End the rows from ``count`` on, about which no replica has spoken, and return their number."""
         self._spoken[count:] = self._everybody
         return len(self._spoken[count:])
@@ -229,7 +229,7 @@ class BatchVotes:
 
     def keep(self, count: int) -> None:
         """Keep only the first ``count`` numbers as records. Reports about the others are ignored from then on."""
-        self.ended += self._votes.drop(count)
+        self.ended += self._votes.drop_rows(count)
 
     def hear(self, member: int, outcomes: Outcomes) -> Merged:
         """Take ``outcomes`` that ``member`` reports, and return what is final because of them, in their order."""

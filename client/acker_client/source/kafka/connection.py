@@ -373,18 +373,18 @@ class TopicWriter:
             for message in messages:
                 self._produce(topic, message, delivered)
         except BaseException:
-            self._drop()
+            self._purge_unsent()
             raise
         left = self._producer.flush(self.connection.timeout_s + 1)
         if failed or left:
-            self._drop()
+            self._purge_unsent()
             error = failed[0] if failed else library().KafkaError(_codes()._MSG_TIMED_OUT)
             raise error_of(error, f"topic {topic!r}", self.connection, self._trouble)
 
     def close(self) -> None:
         self._producer.flush(0)
 
-    def _drop(self) -> None:
+    def _purge_unsent(self) -> None:
         """Drop messages that are not sent yet. They would arrive after their records were read again."""
         self._producer.purge()
         self._producer.flush(1)

@@ -162,8 +162,8 @@ class InFlight:
         """Drop ``records``, ascending, which belong to another source now: they are neither tried again nor done.
         Returns those that were open."""
         dropped = self.tracker.open_among(records)
-        self.schedule.drop(dropped)
-        self.tracker.drop(dropped)
+        self.schedule.cancel_replays(dropped)
+        self.tracker.drop_records(dropped)
         self.counts.revoked += len(dropped)
         return dropped
 

@@ -140,7 +140,7 @@ class Schedule:
             self._push(merged[records_max:], group.due_s, 0)
         return ReplayGroup(group.due_s, group.order, merged[:records_max])
 
-    def drop(self, records: RecordNumbers) -> None:
+    def cancel_replays(self, records: RecordNumbers) -> None:
         """Replay none of ``records``."""
         groups, self._groups, self._waiting = self._groups, [], 0
         for group in groups:

@@ -220,7 +220,7 @@ class Tracker:
         """Count ``records`` as done though they were not acked: absent, let go, or safely in the dead letters."""
         self._record_state.put(records, FINISHED)
 
-    def drop(self, records: RecordNumbers) -> None:
+    def drop_records(self, records: RecordNumbers) -> None:
         """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
         self._record_state.put(records, DONE)
         dropped = self._where_pending(self._emission_state.start, self.emitted)
