@@ -74,7 +74,7 @@ class Dedupe:
 
     def find_applied(self, identity: Identity, digest: int) -> Status | int:
         """Return the slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
-        known = self._find(identity)
+        known = self._find_sections(identity)
         if known is not None:
             return known.applied if known.digest == digest else Status.CONFLICT
         if identity.sequenced:
@@ -112,7 +112,7 @@ class Dedupe:
     def _drop_session(self) -> None:
         self.sequences -= len(self._sessions.pop(next(iter(self._sessions))).by_sequence)
 
-    def _find(self, identity: Identity) -> AppliedSections | None:
+    def _find_sections(self, identity: Identity) -> AppliedSections | None:
         if not identity.sequenced:
             return self._contents.get((identity.high, identity.low))
         session = self._sessions.get(identity.high)

@@ -67,7 +67,7 @@ class OpenBatches:
         """Numbers of ended batches of open_batch, as (first, stop)."""
         return self._ended
 
-    def find(self, number: int) -> PinnedBatch | None:
+    def find_batch(self, number: int) -> PinnedBatch | None:
         return self._batches.get(number)
 
     def check_open(self, number: int) -> Pin:

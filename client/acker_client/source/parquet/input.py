@@ -114,7 +114,7 @@ class ParquetInput:
         self._left: RowPart | None = None
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._files = self._find()
+        self._files = self._find_files()
         if not self._files:
             log.warning("Parquet: there is no file in %r yet; looking for one every %g s", self._paths, self._follow_s)
         self._rows, self._digests = {}, {}
@@ -173,7 +173,7 @@ class ParquetInput:
             raise CheckpointError(f"{found.shown} is not what it was when its rows were read: {FIX}")
         self._rows[path], self._digests[path] = rows, digest
 
-    def _find(self) -> list[Found]:
+    def _find_files(self) -> list[Found]:
         self._listed_s = self._clock()
         files = find_parquet_files(self._paths, may_be_none=self._follow_s is not None)
         check_not_own(files, self._own_files, "Parquet", self._paths)
@@ -184,7 +184,7 @@ class ParquetInput:
         if part is None and self._follow_s is not None and self._clock() - self._listed_s >= self._follow_s:
             known = {found.path for found in self._files}
             self._check_same()
-            new = [found for found in self._find() if found.path not in known or found.path in self._unfinished]
+            new = [found for found in self._find_files() if found.path not in known or found.path in self._unfinished]
             self._files += [found for found in new if found.path not in known]
             self._parts = self._walk(new, {})
             part = next(self._parts, None)

@@ -141,7 +141,7 @@ class Runs:
         between = [np.arange(first[index], last[index] + 1) for index in long.tolist()]
         return np.unique(np.concatenate([first, last, *between]))
 
-    def find(self, places: Positions) -> tuple[Positions, Positions]:
+    def number_places(self, places: Positions) -> tuple[Positions, Positions]:
         """Return (indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
         if not len(self.starts):
             return np.empty(0, np.int64), np.empty(0, np.int64)

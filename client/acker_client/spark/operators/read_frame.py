@@ -101,7 +101,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch, places, _ in _checked(batches, pages):
-            kept, numbers = runs.find(places)
+            kept, numbers = runs.number_places(places)
             columns = [column.take(pa.array(kept)) for column in batch.columns[:-2]]
             names = [*batch.schema.names[:-2], NUMBER]
             yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers)], names=names)
@@ -158,7 +158,7 @@ class FrameReading:
         emitted, partition = Tally(READ), -1
         for batch, places, found in _checked(batches, self.pages):
             partition = int(places[0]) >> PARTITION_SHIFT
-            kept, numbers = self.runs.find(places)
+            kept, numbers = self.runs.number_places(places)
             columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
             digests = found
             if len(kept) < len(places):
