@@ -129,13 +129,13 @@ class Dedupe:
         self._sessions[identity.high] = session
         session.touched = now
         if identity.low > session.highest:
-            self._advance(session, identity.low)
+            self._move_window(session, identity.low)
         if identity.low not in session.by_sequence:
             session.by_sequence[identity.low] = AppliedSections(digest)
             self.sequences += 1
         return session.by_sequence[identity.low]
 
-    def _advance(self, session: Session, highest: int) -> None:
+    def _move_window(self, session: Session, highest: int) -> None:
         before = len(session.by_sequence)
         if highest - session.highest >= self.window:
             session.by_sequence.clear()

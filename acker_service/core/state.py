@@ -56,7 +56,7 @@ class State:
         # Closed batches that still have pending roots.
         self._closing: set[BatchState] = set()
 
-    def advance(self, now: float) -> None:
+    def advance_time(self, now: float) -> None:
         """Set the time; it never goes back."""
         self.now = max(self.now, now)
         self.tick = int(self.now * kernels.TICKS_A_SECOND)

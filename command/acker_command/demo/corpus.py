@@ -60,7 +60,7 @@ class Corpus:
             for line, content in enumerate(lines_of(_read(path)), 1):
                 yield path.removeprefix(self.root), line, content
 
-    def place(self, record: int) -> str:
+    def line_of(self, record: int) -> str:
         """Return ``path:line`` of a record."""
         path, line, _ = next(islice(self.lines(), record, None))
         return f"{self.root}{path}:{line}"

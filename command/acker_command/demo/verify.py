@@ -88,7 +88,7 @@ class Verifier(Listener):
         wrong = np.flatnonzero((held["digest"].to_numpy() != due) | ((due != 0) & is_elsewhere.to_numpy()))
         self.counts["false_acks"] += len(wrong)
         for index in wrong[: EXAMPLES_MAX - len(self.examples)]:
-            self.examples.append(f"{self._text.place(int(records[index]))} as root {int(roots[index]):#018x}")
+            self.examples.append(f"{self._text.line_of(int(records[index]))} as root {int(roots[index]):#018x}")
 
     def dead(self, records: Ints) -> None:
         """Note records that ended in the dead letters."""
