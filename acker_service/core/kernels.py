@@ -467,7 +467,7 @@ def apply_updates(
 
 
 @njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
-def move(cells, capacity, wider, room):
+def copy_entries(cells, capacity, wider, room):
     """Copy all entries of a sub-table into ``wider``, ``room`` empty cells; ``room`` is more than the entries."""
     for cell in range(capacity):
         key = cells[3 * cell]

@@ -135,7 +135,7 @@ class State:
             return
         if outcomes.is_uniform:
             info = int(outcomes.info[0])
-            self._put(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, texts)
+            self._append_outcomes(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, texts)
         else:
             self._deliver_groups(outcomes, texts)
         self.room.finish(len(outcomes.roots))
@@ -145,14 +145,16 @@ class State:
         indexes = outcomes.info & np.uint64(_INDEX)
         verdicts, codes = (outcomes.info >> np.uint64(16)).astype(np.uint8), outcomes.info >> np.uint64(32)
         if np.all(indexes == indexes[0]):
-            self._put(int(indexes[0]), outcomes.roots, verdicts, codes, texts)
+            self._append_outcomes(int(indexes[0]), outcomes.roots, verdicts, codes, texts)
             return
         order = np.argsort(indexes, kind="stable")
         starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
         for group in np.split(order, starts[1:]):
-            self._put(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], texts)
+            self._append_outcomes(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], texts)
 
-    def _put(self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]) -> None:
+    def _append_outcomes(
+        self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, texts: Sequence[str]
+    ) -> None:
         source = self.sources[self.indexes[index].session]
         source.outbox.append(roots, verdicts, codes, texts)
         self.counters.count(verdicts, len(roots))

@@ -280,7 +280,7 @@ def test_of_a_batch_whose_last_numbers_were_never_drawn_the_others_end_as_if_the
     # Nobody speaks of numbers that may still be drawn, and a member that leaves ends the drawing.
     for step in (step for step in before if len(step) == 4):
         assert merged(votes, step, drawn) == merged(twin, step, drawn)
-    votes.keep(drawn)
+    votes.keep_first(drawn)
     for step in after:
         assert merged(votes, step, 99) == merged(twin, step, 99)
         assert votes.is_over == twin.is_over

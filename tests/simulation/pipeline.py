@@ -219,7 +219,7 @@ class RowByRow:
             became = [children_of(self.op, value, self.account) for value in values]
             for row, children in enumerate(became):
                 if children is None:
-                    culprits.fail(rows.anchors, row, Bad(f"value {values[row]}"))
+                    culprits.fail_row(rows.anchors, row, Bad(f"value {values[row]}"))
             made = [child for children in became for child in children or ()]
             counts = np.array([len(children or ()) for children in became], np.int64)
             derived = derive(

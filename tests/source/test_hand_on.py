@@ -250,8 +250,8 @@ def test_servers_that_are_away_hear_of_it_later_under_the_same_identity(jobs: Jo
     run, handed = handed_on_by(jobs, 1)
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     jobs.cluster.stop_for(7.0)
-    upstream.ack(handed)
-    upstream.ack(handed)
+    upstream.ack_anchors(handed)
+    upstream.ack_anchors(handed)
     jobs.cluster.time.sleep(20.0)
     jobs.cluster.sleep(1.0)
     upstream.send()
@@ -316,7 +316,7 @@ def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble:
     elif trouble == "without its state":
         servers[1].start(with_state=False)
     upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
-    upstream.ack(each for row in headers for each in taken_up(row))
+    upstream.ack_anchors(each for row in headers for each in taken_up(row))
     assert ends_of(source) == Counter({Verdict.ACKED: 60})
     upstream.close()
     servers.close()
@@ -412,8 +412,8 @@ def test_headers_that_name_servers_that_nobody_knows_are_said_once_and_take_no_p
     run, handed = handed_on_by(jobs, 1)
     forged = [HandedOn(((7, generation),), ((5, 5),)) for generation in range(3 * UNSENT_MAX)]
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
-    upstream.ack([*handed, *forged])
-    upstream.ack(HandedOn(each.replicas, ((6, 6),)) for each in forged)
+    upstream.ack_anchors([*handed, *forged])
+    upstream.ack_anchors(HandedOn(each.replicas, ((6, 6),)) for each in forged)
     run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [0]
     said = [
@@ -432,7 +432,7 @@ def test_an_ack_reaches_servers_that_drain_and_serve_what_they_have_to_its_end(r
         servers[member.id].ask(lambda shard, now: shard.drain())
         upstream._client._state().cluster.drains(member)
     headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
-    upstream.ack(each for row in headers for each in taken_up(row))
+    upstream.ack_anchors(each for row in headers for each in taken_up(row))
     assert ends_of(source) == Counter({Verdict.ACKED: 60})
     upstream.close()
     servers.close()

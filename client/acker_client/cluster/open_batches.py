@@ -149,7 +149,7 @@ class OpenBatches:
         """Leave ``member`` out of a batch: nothing that it says about the batch from now on counts."""
         if member not in batch.out and not isinstance(batch, EmittedBatch):
             self._pending.add_interrupted(batch.number)
-        self._note(batch, batch.leave_out_member(member, why))
+        self._add_merged(batch, batch.leave_out_member(member, why))
 
     # -- what servers say
 
@@ -163,7 +163,7 @@ class OpenBatches:
         if len(heard.outcomes):
             self._count_outcomes(here, heard.outcomes)
         for batch, member in self._held_by(here):
-            self._note(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
+            self._add_merged(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
 
     def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope]:
         """Return the emitted batches to settle on one server, which is called ``here``, by number. Each has the numbers
@@ -196,7 +196,7 @@ class OpenBatches:
         """Note that ``member`` has settled a batch. ``heard``: the generation and cursor up to which the outcomes of
         this member were counted."""
         batch.settled_on(member, reply)
-        self._note(batch, batch.heard_up_to(member, *heard))
+        self._add_merged(batch, batch.heard_up_to(member, *heard))
 
     def wake_watch(self, batch: PinnedBatch) -> None:
         """Wake the waiting watch if there is news, or if ``batch`` is over."""
@@ -227,9 +227,9 @@ class OpenBatches:
             # A server that the batch is not placed on any more has no say in it.
             for member in filter(here.__contains__, batches[index].members):
                 its = outcomes if own.all() else only(outcomes, own)
-                self._note(batches[index], batches[index].count_outcomes(member, its))
+                self._add_merged(batches[index], batches[index].count_outcomes(member, its))
 
-    def _note(self, batch: PinnedBatch, merged: Merged) -> None:
+    def _add_merged(self, batch: PinnedBatch, merged: Merged) -> None:
         if merged.unheard:
             log.error(
                 "batch %d: a server has counted %d outcomes more than it has reported: what it did not report is LOST",

@@ -227,7 +227,7 @@ class BatchVotes:
         """
         return self._votes.saved()
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         """Keep only the first ``count`` numbers as records. Reports about the others are ignored from then on."""
         self.ended += self._votes.drop_rows(count)
 

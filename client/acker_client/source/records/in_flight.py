@@ -171,7 +171,7 @@ class InFlight:
         """Schedule the records of a batch that failed as a whole in smaller pieces. A record that is alone in its batch
         counts a failure. Returns the records without retries left. ``depth``: of the batch."""
         if len(broken) == 1:
-            return broken.of(self.schedule.fail(broken.records, now, depth=depth + 1))
+            return broken.of(self.schedule.count_failures(broken.records, now, depth=depth + 1))
         if len(broken):
             self.schedule.isolate(broken.records, depth, now)
         return broken.only(np.zeros(len(broken), bool))
@@ -211,7 +211,7 @@ class InFlight:
             applied.records[failed], applied.roots[failed], applied.verdicts[failed], reason_ids[failed], reasons
         )
         lost = failures.verdicts == Verdict.LOST
-        spent = self.schedule.fail(failures.records[~lost], now)
+        spent = self.schedule.count_failures(failures.records[~lost], now)
         if not is_broken:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
         return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))

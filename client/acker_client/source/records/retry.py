@@ -104,7 +104,7 @@ class Schedule:
         """Return how often each of ``records`` was interrupted."""
         return _counts_of(self._interrupted, records)
 
-    def fail(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
+    def count_failures(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
         """Count a failure of each of ``records``, ascending, and schedule them again. Returns those without retries
         left."""
         return self._count_attempt(self._failed, records, self.retry.max_retries, now, depth)

@@ -140,7 +140,7 @@ class Tracker:
         self._pending += len(records)
         if len(records):
             self._record_state.extend(int(records[-1]) + 1)
-            self._record_state.put(records, OPEN)
+            self._record_state.set_value(records, OPEN)
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
     def apply(self, roots: Column, verdicts: Kinds) -> Counted:
@@ -218,11 +218,11 @@ class Tracker:
 
     def finish(self, records: RecordNumbers) -> None:
         """Count ``records`` as done though they were not acked: absent, let go, or safely in the dead letters."""
-        self._record_state.put(records, FINISHED)
+        self._record_state.set_value(records, FINISHED)
 
     def drop_records(self, records: RecordNumbers) -> None:
         """``records`` are no longer this source's: they hold nothing up, and are not done, whatever outcomes come."""
-        self._record_state.put(records, DONE)
+        self._record_state.set_value(records, DONE)
         dropped = self._where_pending(self._emission_state.start, self.emitted)
         dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
         self._emission_state.values[dropped] = DROPPED

@@ -222,7 +222,7 @@ class BatchEvidence:
         self._note_store = note_store_of(spark.sparkContext)
         self._tags = [tag_of(pin) for pin in settings.pins]
         for tag in self._tags:
-            self._note_store.keep(tag)
+            self._note_store.keep_notes(tag)
         self._executions = Executions(spark)
         self._context = spark.sparkContext
         self._lock = threading.Lock()

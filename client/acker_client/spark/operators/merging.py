@@ -135,7 +135,7 @@ class Merging:
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             culprits = Culprits(self.name, self.on_error, tally)
             for row in range(anchors.rows):
-                culprits.fail(anchors, row, error)
+                culprits.fail_row(anchors, row, error)
             columns, parents = [pa.array([], field.type) for field in arrow_schema(self.schema)], list[Positions]()
         else:
             columns, parents = check(made)

@@ -83,7 +83,7 @@ class RowTask:
         try:
             return self._writer.listed(self._step.function(given))
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
-            self._culprits.fail(rows.anchors, row, error)
+            self._culprits.fail_row(rows.anchors, row, error)
             return []
 
     def _anchor_children(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
@@ -105,7 +105,7 @@ class RowTask:
                 children[index] = self._writer.tuples(made)
                 self._writer.check(children[index])
             except Mismatch as error:
-                self._culprits.fail(rows.anchors, start + index, error)
+                self._culprits.fail_row(rows.anchors, start + index, error)
                 children[index] = []
 
 

@@ -84,7 +84,7 @@ def plan_chain(
     """Put ``chain`` into the plan of ``base``, under a function name that the guard recognizes."""
     node = lineage.register(kind, name, *batches)
     note_store = note_store_of(base.sparkSession.sparkContext)
-    note_store.keep(node.tag)
+    note_store.keep_notes(node.tag)
     function = task_function(replace(chain, tag=node.tag, note_writer=note_store.note_writer))
     function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if chain.is_tracked else schema.fields
