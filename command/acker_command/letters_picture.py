@@ -21,7 +21,7 @@ def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], colu
     table = _table(columns, "n", "last (UTC)", "source", "record", "tries", "reason")
     for number, letter in enumerate(letters, 1):
         tries = str(letter.failed) + (f"+{letter.interrupted}" if letter.interrupted else "")
-        reason = _cut(short(letter.reason), columns)
+        reason = _shorten(short(letter.reason), columns)
         table.add_row(str(number), time_of(letter.last_s), letter.source, letter.where, tries, reason)
     left = total - len(letters)
     more: list[RenderableType] = [Text(f"and {left:,} older; --limit shows more")] if left else []
@@ -35,8 +35,8 @@ def grouped(
     table = _table(columns, "letters", "first (UTC)", "last (UTC)", what, "for example")
     for group in groups:
         example = group.example
-        record = f"{example.where} {_cut(shown_value(example), columns, VALUE_WIDTH)!r}"
-        name = _cut(group.name, columns)
+        record = f"{example.where} {_shorten(shown_value(example), columns, VALUE_WIDTH)!r}"
+        name = _shorten(group.name, columns)
         table.add_row(f"{group.count:,}", time_of(group.first_s), time_of(group.last_s), name, record)
     kinds = f"{len(groups):,} {what}{'' if len(groups) == 1 else 's'}"
     return Group(Text(f"{_counted(total)}, {kinds}", "bold"), Text(), *([table] if groups else []), *_noted(notes))
@@ -78,7 +78,7 @@ def _table(columns: int | None, *names: str) -> Table:
     return table
 
 
-def _cut(text: str, columns: int | None, width: int = REASON_WIDTH) -> str:
+def _shorten(text: str, columns: int | None, width: int = REASON_WIDTH) -> str:
     """In one line; a terminal folds a reason, and nothing else is as long as it likes."""
     line = " ".join(text.split())
     is_folded = columns is not None and width == REASON_WIDTH

@@ -128,9 +128,9 @@ class Votes:
             # A single replica waits for no other and differs from none, so nothing else has to be kept.
             self._spoken[rows] = 1
             return Merged(outcomes)
-        return self.count(rows, bits, kinds_of(outcomes), outcomes)
+        return self.count_reports(rows, bits, kinds_of(outcomes), outcomes)
 
-    def count(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
+    def count_reports(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
         """Count the first report of a replica about each of ``rows``. ``kinds``: one bit each. ``outcomes``: roots and
         reasons."""
         before = self._said[rows]
@@ -282,7 +282,7 @@ class BatchVotes:
         bits = own[self._slots]
         rows = np.flatnonzero(bits & ~self._votes.spoken)
         kinds, outcomes = np.full(len(rows), kind, np.uint8), lost_for(why, self._roots_of(rows))
-        return self._counted(self._votes.count(rows, bits[rows], kinds, outcomes))
+        return self._counted(self._votes.count_reports(rows, bits[rows], kinds, outcomes))
 
     def _counted(self, merged: Merged) -> Merged:
         self.ended += len(merged.outcomes) + len(merged.absent)

@@ -42,7 +42,7 @@ class Watcher:
         self._stopped = threading.Event()
         self._errors = 0
         self._died_of: BaseException | None = None
-        self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
+        self._thread = threading.Thread(target=self._run_watches, name="acker-watcher", daemon=True)
         self._thread.start()
 
     def next_result(self, timeout_s: float) -> WatchResult | None:
@@ -58,7 +58,7 @@ class Watcher:
         """Stop, without waiting for a poll that is under way: closing the client ends that."""
         self._stopped.set()
 
-    def _watch(self) -> None:
+    def _run_watches(self) -> None:
         try:
             while not self._stopped.is_set():
                 self._poll()

@@ -336,7 +336,7 @@ class GzFile(_File):
             try:
                 where = self._count_lines(file, block_bytes)
             except (Damaged, OSError) as error:
-                self._refuse(error, is_followed=is_followed)
+                self._report_damage(error, is_followed=is_followed)
                 return
             for block in self._read_blocks(file, where, block_bytes):
                 self._line = block.line + len(block.starts)
@@ -399,7 +399,7 @@ class GzFile(_File):
                 f" another name and rename it then; to go on, {FIX}"
             )
 
-    def _refuse(self, error: Exception, *, is_followed: bool) -> None:
+    def _report_damage(self, error: Exception, *, is_followed: bool) -> None:
         problem = f"{self.found.shown} is no whole gz ({error}), and none of its lines was read"
         self._digest = ""
         if not is_followed:

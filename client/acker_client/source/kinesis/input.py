@@ -337,7 +337,7 @@ class KinesisInput:
             self._asking.postpone(shard, error)
             return []
         except NotThere as error:
-            self._refuse(shard, error)
+            self._handle_missing(shard, error)
             return []
         self._asking.note_answer()
         shard.failures = 0
@@ -375,7 +375,7 @@ class KinesisInput:
             shard.begin_at(self._began)
         shard.due_s = self._clock() + READ_INTERVAL_S
 
-    def _refuse(self, shard: ShardReading, error: NotThere) -> None:
+    def _handle_missing(self, shard: ShardReading, error: NotThere) -> None:
         """Handle a missing shard or sequence number: either it has aged out, or the checkpoint is wrong."""
         self._list(self._asking.retry(self._kinesis.shards))
         if shard.name not in self._lineage.shards:

@@ -128,7 +128,7 @@ class ParquetInput:
         parts: list[RowPart] = []
         room = records_max
         while room > 0 and (part := self._left or self._next_part()) is not None:
-            taken, self._left = _cut(part, room)
+            taken, self._left = _cut_part(part, room)
             parts.append(taken)
             room -= taken.stop - taken.start
         return Plan(parts, is_end=not parts and self._follow_s is None)
@@ -373,7 +373,7 @@ def _refuse_folder(error: OSError) -> None:
         raise InputChanged(f"{error.filename} cannot be read ({error.strerror}): {to_read(error)}") from None
 
 
-def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
+def _cut_part(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
     """Return the first ``count`` rows of a part, and the rest (None: nothing is left)."""
     at = part.start + count
     if at >= part.stop:
