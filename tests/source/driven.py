@@ -35,7 +35,7 @@ class Driven:
         """The next records that are not done; none: the end was reached."""
         while True:
             plan = self.input.plan(records_max, tasks)
-            records = self.parts.add(plan.parts)
+            records = self.parts.add_parts(plan.parts)
             if len(records) or plan.is_end:
                 self._open |= set(records.tolist())
                 return records

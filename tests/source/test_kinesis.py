@@ -45,7 +45,7 @@ class Following(Driven):
         """The next records that are not done; none: nothing just now, or the end."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
-        records = self.parts.add(plan.parts)
+        records = self.parts.add_parts(plan.parts)
         self._open |= set(records.tolist())
         return records
 

@@ -89,7 +89,7 @@ class OpenBatches:
                 f" mix64({pin.first} + i): ids.root_id({pin.first}, i) makes it, and emit() chooses one itself"
             )
 
-    def add(self, batch: PinnedBatch) -> None:
+    def add_batch(self, batch: PinnedBatch) -> None:
         """Add a batch that is being opened, in place of an earlier attempt at it."""
         self._batches[batch.number] = batch
 

@@ -66,7 +66,7 @@ class Opener:
             batch = kind(Pin(self._session, request.number, request.first, request.up_to, placement), request)
             batches.append(batch)
             with self._batches.lock:
-                self._batches.add(batch)
+                self._batches.add_batch(batch)
             asked.update(dict.fromkeys(batch.members))
             return self._open_on_members(batch.members, tried, partial(self._open_batch_on, batch), budget_s)
 

@@ -53,17 +53,17 @@ class Accumulator:
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
         """The record of ``edge`` is done, and ``emitted`` are its children: one number, in one call."""
-        self._add(root_id(root), xor(id64("edge", edge), emitted), ACK)
+        self._add_update(root_id(root), xor(id64("edge", edge), emitted), ACK)
 
     def fail(self, root: int, reason: str = "", edge: int = 0) -> None:
         """The tree of ``root`` fails; the first reason counts. ``edge``: consumed by it, 0 for none."""
         root, val = root_id(root), id64("edge", edge)
         self._reasons.setdefault(root, _short(reason))
-        self._add(root, val, FAIL | ACK if val else FAIL)
+        self._add_update(root, val, FAIL | ACK if val else FAIL)
 
     def reset_timeout(self, root: int) -> None:
         """The timeout of ``root`` starts anew."""
-        self._add(root_id(root), 0, RESET)
+        self._add_update(root_id(root), 0, RESET)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
         """Inits in columns; rows of the same root are its edges and XOR together."""
@@ -116,7 +116,7 @@ class Accumulator:
         self._inits: dict[int, _Inits] = {}
         self._column_entries = 0
 
-    def _add(self, root: int, val: int, kind: int) -> None:
+    def _add_update(self, root: int, val: int, kind: int) -> None:
         self._vals[root] = self._vals.get(root, 0) ^ val
         self._kinds[root] = self._kinds.get(root, 0) | kind
 

@@ -38,7 +38,7 @@ class DemoServers:
             Strike.SERVER_RESTARTED: self._restart_all,
             Strike.SERVER_LOST: self._lose,
             Strike.ONE_KILLED: self._kill_one,
-            Strike.ONE_ADDED: self._add,
+            Strike.ONE_ADDED: self._add_server,
             Strike.ONE_DRAINED: self._drain_one,
             Strike.ALL_RESTARTED: self._restart_all,
         }
@@ -93,7 +93,7 @@ class DemoServers:
         server.kill()
         self._say(f"server {number} is dead; {self._listed()} go on")
 
-    def _add(self) -> None:
+    def _add_server(self) -> None:
         self._start_server(self._count)
         self._await_ready(self._count)
         self._say(f"server {self._count} has joined; {self._listed()} serve")

@@ -96,7 +96,7 @@ class RunOutcomes:
             outcomes = watched.outcomes
             if batch is not None and batch.unfinished_because:
                 outcomes = excusing(outcomes, batch.unfinished_because)
-            effects = self._in_flight.apply(outcomes, self._environment.clock(), is_broken=is_broken)
+            effects = self._in_flight.apply_outcomes(outcomes, self._environment.clock(), is_broken=is_broken)
             self._follow(effects, batch)
 
     # -- without the watcher

@@ -99,7 +99,7 @@ class Partitions:
             if plan.revoked:
                 self.commit()
                 self._drop_partitions(plan.revoked)
-            records = self._parts.add(plan.parts)
+            records = self._parts.add_parts(plan.parts)
             self._is_read = plan.is_end
             if not self._options.guarantee.retries:
                 records = self._count_as_done(plan.parts, records)

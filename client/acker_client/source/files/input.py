@@ -140,7 +140,7 @@ class FileInput:
             if block is None:
                 break
             part, self._left = block.cut(min(part_records, room))
-            self._files[part.partition].add(part)
+            self._files[part.partition].add_part(part)
             parts.append(part)
         return Plan(parts, is_end=not parts and not self._is_followed)
 

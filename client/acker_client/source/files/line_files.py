@@ -130,7 +130,7 @@ class LineFile(Protocol):
         """
         ...
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         """Remember a planned part."""
         ...
 
@@ -239,7 +239,7 @@ class PlainFile(_File):
                 self._sealed = (self._byte, _digest_of_lines(file, self._byte))
         self.lines = self._line
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         self._parts.append(part)
 
     def forget_positions(self, done: Ranges) -> None:
@@ -342,7 +342,7 @@ class GzFile(_File):
                 self._line = block.line + len(block.starts)
                 yield block
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         """Do nothing: lines of a gz are found by their number."""
 
     def forget_positions(self, done: Ranges) -> None:

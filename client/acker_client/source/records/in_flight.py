@@ -137,9 +137,9 @@ class InFlight:
         self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
-    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
+    def apply_outcomes(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
         """Apply outcomes. ``is_broken``: their batch failed as a whole, so LOST is no interruption of one record."""
-        applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
+        applied = self.tracker.apply_outcomes(outcomes.root_ids, outcomes.verdicts)
         self.counts.repeated += applied.repeated
         self.counts.foreign += applied.foreign
         ids = outcomes.reason_ids[applied.indices] if len(outcomes.reason_ids) else _no_reasons(len(applied.indices))
@@ -153,7 +153,7 @@ class InFlight:
     def end_absent(self, roots: Column) -> Counted:
         """Count the records of the emissions ``roots: uint64[n]`` as done, because they do not exist. Skips emissions
         that have an outcome."""
-        absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
+        absent = self.tracker.apply_outcomes(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self.tracker.finish(absent.records)
         return absent

@@ -73,7 +73,7 @@ class Parts(Generic[P]):
             self.done[partition] = ranges
             self._reach[partition] = ranges.prefix
 
-    def add(self, parts: Sequence[P]) -> RecordNumbers:
+    def add_parts(self, parts: Sequence[P]) -> RecordNumbers:
         """Number the positions of ``parts``, and return the numbers of those that are not done, ascending."""
         return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
 

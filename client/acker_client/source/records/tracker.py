@@ -143,11 +143,13 @@ class Tracker:
             self._record_state.set_value(records, OPEN)
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
-    def apply(self, roots: Column, verdicts: Kinds) -> Counted:
+    def apply_outcomes(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes: the first for an emission counts, every later one and every foreign root is only counted. The
         records of those that are ACKED are done."""
         kernel = compiled()
-        applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        applied = (
+            self._apply_in_blocks(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        )
         self._pending -= len(applied.records)
         repeated = len(roots) - len(applied.records) - applied.foreign
         if len(applied.records) < len(roots):
@@ -172,7 +174,7 @@ class Tracker:
         )
         return _Applied(records[:counted], where[:counted], foreign)
 
-    def _apply(self, roots: Column, verdicts: Kinds) -> _Applied:
+    def _apply_in_blocks(self, roots: Column, verdicts: Kinds) -> _Applied:
         applied = [self._apply_block(roots[at], verdicts[at]) for at in blocks(len(roots))]
         starts = (at.start for at in blocks(len(roots)))
         where = [block.where + start for block, start in zip(applied, starts, strict=True)]
@@ -260,7 +262,7 @@ def compiled() -> Any:
         from acker_client.source.records import kernels
     except ImportError:
         return None
-    return kernels.apply
+    return kernels.apply_outcomes
 
 
 def _only(

@@ -37,7 +37,7 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
         df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     schema = user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
-    return tuple(fusing.apply_known(df, upstream, step, "branch", schema) for step in steps)
+    return tuple(fusing.plan_known_step(df, upstream, step, "branch", schema) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Operator:
         kept = StructType([field for field in given.fields if field.name in keep])
         step = self._step(df.sparkSession, given, schema, tuple(kept.names))
         upstream = plan.mark_consumed(df, upstream, self.name)
-        return fusing.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
+        return fusing.plan_known_step(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
 
     def test(self, given: Any) -> Any:
         """Return the operator's output for ``given``, without Spark or a server: declared columns, then kept ones.

@@ -50,7 +50,7 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
                 f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
                 ' as where("qty > 0")'
             )
-        return fusing.apply(flagged, step, "operator", user_schema(df))
+        return fusing.plan_step(flagged, step, "operator", user_schema(df))
 
     return keep
 

@@ -34,17 +34,17 @@ class AppliedChain:
     batches: tuple[Any, ...]
 
 
-def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
+def plan_step(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
     """Plan ``step`` over ``df`` and return the frame of its output. It joins the chain of the steps right before it.
 
     ``schema``: of the output, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not exactly
     the rows of tracked steps.
     """
-    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
+    return plan_known_step(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 
 
-def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Do the same as :func:`apply` for a frame in which the guard has already found ``upstream``."""
+def plan_known_step(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """Do the same as :func:`plan_step` for a frame in which the guard has already found ``upstream``."""
     applied = applied_to(df) or arriving(df, upstream)
     return extend(applied, upstream, step, kind, schema)
 
