@@ -144,7 +144,7 @@ def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> 
     moved: list[int] = []
     move = ledger._resize_table
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_move", lambda slot, entries: (moved.append(slot), move(slot, entries)))
+        patch.setattr(ledger, "_resize_table", lambda slot, entries: (moved.append(slot), move(slot, entries)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
         ack(ledger, roots, np.ones(len(roots), np.uint64))
     return moved
