@@ -104,10 +104,6 @@ class Tracker:
         """Emissions without an outcome."""
         return self._pending
 
-    def pending_between(self, start: int, stop: int) -> int:
-        """Emissions of ``start <= number < stop`` without an outcome."""
-        return self._emission_state.count(PENDING, start, stop)
-
     @property
     def done_below(self) -> int:
         """Every emitted record below this number is done; this one is not, or was not emitted yet."""
