@@ -114,7 +114,7 @@ class Seen:
         Where nodes share an id, the latest state of the server counts. A draining node overrides the registration of
         the same process. A registration overrides an away node, and the draining node of another process.
         """
-        found = {away.member.id: _listed(away, now_ms) for away in self.away if away.until_ms > now_ms}
+        found = {away.member.id: _listed_away(away, now_ms) for away in self.away if away.until_ms > now_ms}
         found |= {server.id: ListedMember(server.member, MemberState.DRAINING) for server in self.draining}
         draining = {server.incarnation for server in self.draining}
         found |= {s.id: ListedMember(s.member) for s in self.serving if s.incarnation not in draining}
@@ -251,7 +251,7 @@ def renewed(config: bytes, ensemble: int | None = None) -> bytes | None:
     return new_config(cluster, ensemble_of(config) if ensemble is None else ensemble) if cluster else None
 
 
-def _listed(away: Away, now_ms: int) -> ListedMember:
+def _listed_away(away: Away, now_ms: int) -> ListedMember:
     return ListedMember(away.member, MemberState.AWAY, min(away.until_ms - now_ms, 0xFFFFFFFF))
 
 

@@ -25,7 +25,7 @@ def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], colu
         table.add_row(str(number), time_of(letter.last_s), letter.source, letter.where, tries, reason)
     left = total - len(letters)
     more: list[RenderableType] = [Text(f"and {left:,} older; --limit shows more")] if left else []
-    return Group(Text(_counted(total), "bold"), Text(), *([table] if letters else []), *more, *_noted(notes))
+    return Group(Text(_count_text(total), "bold"), Text(), *([table] if letters else []), *more, *_noted(notes))
 
 
 def grouped(
@@ -39,7 +39,7 @@ def grouped(
         name = _shorten(group.name, columns)
         table.add_row(f"{group.count:,}", time_of(group.first_s), time_of(group.last_s), name, record)
     kinds = f"{len(groups):,} {what}{'' if len(groups) == 1 else 's'}"
-    return Group(Text(f"{_counted(total)}, {kinds}", "bold"), Text(), *([table] if groups else []), *_noted(notes))
+    return Group(Text(f"{_count_text(total)}, {kinds}", "bold"), Text(), *([table] if groups else []), *_noted(notes))
 
 
 def whole(letter: DeadLetter) -> RenderableType:
@@ -60,7 +60,7 @@ def whole(letter: DeadLetter) -> RenderableType:
     return Group(*parts)
 
 
-def _counted(total: int) -> str:
+def _count_text(total: int) -> str:
     return "no dead letters" if not total else f"{total:,} dead letter{'' if total == 1 else 's'}"
 
 

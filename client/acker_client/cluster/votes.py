@@ -247,7 +247,7 @@ class BatchVotes:
             outcomes, rows, bits = chosen(outcomes, is_first), rows[is_first], bits[is_first]
         self._heard[member] += len(outcomes)
         merged = self._votes.hear(rows.view(np.int64), bits, outcomes)
-        return self._counted(replace(merged, foreign=foreign))
+        return self._count_ended(replace(merged, foreign=foreign))
 
     def settled(self, member: int, roots: int) -> Merged:
         """Note that ``member`` has settled the batch and sends no more. Its server counted ``roots`` outcomes.
@@ -282,9 +282,9 @@ class BatchVotes:
         bits = own[self._slots]
         rows = np.flatnonzero(bits & ~self._votes.spoken)
         kinds, outcomes = np.full(len(rows), kind, np.uint8), lost_for(why, self._roots_of(rows))
-        return self._counted(self._votes.count_reports(rows, bits[rows], kinds, outcomes))
+        return self._count_ended(self._votes.count_reports(rows, bits[rows], kinds, outcomes))
 
-    def _counted(self, merged: Merged) -> Merged:
+    def _count_ended(self, merged: Merged) -> Merged:
         self.ended += len(merged.outcomes) + len(merged.absent)
         return merged
 

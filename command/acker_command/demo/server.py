@@ -91,19 +91,19 @@ class DemoServers:
     def _kill_one(self) -> None:
         number, server = self._take_one()
         server.kill()
-        self._say(f"server {number} is dead; {self._listed()} go on")
+        self._say(f"server {number} is dead; {self._server_ids()} go on")
 
     def _add_server(self) -> None:
         self._start_server(self._count)
         self._await_ready(self._count)
-        self._say(f"server {self._count} has joined; {self._listed()} serve")
+        self._say(f"server {self._count} has joined; {self._server_ids()} serve")
 
     def _drain_one(self) -> None:
         number, server = self._take_one()
         self._draining[number] = server
         with closing(GrpcTransport(server.address)) as transport:
             transport.drain(STOP_TIMEOUT_S)
-        self._say(f"server {number} takes nothing new; {self._listed()} do")
+        self._say(f"server {number} takes nothing new; {self._server_ids()} do")
 
     def _restart_all(self) -> None:
         for number, server in self._draining.items():
@@ -120,7 +120,7 @@ class DemoServers:
         number = min(self._servers)
         return number, self._servers.pop(number)
 
-    def _listed(self) -> str:
+    def _server_ids(self) -> str:
         return " and ".join(map(str, sorted(self._servers)))
 
 

@@ -218,7 +218,7 @@ class PlainFile(_File):
 
         A last line without a line feed is read too if the file was renamed and has not grown since.
         """
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             before, self._size = self._size, os.fstat(file.fileno()).st_size
             if is_followed:
                 self._check_not_truncated(file, self._size)
@@ -285,7 +285,7 @@ class PlainFile(_File):
                 return _byte_of(part, line)
         # The line was done before this run began, and the checkpoint does not hold its position. Count again.
         before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             while start < (self._size or 0):
                 starts, stop = _read_block(file, start, self._size or 0, BLOCK_BYTES, is_closed=True)
                 if line < before + len(starts):
@@ -325,7 +325,7 @@ class GzFile(_File):
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
         """Yield the lines that are not planned yet. Yields nothing for an incomplete gz that is followed."""
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             stat = os.fstat(file.fileno())
             before, self._stat = self._stat, (stat.st_size, stat.st_mtime_ns)
             if is_followed and (before == self._stat or not stat.st_size):
@@ -409,7 +409,7 @@ class GzFile(_File):
         self._is_reported = True
 
 
-def _opened(found: Found, inode: int | None) -> BinaryIO:
+def _open_found(found: Found, inode: int | None) -> BinaryIO:
     try:
         return open_file(found.path, found.shown, inode)
     except OSError as error:
@@ -423,12 +423,12 @@ def _byte_before(file: BinaryIO, position: int) -> bytes:
 
 def _size_of(found: Found) -> int:
     """Return the size of a file. Raises ``InputChanged`` if it cannot be opened."""
-    with _opened(found, None) as file:
+    with _open_found(found, None) as file:
         return os.fstat(file.fileno()).st_size
 
 
 def _digest_of_gz(found: Found, inode: int | None) -> str:
-    with _opened(found, inode) as file:
+    with _open_found(found, inode) as file:
         return digest_of(file)
 
 

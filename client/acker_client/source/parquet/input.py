@@ -209,7 +209,7 @@ class ParquetInput:
         try:
             now = _stat_of(found.path)
             if before != now:
-                opened(found.path, found.shown).close()
+                open_parquet(found.path, found.shown).close()
                 self._stats[found.path] = now
                 return False
         except FileNotFoundError:  # renamed since, or removed
@@ -228,7 +228,7 @@ class ParquetInput:
         for found in list(files):
             if self._is_unfinished(found):
                 continue
-            with opened(found.path, found.shown) as file:
+            with open_parquet(found.path, found.shown) as file:
                 metadata = file.metadata
                 check_columns(normal_schema(file), self.schema, found.shown)
             digest = self._digests[found.path] = digest_of(found.path, found.shown)
@@ -258,7 +258,7 @@ def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found
 def schema_of(paths: Paths) -> pa.Schema:
     """Return the columns of the first file; see ``normal_schema``."""
     found = find_parquet_files(paths)[0]
-    with opened(found.path, found.shown) as file:
+    with open_parquet(found.path, found.shown) as file:
         return normal_schema(file)
 
 
@@ -267,7 +267,7 @@ def _stat_of(path: str) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def opened(path: str, shown: str) -> pq.ParquetFile:
+def open_parquet(path: str, shown: str) -> pq.ParquetFile:
     """Open a file. Raises ``InputChanged`` if it cannot be read, ``NoParquet`` if it is no Parquet."""
     try:
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
@@ -319,7 +319,7 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
     if digest_of(part.partition, part.shown) != part.digest:
         raise InputChanged(f"{part.shown} has changed since its rows were counted: write a new file beside it instead")
     wanted = chosen.positions - part.group_start
-    with opened(part.partition, part.shown) as file:
+    with open_parquet(part.partition, part.shown) as file:
         schema, at = normal_schema(file), 0
         for rows in file.iter_batches(batch_size=ROWS_TOGETHER, row_groups=[part.group]):
             first, last = np.searchsorted(wanted, (at, at + rows.num_rows)).tolist()

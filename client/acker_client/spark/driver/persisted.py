@@ -53,7 +53,7 @@ class Persisted:
             # long.
             with _planning(self.spark, COMPRESSED):
                 self._df.persist(*filter(None, [self._level]))
-        self.pages = self._counted()
+        self.pages = self._count_pages()
 
     def unpersist(self) -> None:
         """Unpersist the frame, also after :meth:`persist` has raised. May be called again."""
@@ -72,7 +72,7 @@ class Persisted:
     def _placed(self) -> DataFrame:
         return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
-    def _counted(self) -> Pages:
+    def _count_pages(self) -> Pages:
         # Uses expressions as text, because each Python function costs half a dozen calls to the JVM.
         digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
         grouped = digests.groupBy(PAGE).agg(F.expr("count(1) as rows"), F.expr(f"bit_xor({DIGEST}) as {DIGEST}"))

@@ -90,7 +90,7 @@ class Operator:
         given = row.asDict() if isinstance(row, Row) and hasattr(row, "__fields__") else {}
         keep = self._kept_of(list(given), schema)
         writer = RowWriter(schema)
-        made = writer.tuples(writer.listed(self.function(row)))
+        made = writer.tuples(writer.returned_rows(self.function(row)))
         writer.check(made)
         batch = batch_of(writer.columns(made), schema.names, len(made))
         kept = [given[name] for name in keep]

@@ -81,7 +81,7 @@ class RowTask:
 
     def _call(self, rows: Rows, row: int, given: Any) -> list[Any]:
         try:
-            return self._writer.listed(self._step.function(given))
+            return self._writer.returned_rows(self._step.function(given))
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             self._culprits.fail_row(rows.anchors, row, error)
             return []
