@@ -142,7 +142,7 @@ class Server:
             # Comes last, when nothing can fail any more: after a failed start the next one finds the state.
             self._consume_state()
         except BaseException:
-            self._release()
+            self._close_all()
             raise
         self._is_stopped = False
 
@@ -190,7 +190,7 @@ class Server:
                 self._registry.withdraw()
             raise
         finally:
-            self._release()
+            self._close_all()
         log.info("stopped")
 
     def drain(self) -> DrainReply:
@@ -264,7 +264,7 @@ class Server:
         duration_s = round(time.monotonic() - started, 3)
         log.info("state_written", bytes=size, duration_s=duration_s, pending=stats.pending)
 
-    def _release(self) -> None:
+    def _close_all(self) -> None:
         if self._listening is not None:
             self._listening.stop(None).wait()
         if self._registry is not None:

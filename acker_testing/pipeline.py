@@ -79,7 +79,7 @@ class Pipeline:
     @property
     def spark(self) -> Any:
         """The Spark session in use."""
-        return self._opened()
+        return self._open_session()
 
     def run(
         self,
@@ -98,7 +98,7 @@ class Pipeline:
         """
         if "listener" in options:
             raise ValueError("listener: Pipeline sets its own; read Result.outcomes, or use Files")
-        spark, given = self._opened(), list(records)
+        spark, given = self._open_session(), list(records)
         with tempfile.TemporaryDirectory(prefix="acker-pipeline-") as folder:
             seen = _Seen(given, f"{folder}/")
             path = Path(folder, "records.jsonl")
@@ -125,7 +125,7 @@ class Pipeline:
         self._spark = None
         self._exits.close()
 
-    def _opened(self) -> Any:
+    def _open_session(self) -> Any:
         if self._spark is None:
             raise RuntimeError("this Pipeline is not open: with Pipeline() as pipeline: pipeline.run(...)")
         return self._spark

@@ -140,8 +140,8 @@ def parts(files: JsonFiles) -> dict[str, Job]:
 
     def count() -> None:
         persisted = Persisted(files.read())
-        persisted.begin()
-        persisted.release()
+        persisted.persist()
+        persisted.unpersist()
 
     def keep() -> None:
         df = files.read().persist()

@@ -92,19 +92,19 @@ def _apply(count: int) -> Applied:
     for number, first in enumerate(range(0, count, BATCH)):
         start = number // PARTITIONS * BATCH
         part = Planned(f"topic:{number % PARTITIONS}", start, start + min(BATCH, count - first))
-        in_flight.emit(parts.add([part]), replays=0)
+        in_flight.emit(parts.add_parts([part]), replays=0)
     in_flight_mb = _resident_mb() - before_mb
     apply_s = 0.0
     peak_mb = in_flight_mb
     for at in range(0, count, STRETCH):
         outcomes = _outcomes(order[at : at + STRETCH], in_flight.tracker.base)
         begin_s = time.perf_counter()
-        in_flight.apply(outcomes, now=0.0)
+        in_flight.apply_outcomes(outcomes, now=0.0)
         apply_s += time.perf_counter() - begin_s
         peak_mb = max(peak_mb, _resident_mb() - before_mb)
     begin_s = time.perf_counter()
     parts.finish(in_flight.take_finished())
-    parts.forget(in_flight.compact())
+    parts.forget_parts(in_flight.compact())
     runs = [parts.done[partition].to_runs() for partition in parts.take_changed()]
     commit_s = time.perf_counter() - begin_s
     assert in_flight.counts.acked + in_flight.schedule.waiting == count

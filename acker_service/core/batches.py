@@ -200,7 +200,7 @@ class Indexes:
         """Find the free indexes after restored batches were claimed."""
         self._free = [index for index in range(kernels.INDEXES - 1, 0, -1) if index not in self._batches]
 
-    def release(self, batch: BatchState) -> None:
+    def free_index(self, batch: BatchState) -> None:
         del self._batches[batch.index]
         self._free.append(batch.index)
 

@@ -74,7 +74,7 @@ class Dedupe:
 
     def find_applied(self, identity: Identity, digest: int) -> Status | int:
         """Return the slots applied so far under this identity (1024 bits), or CONFLICT or STALE. Changes nothing."""
-        known = self._find(identity)
+        known = self._find_sections(identity)
         if known is not None:
             return known.applied if known.digest == digest else Status.CONFLICT
         if identity.sequenced:
@@ -93,7 +93,7 @@ class Dedupe:
         ):
             self._drop_oldest()
 
-    def forget(self, contents_before: float, sessions_before: float) -> None:
+    def forget_unused(self, contents_before: float, sessions_before: float) -> None:
         """Forget the content identities and the sessions that were last used before these times."""
         while self._contents and next(iter(self._contents.values())).touched < contents_before:
             del self._contents[next(iter(self._contents))]
@@ -112,7 +112,7 @@ class Dedupe:
     def _drop_session(self) -> None:
         self.sequences -= len(self._sessions.pop(next(iter(self._sessions))).by_sequence)
 
-    def _find(self, identity: Identity) -> AppliedSections | None:
+    def _find_sections(self, identity: Identity) -> AppliedSections | None:
         if not identity.sequenced:
             return self._contents.get((identity.high, identity.low))
         session = self._sessions.get(identity.high)
@@ -129,13 +129,13 @@ class Dedupe:
         self._sessions[identity.high] = session
         session.touched = now
         if identity.low > session.highest:
-            self._advance(session, identity.low)
+            self._move_window(session, identity.low)
         if identity.low not in session.by_sequence:
             session.by_sequence[identity.low] = AppliedSections(digest)
             self.sequences += 1
         return session.by_sequence[identity.low]
 
-    def _advance(self, session: Session, highest: int) -> None:
+    def _move_window(self, session: Session, highest: int) -> None:
         before = len(session.by_sequence)
         if highest - session.highest >= self.window:
             session.by_sequence.clear()

@@ -154,7 +154,7 @@ def _home(key, capacity):
 
 
 @njit(nogil=True)
-def _find(cells, capacity, key):
+def _find_cell(cells, capacity, key):
     """Return the index of the key's cell, or of the empty cell where it belongs."""
     cell = _home(key, capacity)
     while True:
@@ -321,7 +321,7 @@ def apply_inits(
                 if (seen[number >> _U6] >> (number & _U63)) & _ONE != _ZERO:
                     counters[KNOWN] += 1
                     continue
-            cell = _find(cells, capacity, key)
+            cell = _find_cell(cells, capacity, key)
             val, old = vals[i], _ZERO
             if cells[3 * cell] != _ZERO:
                 old = cells[3 * cell + 2]
@@ -412,7 +412,7 @@ def apply_updates(
                 if kind & _FAIL != 0:
                     reason = np.uint64(reasons[counters[FAILS]])
                     counters[FAILS] += 1
-            cell = _find(cells, capacity, key)
+            cell = _find_cell(cells, capacity, key)
             if cells[3 * cell] == _ZERO:
                 if kind & (_ACK | _FAIL) == 0:
                     continue
@@ -467,12 +467,12 @@ def apply_updates(
 
 
 @njit(types.void(_U64S_IN, types.int64, _U64S, types.int64), nogil=True, cache=True)
-def move(cells, capacity, wider, room):
+def copy_entries(cells, capacity, wider, room):
     """Copy all entries of a sub-table into ``wider``, ``room`` empty cells; ``room`` is more than the entries."""
     for cell in range(capacity):
         key = cells[3 * cell]
         if key != _ZERO:
-            to = _find(wider, room, key)
+            to = _find_cell(wider, room, key)
             wider[3 * to] = key
             wider[3 * to + 1] = cells[3 * cell + 1]
             wider[3 * to + 2] = cells[3 * cell + 2]
@@ -590,7 +590,7 @@ def set_reasons(keys, vals, directory):
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
         cells, capacity = _cells(directory, slot), directory[slot, CAPACITY]
-        cell = _find(cells, capacity, keys[i])
+        cell = _find_cell(cells, capacity, keys[i])
         if cells[3 * cell] == keys[i]:
             cells[3 * cell + 1] = vals[i]
 
@@ -630,7 +630,7 @@ def copy_in(directory, tick, keys, vals, flags, ages):
     for i in range(len(keys)):
         slot = np.int64(keys[i] >> _U54)
         cells = _cells(directory, slot)
-        cell = _find(cells, directory[slot, CAPACITY], keys[i])
+        cell = _find_cell(cells, directory[slot, CAPACITY], keys[i])
         if cells[3 * cell] != _ZERO:
             return False
         start = np.uint64(tick - ages[2 * i]) & _TICK_MASK

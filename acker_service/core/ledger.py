@@ -265,7 +265,7 @@ class Ledger:
         moved = 0
         for slot in slots.tolist():
             moved += int(self._directory[slot, CAPACITY])
-            self._move(slot, int(entries[slot]))
+            self._resize_table(slot, int(entries[slot]))
             if moved > MOVED_MAX:
                 return
 
@@ -273,17 +273,17 @@ class Ledger:
         """Make room for the rest of a section in its sub-table."""
         slot = int(sections.slots[section])
         coming = int(sections.starts[section + 1] - max(sections.starts[section], self._counters[kernels.RESUME]))
-        self._move(slot, int(self._directory[slot, COUNT]) + coming)
+        self._resize_table(slot, int(self._directory[slot, COUNT]) + coming)
 
-    def _move(self, slot: int, entries: int) -> None:
+    def _resize_table(self, slot: int, entries: int) -> None:
         """Replace a sub-table with one of the right size for ``entries``."""
         load = LOAD_NEW_SHORT if entries < LOAD_NEW_SHORT * kernels.LONG else LOAD_NEW_LONG
         capacity = max(CAPACITY_MIN, int(entries / load) + 2)
         wider = np.zeros(3 * capacity, np.uint64)
-        kernels.move(self._tables[slot], int(self._directory[slot, CAPACITY]), wider, capacity)
-        self._put(slot, wider)
+        kernels.copy_entries(self._tables[slot], int(self._directory[slot, CAPACITY]), wider, capacity)
+        self._set_table(slot, wider)
 
-    def _put(self, slot: int, table: Column) -> None:
+    def _set_table(self, slot: int, table: Column) -> None:
         self._tables[slot] = table
         self._directory[slot, ADDRESS] = table.__array_interface__["data"][0]
         self._directory[slot, CAPACITY] = len(table) // 3
@@ -335,7 +335,7 @@ class Ledger:
         if self._directory[slots, COUNT].any():
             raise ValueError("its ledger holds a sub-table twice")
         for slot in slots.tolist():
-            self._move(slot, int(counts[slot]))
+            self._resize_table(slot, int(counts[slot]))
         if not np.all(keys) or not kernels.copy_in(self._directory, tick, keys, vals, flags, ages.reshape(-1)):
             raise ValueError("its ledger holds a root twice, or root id 0")
         self._directory[:, PEAK] = self._directory[:, COUNT]

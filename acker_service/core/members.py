@@ -127,7 +127,7 @@ class Seen:
         """
         addresses = {server.address for server in self.serving + self.draining}
         absent = [each for each in self.expected if each.member.address not in addresses]
-        found = {each.member.id: _listed(each, now_ms) for each in (*absent, *self.away) if each.until_ms > now_ms}
+        found = {each.member.id: _listed_away(each, now_ms) for each in (*absent, *self.away) if each.until_ms > now_ms}
         found |= {server.id: ListedMember(server.member, MemberState.DRAINING) for server in self.draining}
         draining = {server.incarnation for server in self.draining}
         found |= {s.id: ListedMember(s.member) for s in self.serving if s.incarnation not in draining}
@@ -254,7 +254,7 @@ def renewed(config: bytes, ensemble: int | None = None) -> bytes | None:
     return new_config(cluster, ensemble_of(config) if ensemble is None else ensemble) if cluster else None
 
 
-def _listed(away: Away, now_ms: int) -> ListedMember:
+def _listed_away(away: Away, now_ms: int) -> ListedMember:
     return ListedMember(away.member, MemberState.AWAY, min(away.until_ms - now_ms, 0xFFFFFFFF))
 
 

@@ -56,7 +56,7 @@ class Room:
         """Release confirmed outcomes."""
         self.unconfirmed -= outcomes
 
-    def drop(self, pending: int, reserved: int, unconfirmed: int) -> None:
+    def release_all(self, pending: int, reserved: int, unconfirmed: int) -> None:
         """Release everything of sources that closed or expired."""
         self.pending -= pending
         self.reserved -= reserved

@@ -34,12 +34,12 @@ class RunningTime:
         """Return the running time at ``now``, in seconds; it never goes back."""
         elapsed = max(0.0, now - self._last)
         self._last += elapsed
-        counted = self._counted(elapsed)
+        counted = self._running_part(elapsed)
         self._ran += counted
         self.paused += elapsed - counted
         return self._last - self.paused
 
-    def _counted(self, elapsed: float) -> float:
+    def _running_part(self, elapsed: float) -> float:
         if elapsed >= PAUSE_S and self._ran >= RUN_S:
             self.pauses += 1
             self._ran, self._grace = 0.0, RESUME_S

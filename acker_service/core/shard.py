@@ -81,7 +81,7 @@ class Shard:
 
     def apply(self, message: Apply, now: float) -> ApplyReply:
         """Apply the sections of a message that were not applied before. Errors are statuses, never exceptions."""
-        self._state.advance(now)
+        self._state.advance_time(now)
         return self._applying.apply(message)
 
     # -- batches
@@ -89,7 +89,7 @@ class Shard:
     def open_batch(self, request: OpenBatch, now: float) -> OpenBatchReply:
         """Open a batch and reserve its room, or add slots to an open batch. A repeated request is APPLIED again."""
         state = self._state
-        state.advance(now)
+        state.advance_time(now)
         source = state.sources.get(request.session)
         if source is None:
             if self.is_draining:
@@ -166,7 +166,7 @@ class Shard:
     def settle(self, requests: Sequence[Settle], now: float) -> list[SettleReply]:
         """Settle batches with one sweep of the ledger. A batch that is settled already gets the same answer again."""
         state = self._state
-        state.advance(now)
+        state.advance_time(now)
         batches: dict[BatchState, Settlement] = {}
         for request in requests:
             source = state.sources.get(request.session)
@@ -198,7 +198,7 @@ class Shard:
     def watch(self, request: Watch, now: float) -> WatchReply:
         """Open a source or renew its lease, forget confirmed outcomes, and return those after them. Never waits."""
         state = self._state
-        state.advance(now)
+        state.advance_time(now)
         source = state.sources.get(request.session)
         trouble = malformed_watch(request)
         if trouble:
@@ -312,7 +312,7 @@ class Shard:
     def tick(self, now: float) -> None:
         """Expire leases, pending roots, orphans and identities. Call it every 50 to 100 ms."""
         state = self._state
-        state.advance(now)
+        state.advance_time(now)
         expired = [source for source in state.sources.values() if source.expires <= state.now]
         state.counters.leases_expired += len(expired)
         if expired:
@@ -333,7 +333,7 @@ class Shard:
         longest_ms = max((batch.longest_ms for batch in state.indexes), default=0)
         age_s = max(self._memory_s, longest_ms / 1000 + self._orphans.timeout_s)
         opened = min((batch.opened for batch in state.indexes if batch.number and batch.is_open), default=state.now)
-        state.dedupe.forget(min(state.now - age_s, opened), state.now - age_s)
+        state.dedupe.forget_unused(min(state.now - age_s, opened), state.now - age_s)
         state.counters.identities_dropped = state.dedupe.dropped
 
     # -- figures
@@ -382,7 +382,7 @@ class Shard:
 
     def dump(self, now: float) -> Iterator[StatePart]:
         """Yield the whole state part by part, for `restore`. Call nothing else before the last part."""
-        self._state.advance(now)
+        self._state.advance_time(now)
         return self._state.dump()
 
     @classmethod
@@ -392,6 +392,6 @@ class Shard:
         Raises ValueError, with the reason, if the state is not whole.
         """
         shard = cls(incarnation=incarnation, generation=0, **limits)
-        shard._state.advance(now)
+        shard._state.advance_time(now)
         shard._state.load(parts)
         return shard

@@ -56,7 +56,7 @@ class State:
         # Closed batches that still have pending roots.
         self._closing: set[BatchState] = set()
 
-    def advance(self, now: float) -> None:
+    def advance_time(self, now: float) -> None:
         """Set the time; it never goes back."""
         self.now = max(self.now, now)
         self.tick = int(self.now * kernels.TICKS_A_SECOND)
@@ -95,7 +95,7 @@ class State:
         """Remove closed batches without pending roots, and free their indexes."""
         for batch in [batch for batch in self._closing if not self.ledger.pending[batch.index]]:
             self._closing.discard(batch)
-            self.indexes.release(batch)
+            self.indexes.free_index(batch)
             source = self.sources.get(batch.session)
             if source is not None:
                 source.batches.pop(batch.number, None)
@@ -119,7 +119,7 @@ class State:
         self.sweep(dict.fromkeys(batches, kernels.DROP))
         self.counters.roots_dropped += pending
         reserved, unconfirmed = sum(batch.reserved for batch in batches), sum(len(source.outbox) for source in sources)
-        self.room.drop(pending, reserved, unconfirmed)
+        self.room.release_all(pending, reserved, unconfirmed)
         for batch in batches:
             batch.close()
             self._closing.add(batch)
@@ -135,7 +135,7 @@ class State:
             return
         if outcomes.is_uniform:
             info = int(outcomes.info[0])
-            self._put(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, reasons)
+            self._append_outcomes(info & _INDEX, outcomes.roots, info >> 16 & 0xFF, info >> 32, reasons)
         else:
             self._deliver_groups(outcomes, reasons)
         self.room.finish(len(outcomes.roots))
@@ -145,14 +145,14 @@ class State:
         indexes = outcomes.info & np.uint64(_INDEX)
         verdicts, codes = (outcomes.info >> np.uint64(16)).astype(np.uint8), outcomes.info >> np.uint64(32)
         if np.all(indexes == indexes[0]):
-            self._put(int(indexes[0]), outcomes.roots, verdicts, codes, reasons)
+            self._append_outcomes(int(indexes[0]), outcomes.roots, verdicts, codes, reasons)
             return
         order = np.argsort(indexes, kind="stable")
         starts = np.flatnonzero(np.diff(indexes[order], prepend=np.uint64(0)))
         for group in np.split(order, starts[1:]):
-            self._put(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], reasons)
+            self._append_outcomes(int(indexes[group[0]]), outcomes.roots[group], verdicts[group], codes[group], reasons)
 
-    def _put(
+    def _append_outcomes(
         self, index: int, roots: Column, verdicts: Kinds | int, codes: Array | int, reasons: Sequence[Reason]
     ) -> None:
         source = self.sources[self.indexes[index].session]

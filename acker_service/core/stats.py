@@ -36,11 +36,11 @@ class Counters:
         """Count ``roots`` outcomes. ``verdicts``: uint8[roots], or one verdict for all."""
         if isinstance(verdicts, np.ndarray):
             counts = np.bincount(verdicts, minlength=len(Verdict) + 1).tolist()
-            self._add(*counts[1:])
+            self._add_verdicts(*counts[1:])
         else:
-            self._add(*(roots * (verdict == verdicts) for verdict in Verdict))
+            self._add_verdicts(*(roots * (verdict == verdicts) for verdict in Verdict))
 
-    def _add(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
+    def _add_verdicts(self, acked: int, failed: int, timed_out: int, lost: int) -> None:
         """The parameters are in the order of ``Verdict``, which starts at 1."""
         self.acked += acked
         self.failed += failed

@@ -49,7 +49,9 @@ _Place = tuple[str, int]
 def _from_file(path: Path) -> tuple[_Place, _Place | None]:
     try:
         fields = json.loads(path.read_text())
-        return _place(fields["address"]), _place(fields["http_address"]) if fields["http_address"] else None
+        return _parse_address(fields["address"]), _parse_address(fields["http_address"]) if fields[
+            "http_address"
+        ] else None
     except (OSError, ValueError, KeyError) as error:
         raise NotReady(f"--ready-file {path}: no server has written it yet ({error})") from None
 
@@ -61,7 +63,7 @@ def _from_options(options: Config) -> tuple[_Place, _Place | None]:
     return (_near(options.host), options.port), http
 
 
-def _place(address: str) -> _Place:
+def _parse_address(address: str) -> _Place:
     host, _, port = address.rpartition(":")
     return _near(host.strip("[]")), int(port)
 

@@ -52,7 +52,7 @@ class RateLimit:
         with self._lock:
             now = self._clock()
             if key not in self._keys and len(self._keys) >= self._keys_max:
-                self._forget(now)
+                self._forget_expired(now)
                 key = key if len(self._keys) < self._keys_max else None
             last, suppressed = self._keys.get(key, (now - self._every_s, 0))
             if now - last < self._every_s:
@@ -61,7 +61,7 @@ class RateLimit:
             self._keys[key] = now, 0
             return suppressed
 
-    def _forget(self, now: float) -> None:
+    def _forget_expired(self, now: float) -> None:
         self._keys = {key: seen for key, seen in self._keys.items() if now - seen[0] < self._every_s}
 
 

@@ -43,7 +43,7 @@ class Deadline:
         """Seconds left; 0 when it is spent."""
         return max(0.0, self._end - self._clock())
 
-    def end(self) -> None:
+    def expire(self) -> None:
         """It is spent as of now: whoever waits on it gives up."""
         self._end = self._clock()
 

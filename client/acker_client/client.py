@@ -264,7 +264,7 @@ class AckerClient:
             # These servers may have another attempt at the same work, so their outcomes of its roots must not count.
             for member in replication.unanswered_members:
                 replication.drop_member(member, str(error))
-        return state.counted(replication.result)
+        return state.add_to_totals(replication.result)
 
     # -- sources
 
@@ -488,7 +488,7 @@ class AckerClient:
             state.drop_oldest()
             raise
         state.drop_oldest()
-        if state.counted(replication.result).stale:
+        if state.add_to_totals(replication.result).stale:
             raise _stale(replication.identity)
 
 

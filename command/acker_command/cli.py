@@ -56,7 +56,7 @@ def main() -> None:
     """Storm's reliability for Spark: track every record until everything derived from it is done."""
 
 
-def _add(word: str, help: str) -> None:
+def _add_command(word: str, help: str) -> None:
     # The subcommand parses its own options, so that its errors are the same however it is started.
     settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -83,4 +83,4 @@ def _call(word: str, options: tuple[str, ...]) -> NoReturn:
 
 
 for _word in SUBCOMMANDS:
-    _add(_word, SUBCOMMANDS[_word][2])
+    _add_command(_word, SUBCOMMANDS[_word][2])

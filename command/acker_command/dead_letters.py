@@ -82,7 +82,7 @@ def dead_letters(
             raise Mistake(f"--put-back and {'--by' if by else '--show'} do not go together: give one of them")
         _put_back(files, put_back, wanted.holds, as_json=as_json)
         return
-    found = _find(files, wanted.holds)
+    found = _find_letters(files, wanted.holds)
     total = len(found.letters)
     if show is not None:
         _show(found, show, as_json=as_json)
@@ -99,7 +99,7 @@ def dead_letters(
         picture.show(lambda columns: letters_picture.listed(found.letters[:limit], total, found.notes, columns))
 
 
-def _find(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
+def _find_letters(files: Sequence[Path], is_wanted: Callable[[DeadLetter], bool]) -> Selected:
     letters: list[DeadLetter] = []
     notes: list[str] = []
     for path in files:

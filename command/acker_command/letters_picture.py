@@ -21,11 +21,11 @@ def listed(letters: Sequence[DeadLetter], total: int, notes: Sequence[str], colu
     table = _table(columns, "n", "last (UTC)", "source", "record", "tries", "reason")
     for number, letter in enumerate(letters, 1):
         tries = str(letter.failed) + (f"+{letter.interrupted}" if letter.interrupted else "")
-        reason = _cut(short(letter.reason), columns)
+        reason = _shorten(short(letter.reason), columns)
         table.add_row(str(number), time_of(letter.last_s), letter.source, letter.where, tries, reason)
     left = total - len(letters)
     more: list[RenderableType] = [Text(f"and {left:,} older; --limit shows more")] if left else []
-    return Group(Text(_counted(total), "bold"), Text(), *([table] if letters else []), *more, *_noted(notes))
+    return Group(Text(_count_text(total), "bold"), Text(), *([table] if letters else []), *more, *_noted(notes))
 
 
 def grouped(
@@ -35,11 +35,11 @@ def grouped(
     table = _table(columns, "letters", "first (UTC)", "last (UTC)", what, "for example")
     for group in groups:
         example = group.example
-        record = f"{example.where} {_cut(shown_value(example), columns, VALUE_WIDTH)!r}"
-        name = _cut(group.name, columns)
+        record = f"{example.where} {_shorten(shown_value(example), columns, VALUE_WIDTH)!r}"
+        name = _shorten(group.name, columns)
         table.add_row(f"{group.count:,}", time_of(group.first_s), time_of(group.last_s), name, record)
     kinds = f"{len(groups):,} {what}{'' if len(groups) == 1 else 's'}"
-    return Group(Text(f"{_counted(total)}, {kinds}", "bold"), Text(), *([table] if groups else []), *_noted(notes))
+    return Group(Text(f"{_count_text(total)}, {kinds}", "bold"), Text(), *([table] if groups else []), *_noted(notes))
 
 
 def whole(letter: DeadLetter) -> RenderableType:
@@ -60,7 +60,7 @@ def whole(letter: DeadLetter) -> RenderableType:
     return Group(*parts)
 
 
-def _counted(total: int) -> str:
+def _count_text(total: int) -> str:
     return "no dead letters" if not total else f"{total:,} dead letter{'' if total == 1 else 's'}"
 
 
@@ -78,7 +78,7 @@ def _table(columns: int | None, *names: str) -> Table:
     return table
 
 
-def _cut(text: str, columns: int | None, width: int = REASON_WIDTH) -> str:
+def _shorten(text: str, columns: int | None, width: int = REASON_WIDTH) -> str:
     """Return the text in one line, cut unless a terminal can fold it."""
     line = " ".join(text.split())
     is_folded = columns is not None and width == REASON_WIDTH

@@ -99,7 +99,7 @@ def registered(view: ViewReply, answers: Sequence[Answer]) -> Overview:
     incarnations = {seen.incarnation for seen in members if seen.is_answering}
     addresses = {seen.address for seen in members if seen.is_answering or seen.state == MemberState.AWAY}
     others = [answer for answer in answers if answer.address not in addresses]
-    notes = [note for answer in others if (note := _note(answer, view, incarnations))]
+    notes = [note for answer in others if (note := _oddity_of(answer, view, incarnations))]
     return Overview(view.epoch, members, tuple(notes))
 
 
@@ -145,7 +145,7 @@ def _seen(address: str, hello: HelloReply) -> SeenMember:
     return SeenMember(address, hello.id, hello.generation, state, hello.server_version, hello.incarnation, True)
 
 
-def _note(answer: Answer, view: ViewReply, incarnations: set[int | None]) -> str:
+def _oddity_of(answer: Answer, view: ViewReply, incarnations: set[int | None]) -> str:
     """Return what is wrong with a server that does not answer as a member of the view; "" if nothing is."""
     listed = next((each.member for each in view.members if each.member.address == answer.address), None)
     hello = answer.hello

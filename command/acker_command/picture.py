@@ -77,9 +77,9 @@ def status(overview: Overview, figures: Mapping[str, MemberFigures], total: Memb
     table.add_column("generation", no_wrap=True)
     colours = _colours(overview)
     for seen in overview.members:
-        counts = _counted(figures.get(seen.address))
+        counts = _figure_cells(figures.get(seen.address))
         table.add_row(*_who(seen, colours), _condition(seen), *counts, seen.short_generation)
-    table.add_row("", Text("total", "bold"), "", *_counted(total))
+    table.add_row("", Text("total", "bold"), "", *_figure_cells(total))
     return Group(Text(overview.summary(), "bold"), Text(), table, *_notes(overview))
 
 
@@ -150,7 +150,7 @@ def _said_of_balance(balances: Sequence[Balance], members: int) -> str:
     return f"Slots {of}, where a root lives on R servers. The fullest holds {fullest} times the mean."
 
 
-def _counted(figures: MemberFigures | None) -> list[str]:
+def _figure_cells(figures: MemberFigures | None) -> list[str]:
     if figures is None:
         return ["-"] * 6
     counts = (figures.pending, figures.open_batches, figures.sources, figures.unconfirmed)

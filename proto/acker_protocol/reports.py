@@ -100,7 +100,7 @@ def pack(
     becomes one message without entries if it covers something, else no message.
     """
     total = digest(entries) if report_digest is None else report_digest
-    parts = list(_cut(entries, message_bytes))
+    parts = list(_cut_entries(entries, message_bytes))
     if inits is None:
         return [Apply(identity, total, part) for part in parts]
     if not parts and len(inits.covered):
@@ -137,7 +137,7 @@ def _starts_of_runs(keys: Column) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
 
 
-def _cut(entries: Entries, message_bytes: int) -> Iterator[Entries]:
+def _cut_entries(entries: Entries, message_bytes: int) -> Iterator[Entries]:
     if not len(entries):
         return
     if len(entries) * BYTES_AN_ENTRY <= message_bytes and not len(entries.reason_ids):

@@ -109,7 +109,7 @@ def test_any_calls_add_up_like_a_dict(calls: list[tuple[Any, ...]]) -> None:
     for name, *arguments in calls:
         told(accumulator, name, *arguments)
         getattr(twin, name)(*arguments)
-    drafts = accumulator.take()
+    drafts = accumulator.take_drafts()
     updates = [draft for draft in drafts if draft.batch is None]
     inits = {draft.batch: {root: val for root, (val, _) in rows_of(draft).items()} for draft in drafts}
     inits.pop(None, None)
@@ -123,19 +123,19 @@ def test_every_report_is_in_wire_order_and_complete(calls: list[tuple[Any, ...]]
     accumulator = Accumulator()
     for name, *arguments in calls:
         told(accumulator, name, *arguments)
-    for draft in accumulator.take():
+    for draft in accumulator.take_drafts():
         mixed = mix64_column(draft.entries.root_ids)
         assert np.all(mixed[1:] > mixed[:-1])
         assert len(draft.entries)
     assert not len(accumulator)
-    assert not accumulator.take()
+    assert not accumulator.take_drafts()
 
 
 def test_inits_come_before_updates() -> None:
     accumulator = Accumulator()
     accumulator.ack(1, 5)
     accumulator.init(1, 5, batch=3)
-    assert [draft.batch for draft in accumulator.take()] == [3, None]
+    assert [draft.batch for draft in accumulator.take_drafts()] == [3, None]
 
 
 def test_the_first_init_of_a_root_counts_in_rows_and_in_columns() -> None:
@@ -143,7 +143,7 @@ def test_the_first_init_of_a_root_counts_in_rows_and_in_columns() -> None:
     accumulator.init(1, 5, 1)
     accumulator.init_columns([1, 2, 2], [6, 1, 2], 1)
     accumulator.init(2, 9, 1)
-    (draft,) = accumulator.take()
+    (draft,) = accumulator.take_drafts()
     assert rows_of(draft) == {1: (5, ACK), 2: (3, ACK)}
 
 
@@ -151,7 +151,7 @@ def test_signed_ids_are_read_bit_for_bit() -> None:
     accumulator = Accumulator()
     accumulator.ack(-1, -2)
     accumulator.ack_columns(np.array([-1], np.int64), np.array([1], np.int64))
-    (draft,) = accumulator.take()
+    (draft,) = accumulator.take_drafts()
     assert rows_of(draft) == {2**64 - 1: (2**64 - 2 ^ 1, ACK)}
 
 
@@ -171,7 +171,7 @@ def test_signed_ids_are_read_bit_for_bit() -> None:
 def test_a_column_of_64_bit_integers_is_the_same_ids_in_whatever_dtype(column: Any) -> None:
     accumulator = Accumulator()
     accumulator.init_columns(column, np.ones(2, np.int64), 1)
-    (draft,) = accumulator.take()
+    (draft,) = accumulator.take_drafts()
     assert set(draft.entries.root_ids.tolist()) == {1, (1 << 64) - 3}
 
 
@@ -180,13 +180,13 @@ def test_later_changes_to_the_callers_arrays_have_no_effect() -> None:
     roots, vals = np.array([7], np.uint64), np.array([5], np.uint64)
     accumulator.ack_columns(roots, vals)
     vals[0] = 0
-    assert rows_of(accumulator.take()[0]) == {7: (5, ACK)}
+    assert rows_of(accumulator.take_drafts()[0]) == {7: (5, ACK)}
 
 
 def test_a_long_reason_is_cut() -> None:
     accumulator = Accumulator()
     accumulator.fail(1, "x" * 10_000)
-    (draft,) = accumulator.take()
+    (draft,) = accumulator.take_drafts()
     assert reasons_of(draft) == {1: "x" * REASON_LENGTH_MAX}
 
 
@@ -230,14 +230,14 @@ def test_a_call_that_is_refused_says_why_and_changes_nothing(
     accumulator = Accumulator()
     with pytest.raises(ValueError, match=sentence):
         getattr(accumulator, name)(*arguments)
-    assert not accumulator.take()
+    assert not accumulator.take_drafts()
 
 
 def test_integers_of_numpy_and_signed_ones_are_ids_as_they_are() -> None:
     accumulator = Accumulator()
     accumulator.ack(np.int64(-2), np.uint64(5), np.array([7, -1], np.int64))  # type: ignore[arg-type]
     accumulator.ack_columns([-1, 1 << 63, 3], np.array([1, 2, -3]))
-    (draft,) = accumulator.take()
+    (draft,) = accumulator.take_drafts()
     found = dict(zip(draft.entries.root_ids.tolist(), draft.entries.ack_vals.tolist(), strict=True))
     assert found == {
         2**64 - 2: 5 ^ 7 ^ (2**64 - 1),

@@ -283,7 +283,7 @@ def test_a_batch_with_numbers_never_drawn_ends_like_a_smaller_batch(
     # Nobody speaks of numbers that may still be drawn, and a member that leaves ends the drawing.
     for step in (step for step in before if len(step) == 4):
         assert merged(votes, step, drawn) == merged(twin, step, drawn)
-    votes.keep(drawn)
+    votes.keep_first(drawn)
     for step in after:
         assert merged(votes, step, 99) == merged(twin, step, 99)
         assert votes.is_over == twin.is_over

@@ -11,7 +11,7 @@ from acker_command.demo import DemoError, corpus
 
 
 def test_without_input_it_is_the_standard_library_and_nothing_that_was_installed() -> None:
-    paths = corpus.find([])
+    paths = corpus.find_files([])
     assert f"{sysconfig.get_path('stdlib')}/json/decoder.py" in paths
     assert not any("site-packages" in path for path in paths)
     assert paths == sorted(paths)
@@ -21,13 +21,13 @@ def test_files_folders_and_globs_are_found_once_each(tmp_path: Path) -> None:
     (tmp_path / "deep" / "er").mkdir(parents=True)
     for name in ("a.txt", "deep/b.txt", "deep/er/c.txt"):
         (tmp_path / name).write_text("x\n")
-    found = corpus.find([str(tmp_path / "a.txt"), str(tmp_path / "deep"), str(tmp_path / "**" / "*.txt")])
+    found = corpus.find_files([str(tmp_path / "a.txt"), str(tmp_path / "deep"), str(tmp_path / "**" / "*.txt")])
     assert [path.removeprefix(f"{tmp_path}/") for path in found] == ["a.txt", "deep/b.txt", "deep/er/c.txt"]
 
 
 def test_a_pattern_that_nothing_matches_is_named(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"--input .*/\*\.txt: no file matches"):
-        corpus.find([f"{tmp_path}/*.txt"])
+        corpus.find_files([f"{tmp_path}/*.txt"])
 
 
 def test_only_the_first_lines_are_taken_when_so_many_are_asked_for(tmp_path: Path) -> None:

@@ -76,4 +76,4 @@ def test_poison_is_marked_where_the_faults_say_so(tmp_path: Path) -> None:
 def test_a_record_is_placed_by_its_file_and_line(tmp_path: Path) -> None:
     (one,), (other,) = written(tmp_path / "a", ["x", "y"]).paths, written(tmp_path / "b", ["z"]).paths
     text = Corpus((one, other), (2, 1))
-    assert [text.place(record) for record in range(3)] == [f"{one}:1", f"{one}:2", f"{other}:1"]
+    assert [text.line_of(record) for record in range(3)] == [f"{one}:1", f"{one}:2", f"{other}:1"]

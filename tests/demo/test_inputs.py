@@ -27,7 +27,7 @@ def text(tmp_path: Path) -> Corpus:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a").write_bytes(b"one\n\nnot \xff text\nfour\n")
     (tmp_path / "in" / "b").write_bytes("fünf\nsix".encode())
-    return corpus.measure(corpus.find([str(tmp_path / "in")]), None, tmp_path)
+    return corpus.measure(corpus.find_files([str(tmp_path / "in")]), None, tmp_path)
 
 
 @pytest.fixture

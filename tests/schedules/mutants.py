@@ -43,13 +43,13 @@ def drop_unanswered() -> None:
 
 def believe_the_first() -> None:
     """The first replica that says anything of a root, or is gone, decides."""
-    count = votes.Votes.count
+    count = votes.Votes.count_reports
 
     def first(self: votes.Votes, rows: votes.Rows, *given: Any) -> votes.Merged:
         self._spoken[rows] |= np.uint8(self._everybody)
         return count(self, rows, *given)
 
-    votes.Votes.count = first  # type: ignore[method-assign,assignment]
+    votes.Votes.count_reports = first  # type: ignore[method-assign,assignment]
 
 
 MUTANTS: dict[str, Callable[[], None]] = {

@@ -65,7 +65,7 @@ def test_identities_are_forgotten_by_when_they_were_last_used() -> None:
         dedupe.record_applied(Identity(0, low), 9, 1, now=float(low))
         dedupe.record_applied(Identity(low, 0, sequenced=True), 9, 1, now=float(low))
     dedupe.record_applied(Identity(0, 0), 9, 2, now=5.0)
-    dedupe.forget(contents_before=2.0, sessions_before=2.0)
+    dedupe.forget_unused(contents_before=2.0, sessions_before=2.0)
     assert dedupe.find_applied(Identity(0, 0), 9) == 3
     assert dedupe.find_applied(Identity(0, 1), 9) == 0
     assert dedupe.find_applied(Identity(0, 2), 9) == 1
@@ -90,7 +90,7 @@ def test_sequences_are_counted_as_they_come_and_go(seed: int) -> None:
         if not isinstance(dedupe.find_applied(identity, 9), Status):
             dedupe.record_applied(identity, 9, 1, float(now))
         if chance.random() < 0.02:
-            dedupe.forget(now - 20.0, now - 20.0)
+            dedupe.forget_unused(now - 20.0, now - 20.0)
         assert dedupe.sequences == sum(len(session.by_sequence) for session in dedupe._sessions.values())
         assert len(dedupe) + dedupe.sequences <= 30
 
@@ -109,5 +109,5 @@ def test_a_dumped_state_continues_after_loading() -> None:
     assert again.find_applied(CONTENT, 9) == 1 << 1023 | 5
     assert again.find_applied(Identity(8, 40, sequenced=True), 7) == 6
     assert again.find_applied(Identity(8, 36, sequenced=True), 7) == Status.STALE
-    again.forget(contents_before=103.5, sessions_before=103.5)
+    again.forget_unused(contents_before=103.5, sessions_before=103.5)
     assert (len(again), again.sessions) == (0, 1)

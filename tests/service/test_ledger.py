@@ -142,9 +142,9 @@ def test_growth_moves_a_bounded_number_of_cells_at_a_time() -> None:
 def moves_of(ledger: Ledger, roots: Column, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the slots whose sub-tables move while ``roots`` are initialised, and end."""
     moved: list[int] = []
-    move = ledger._move
+    move = ledger._resize_table
     with monkeypatch.context() as patch:
-        patch.setattr(ledger, "_move", lambda slot, entries: (moved.append(slot), move(slot, entries)))
+        patch.setattr(ledger, "_resize_table", lambda slot, entries: (moved.append(slot), move(slot, entries)))
         init(ledger, roots, np.ones(len(roots), np.uint64))
         ack(ledger, roots, np.ones(len(roots), np.uint64))
     return moved

@@ -223,10 +223,10 @@ def _heard_when_out(real: Callable[..., Any]) -> Callable[..., Any]:
 def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
     """A task reports what it consumed, but not the children."""
 
-    def take(self: Tally, anchors: Any, produced: Any) -> None:
+    def consume(self: Tally, anchors: Any, produced: Any) -> None:
         real(self, anchors, np.zeros_like(produced))
 
-    return take
+    return consume
 
 
 # -- votes, membership, generations, epochs, away, silence
@@ -235,11 +235,11 @@ def _children_first(real: Callable[..., Any]) -> Callable[..., Any]:
 def _first_word_wins(real: Callable[..., Any]) -> Callable[..., Any]:
     """A root ends with the first report of any replica."""
 
-    def count(self: Votes, rows: Any, bits: Any, kinds: Any, outcomes: Any) -> Any:
+    def count_reports(self: Votes, rows: Any, bits: Any, kinds: Any, outcomes: Any) -> Any:
         self._spoken[rows] = self._everybody
         return real(self, rows, bits, kinds, outcomes)
 
-    return count
+    return count_reports
 
 
 def _weakest_wins(real: Any) -> Any:
@@ -409,7 +409,7 @@ def _torn(case: Case) -> bool:
 
 
 MUTANTS = (
-    Mutant("the first vote wins", ((Votes, "count", _first_word_wins),), matters=_several),
+    Mutant("the first vote wins", ((Votes, "count_reports", _first_word_wins),), matters=_several),
     Mutant("a negative vote overrides ACKED", ((votes, "_ENDINGS", _weakest_wins),), matters=_several),
     Mutant("a new registration taken for the old one", ((PinnedBatch, "was_lost_by", _no_loss),)),
     Mutant(
@@ -502,7 +502,7 @@ MUTANTS = (
         case=corners.made_anew,
     ),
     Mutant("an init counted twice", ((Applying, "apply", _inits_twice),)),
-    Mutant("a section cut in two", ((reports, "_cut", _cut_sections),), matters=_in_parts),
+    Mutant("a section cut in two", ((reports, "_cut_entries", _cut_sections),), matters=_in_parts),
     Mutant("a report applied in half", ((Applying, "_apply", _half_a_section),)),
     Mutant("an old generation believed", ((Registration, "renewed", _old_generation),)),
     Mutant("a batch done without evidence", ((Settling, "_judge", _no_evidence),)),
@@ -527,5 +527,5 @@ MUTANTS = (
         "false ACK",
         _torn,
     ),
-    Mutant("children not in the tree", ((Tally, "take", _children_first),)),
+    Mutant("children not in the tree", ((Tally, "consume", _children_first),)),
 )

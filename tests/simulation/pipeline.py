@@ -214,12 +214,12 @@ class RowByRow:
     def start(self, tally: Tally) -> TakeRows:
         culprits = Culprits(self.op.name, "fail", tally)
 
-        def take(rows: Rows) -> Iterator[Rows]:
+        def take_rows(rows: Rows) -> Iterator[Rows]:
             values, ids = rows.data.column(VALUE).to_pylist(), rows.data.column(ROW).to_pylist()
             became = [children_of(self.op, value, self.account) for value in values]
             for row, children in enumerate(became):
                 if children is None:
-                    culprits.fail(rows.anchors, row, Bad(f"value {values[row]}"))
+                    culprits.fail_row(rows.anchors, row, Bad(f"value {values[row]}"))
             made = [child for children in became for child in children or ()]
             counts = np.array([len(children or ()) for children in became], np.int64)
             derived = derive(
@@ -227,7 +227,7 @@ class RowByRow:
             )
             yield _numbered(derived, self.account.became(self.op, ids, became))
 
-        return take
+        return take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +244,12 @@ class Branched:
     def start(self, tally: Tally) -> TakeRows:
         step = BranchStep(self.op.name, self.op.index, 2).start(tally)
 
-        def take(rows: Rows) -> Iterator[Rows]:
+        def take_rows(rows: Rows) -> Iterator[Rows]:
             ids = self.account.branched(self.op, rows.data.column(ROW).to_pylist(), 2)
             for copies in step(rows):
                 yield _numbered(copies, ids)
 
-        return take
+        return take_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,11 +281,11 @@ class Written:
     def start(self, tally: Tally) -> TakeRows:
         step = SinkStep(self.op.name).start(tally)
 
-        def take(rows: Rows) -> Iterable[Rows]:
+        def take_rows(rows: Rows) -> Iterable[Rows]:
             self.account.wrote(self.op, rows.data.column(ROW).to_pylist())
             return step(rows)
 
-        return take
+        return take_rows
 
 
 def groups(op: Op, account: Account, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -160,7 +160,7 @@ class Conversation:
             max_uncommitted=given.get("open", 1000),
             retry=Retry(given.get("retries", 1), given.get("interruptions", 10)),
         )
-        self._run = self._exits.enter_context(source._begin(NO_SPARK))
+        self._run = self._exits.enter_context(source._begin_run(NO_SPARK))
 
     def say_batch(self, _: str) -> Iterator[str]:
         if self._run is None:

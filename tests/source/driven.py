@@ -35,7 +35,7 @@ class Driven:
         """Return the next records that are not done; none at the end."""
         while True:
             plan = self.input.plan(records_max, tasks)
-            records = self.parts.add(plan.parts)
+            records = self.parts.add_parts(plan.parts)
             if len(records) or plan.is_end:
                 self._open |= set(records.tolist())
                 return records
@@ -61,7 +61,7 @@ class Driven:
     def finish(self, records: Numbers) -> None:
         self._open -= set(np.asarray(records).tolist())
         self.parts.finish(Ranges.of(np.sort(np.asarray(records, np.int64))))
-        self.parts.forget(min(self._open, default=self.parts.planned))
+        self.parts.forget_parts(min(self._open, default=self.parts.planned))
 
     def finish_below(self, record: int) -> None:
         self.finish(sorted(number for number in self._open if number < record))

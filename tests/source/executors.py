@@ -156,7 +156,7 @@ class Polling:
     def __init__(self, client: AckerClient) -> None:
         self._client = client
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         watched = self._client.watch(timeout_s)
         return watched if watched.says_something else None
 

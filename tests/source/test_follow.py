@@ -35,7 +35,7 @@ class Tail:
         self.now_s += 2.0
         plan = self.input.plan(records_max, 2)
         assert not plan.is_end
-        records = self.driven.parts.add(plan.parts)
+        records = self.driven.parts.add_parts(plan.parts)
         self.driven._open |= set(records.tolist())
         return list(map(int, records))
 

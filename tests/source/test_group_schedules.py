@@ -113,7 +113,7 @@ class Sources:
 
     def start(self, name: str) -> None:
         if name not in self.members:
-            self.members[name] = Member(LogSource(self.log, **self.options_of(name))._begin(NO_SPARK).__enter__())
+            self.members[name] = Member(LogSource(self.log, **self.options_of(name))._begin_run(NO_SPARK).__enter__())
 
     def options_of(self, name: str) -> dict[str, Any]:
         checkpoint = Checked(self.group, name)

@@ -48,7 +48,7 @@ def member(cluster: Cluster, log: Log, group: Group, name: str, **options: Any) 
         "retry": Retry(max_retries=1, initial_s=1000, cap_s=1000),
         **options,
     }
-    run = LogSource(log, **given)._begin(NO_SPARK).__enter__()
+    run = LogSource(log, **given)._begin_run(NO_SPARK).__enter__()
     group.notes.clear()
     return run
 
@@ -205,7 +205,7 @@ def test_a_source_joins_its_group_when_all_else_is_ready(cluster: Cluster, log: 
     group = Group()
     options: dict[str, Any] = {"group": Membership(group, "x"), "checkpoint": SharedCheckpoint(group, "x")}
     source = LogSource(log, environment=cluster.environment(), **options)
-    with source._begin(NO_SPARK):
+    with source._begin_run(NO_SPARK):
         assert group.notes == ["x opens the checkpoint", "x joins"]
         assert options["group"].partitions() == ["a", "b"]
 

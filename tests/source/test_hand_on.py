@@ -77,7 +77,7 @@ class Jobs:
 
     def open(self, source: Files) -> Run:
         """A run of the first job, driven by hand, until the end of the test."""
-        return self.opened.enter_context(source._begin(NO_SPARK))
+        return self.opened.enter_context(source._begin_run(NO_SPARK))
 
     def first(self, **options: Any) -> Files:
         given = {"retry": Retry(max_retries=3, initial_s=0.1), "listener": self.log, **options}
@@ -250,8 +250,8 @@ def test_acks_for_servers_that_are_away_are_sent_later_under_the_same_identity(j
     run, handed = handed_on_by(jobs, 1)
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
     jobs.cluster.stop_for(7.0)
-    upstream.ack(handed)
-    upstream.ack(handed)
+    upstream.ack_anchors(handed)
+    upstream.ack_anchors(handed)
     jobs.cluster.time.sleep(20.0)
     jobs.cluster.sleep(1.0)
     upstream.send()
@@ -316,7 +316,7 @@ def test_on_several_servers_the_ack_reaches_every_replica_that_is_there(trouble:
     elif trouble == "without its state":
         servers[1].start(with_state=False)
     upstream = UpstreamTrees(servers.client("second"), lambda: 0.0)
-    upstream.ack(each for row in headers for each in taken_up(row))
+    upstream.ack_anchors(each for row in headers for each in taken_up(row))
     assert ends_of(source) == Counter({Verdict.ACKED: 60})
     upstream.close()
     servers.close()
@@ -412,8 +412,8 @@ def test_headers_with_unknown_servers_are_logged_once_and_displace_no_others(
     run, handed = handed_on_by(jobs, 1)
     forged = [HandedOn(((7, generation),), ((5, 5),)) for generation in range(3 * UNSENT_MAX)]
     upstream = UpstreamTrees(jobs.cluster.client(), jobs.cluster.time.clock)
-    upstream.ack([*handed, *forged])
-    upstream.ack(HandedOn(each.replicas, ((6, 6),)) for each in forged)
+    upstream.ack_anchors([*handed, *forged])
+    upstream.ack_anchors(HandedOn(each.replicas, ((6, 6),)) for each in forged)
     run._outcomes.take_outcomes(0.0)
     assert jobs.log.acked == [0]
     said = [
@@ -432,7 +432,7 @@ def test_an_ack_reaches_draining_servers(replicas: int) -> None:
         servers[member.id].ask(lambda shard, now: shard.drain())
         upstream._client._state().cluster.drains(member)
     headers = headers_of((pin,), roots, children, np.arange(60, dtype=np.uint64), 60)
-    upstream.ack(each for row in headers for each in taken_up(row))
+    upstream.ack_anchors(each for row in headers for each in taken_up(row))
     assert ends_of(source) == Counter({Verdict.ACKED: 60})
     upstream.close()
     servers.close()

@@ -45,7 +45,7 @@ class Following(Driven):
         """Return the next records that are not done; none at the end, or if there are none now."""
         plan = self.input.plan(records_max, tasks)
         self.is_over = plan.is_end
-        records = self.parts.add(plan.parts)
+        records = self.parts.add_parts(plan.parts)
         self._open |= set(records.tolist())
         return records
 

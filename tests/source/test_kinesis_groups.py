@@ -43,7 +43,7 @@ def member(cluster: Cluster, twin: TwinKinesis, **options: Any) -> Run:
         "refresh_s": 2.0,
         **options,
     }
-    return TwinSource(twin, **given)._begin(NO_SPARK).__enter__()
+    return TwinSource(twin, **given)._begin_run(NO_SPARK).__enter__()
 
 
 def read_by(cluster: Cluster, run: Run) -> str:

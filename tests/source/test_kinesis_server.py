@@ -58,7 +58,7 @@ class Polled(Driven):
     def read(self, records_max: int = 1000) -> list[int]:
         plan = self.input.plan(records_max, 2)
         self.is_over = plan.is_end
-        records: list[int] = self.parts.add(plan.parts).tolist()
+        records: list[int] = self.parts.add_parts(plan.parts).tolist()
         self._open |= set(records)
         self._sleep(1.0)
         return records

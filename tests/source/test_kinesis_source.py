@@ -37,7 +37,7 @@ class TwinSource(Kinesis):
         super().__init__("orders", **{"name": "orders", "stop": "end", **options})
         self.twin = twin
 
-    def _open(self) -> KinesisDoor:
+    def _open_stream(self) -> KinesisDoor:
         return self.twin
 
 
@@ -58,10 +58,10 @@ class Repeating(Polling):
         super().__init__(client)
         self._waiting: deque[WatchResult] = deque()
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         if self._waiting:
             return self._waiting.popleft()
-        watched = super().take(timeout_s)
+        watched = super().next_result(timeout_s)
         if watched is not None and len(watched.outcomes):
             outcomes = watched.outcomes
             late = Outcomes(outcomes.root_ids, np.full(len(outcomes), Verdict.ACKED, outcomes.verdicts.dtype))

@@ -40,7 +40,7 @@ def test_an_ack_of_a_revoked_record_affects_no_other_record(cluster: Cluster, lo
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "lease_s": 600.0, "listener": noted}
     if how != "deleted":
         options |= {"group": Membership(group, "x"), "checkpoint": SharedCheckpoint(group, "x")}
-    with LogSource(log, environment=cluster.environment(), **options)._begin(NO_SPARK) as run:
+    with LogSource(log, environment=cluster.environment(), **options)._begin_run(NO_SPARK) as run:
         batch = run.next_batch()
         assert batch is not None
         rows = frame_of(batch).rows()
@@ -107,7 +107,7 @@ def without(*gone: int) -> Any:
         for at, fetched in read(reader, chosen):
             kept = np.flatnonzero(~np.isin(fetched.offsets, gone))
             if len(kept):
-                yield at[kept], kafka_slices._take(fetched, kept)
+                yield at[kept], kafka_slices._select_rows(fetched, kept)
 
     return read_chosen
 
@@ -125,7 +125,7 @@ def test_a_server_that_loses_its_state_under_a_batch_costs_no_replay_where_anoth
         watch=Polling,
     )
     options: dict[str, Any] = {"held": False, "message_timeout_s": TIMEOUT_S, "listener": noted}
-    with LogSource(log, environment=environment, **options)._begin(NO_SPARK) as run:
+    with LogSource(log, environment=environment, **options)._begin_run(NO_SPARK) as run:
         batch = run.next_batch()
         assert batch is not None
         rows = frame_of(batch).rows()

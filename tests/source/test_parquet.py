@@ -255,7 +255,7 @@ def test_a_followed_directory_yields_new_files_once_they_are_complete(
     def look() -> list[str]:
         plan = source.plan(100, 2)
         assert not plan.is_end
-        return [row["value"] for row in rows_of(driven.slices(driven.parts.add(plan.parts)))]
+        return [row["value"] for row in rows_of(driven.slices(driven.parts.add_parts(plan.parts)))]
 
     def new() -> list[str]:
         now_s[0] += 2.0

@@ -46,7 +46,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
 
     def _plan(self, partition: str, start: int, stop: int) -> None:
         first = self.parts.planned
-        numbers = self.parts.add([Stretch(partition, start, stop)])
+        numbers = self.parts.add_parts([Stretch(partition, start, stop)])
         done = self.done.setdefault(partition, set())
         expected = {first + k: (partition, start + k) for k in range(stop - start) if start + k not in done}
         assert numbers.tolist() == list(expected)
@@ -61,7 +61,7 @@ class PartsBesideTheirTwin(RuleBasedStateMachine):
         for number in numbers:
             partition, position = self.open.pop(number)
             self.done[partition].add(position)
-        self.parts.forget(min(self.open, default=self.parts.planned))
+        self.parts.forget_parts(min(self.open, default=self.parts.planned))
 
     @rule()
     def restart(self) -> None:
@@ -103,7 +103,7 @@ TestPartsBesideTheirTwin.settings = settings(max_examples=60, stateful_step_coun
 
 def test_one_open_record_holds_up_its_own_partition_only() -> None:
     parts: Parts[Stretch] = Parts({})
-    parts.add([Stretch("a", 0, 100), Stretch("b", 0, 100)])
+    parts.add_parts([Stretch("a", 0, 100), Stretch("b", 0, 100)])
     parts.finish(Ranges.of(np.array([k for k in range(200) if k != 7])))
     assert (parts.done["a"].to_runs(), parts.done["b"].to_runs()) == ([7, 1, 92], [100])
     assert (parts.most_holes, parts.take_changed(), parts.take_changed()) == (1, {"a", "b"}, set())
@@ -111,7 +111,7 @@ def test_one_open_record_holds_up_its_own_partition_only() -> None:
 
 def test_a_part_is_chosen_whole_or_by_its_offsets() -> None:
     parts: Parts[Stretch] = Parts({})
-    numbers = parts.add([Stretch("a", 10, 13), Stretch("a", 20, 22)])
+    numbers = parts.add_parts([Stretch("a", 10, 13), Stretch("a", 20, 22)])
     whole, some = parts.chosen(numbers[[0, 1, 2, 4]])
     assert (whole.offsets, len(whole), whole.positions.tolist()) == (None, 3, [10, 11, 12])
     assert some.offsets is not None
@@ -123,13 +123,13 @@ def test_parts_that_overlap_or_are_empty_are_an_error_of_the_input() -> None:
     parts: Parts[Stretch] = Parts({"a": Ranges.below(5)})
     for start, stop in ((4, 8), (6, 6)):
         with pytest.raises(ValueError, match="is empty, or begins below 5"):
-            parts.add([Stretch("a", start, stop)])
+            parts.add_parts([Stretch("a", start, stop)])
 
 
 def test_forgotten_and_unplanned_records_are_a_lookup_error() -> None:
     parts: Parts[Stretch] = Parts({})
-    parts.add([Stretch("a", 0, 5), Stretch("a", 5, 10)])
-    parts.forget(6)
+    parts.add_parts([Stretch("a", 0, 5), Stretch("a", 5, 10)])
+    parts.forget_parts(6)
     for record in (4, 10):
         with pytest.raises(LookupError):
             parts.chosen(np.array([record]))
@@ -139,12 +139,12 @@ def test_forgotten_and_unplanned_records_are_a_lookup_error() -> None:
 def test_a_partition_that_was_revoked_begins_where_it_is_assigned_or_as_a_new_one() -> None:
     parts: Parts[Stretch] = Parts({})
     for partition in "ab":
-        parts.add([Stretch(partition, 0, 10)])
+        parts.add_parts([Stretch(partition, 0, 10)])
     parts.finish(Ranges.of(np.array([0, 1, 5, 10, 11, 15])))
     parts.revoke("a")
     parts.revoke("b")
     parts.assign({"a": Ranges.from_runs([2, 3, 1])})
-    assert parts.add([Stretch("a", 2, 8)]).tolist() == [20, 21, 22, 24, 25]
-    assert parts.add([Stretch("b", 4, 8)]).tolist() == [26, 27, 28, 29]
+    assert parts.add_parts([Stretch("a", 2, 8)]).tolist() == [20, 21, 22, 24, 25]
+    assert parts.add_parts([Stretch("b", 4, 8)]).tolist() == [26, 27, 28, 29]
     assert parts.numbers_of(["a"]).tolist() == [*range(10), *range(20, 26)]
     assert {name: done.to_runs() for name, done in parts.done.items()} == {"a": [2, 3, 1], "b": [4]}

@@ -62,7 +62,7 @@ class ScheduleBesideItsTwin(RuleBasedStateMachine):
             return
         records = data.draw(st.sets(st.sampled_from(sorted(self.flying))))
         self.flying -= records
-        count = self.schedule.fail if what == "failed" else self.schedule.interrupt
+        count = self.schedule.count_failures if what == "failed" else self.schedule.interrupt
         assert set(count(columns(records), self.now).tolist()) == self.twin.count(what, records, self.now)
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0]), records_max=st.integers(1, 12))
@@ -117,7 +117,7 @@ def test_delays_double_up_to_the_cap() -> None:
 
 def test_max_retries_zero_never_tries_again() -> None:
     schedule = Schedule(Retry(max_retries=0), draw=lambda: 0.5)
-    assert schedule.fail(columns([3, 4]), now=0).tolist() == [3, 4]
+    assert schedule.count_failures(columns([3, 4]), now=0).tolist() == [3, 4]
     assert (schedule.waiting, schedule.next_due_s) == (0, None)
 
 
@@ -126,8 +126,8 @@ def test_interruptions_do_not_spend_the_retries_of_a_record() -> None:
     for _ in range(5):
         assert not len(schedule.interrupt(columns([7]), now=0))
         assert schedule.take_due(0, 10) is not None
-    assert not len(schedule.fail(columns([7]), now=0))
-    assert schedule.fail(columns([7]), now=0).tolist() == [7]
+    assert not len(schedule.count_failures(columns([7]), now=0))
+    assert schedule.count_failures(columns([7]), now=0).tolist() == [7]
 
 
 def test_a_batch_that_broke_is_replayed_whole_then_in_pieces_down_to_single_records() -> None:
@@ -150,20 +150,20 @@ def test_a_batch_that_broke_is_replayed_whole_then_in_pieces_down_to_single_reco
 
 def test_records_that_must_be_alone_are_never_mixed_with_others() -> None:
     schedule = Schedule(Retry(initial_s=1, cap_s=1), draw=lambda: 1.0)
-    schedule.fail(columns([1]), now=0)
-    schedule.fail(columns([2]), now=0, depth=3)
-    schedule.fail(columns([3]), now=0)
+    schedule.count_failures(columns([1]), now=0)
+    schedule.count_failures(columns([2]), now=0, depth=3)
+    schedule.count_failures(columns([3]), now=0)
     groups = [schedule.take_due(5, 100) for _ in range(3)]
     assert sorted((group.records.tolist(), group.depth) for group in groups if group) == [([1], 0), ([2], 3), ([3], 0)]
 
 
 def test_attempts_of_records_that_are_done_are_forgotten() -> None:
     schedule = Schedule(Retry(), draw=lambda: 1.0)
-    schedule.fail(columns([5, 9]), now=0)
-    schedule.forget(6)
+    schedule.count_failures(columns([5, 9]), now=0)
+    schedule.forget_attempts(6)
     assert schedule.failed(columns([5, 9, 10])).tolist() == [0, 1, 0]
-    schedule.forget(10_000_000)
-    schedule.fail(columns([10_000_007]), now=0)
+    schedule.forget_attempts(10_000_000)
+    schedule.count_failures(columns([10_000_007]), now=0)
     assert schedule.failed(columns([9, 10_000_007])).tolist() == [0, 1]
 
 
@@ -191,7 +191,7 @@ def test_after_the_sixtieth_failure_the_wait_is_still_up_to_the_cap() -> None:
     schedule = Schedule(retry, draw=lambda: 0.5)
     now = 0.0
     for _ in range(60):
-        assert not len(schedule.fail(columns([7]), now))
+        assert not len(schedule.count_failures(columns([7]), now))
         assert schedule.next_due_s is not None
         waited_s, now = schedule.next_due_s - now, schedule.next_due_s
         assert schedule.take_due(now, 1) is not None
@@ -202,7 +202,7 @@ def test_a_thousand_failures_at_one_moment_in_batches_of_their_own_are_spread_ov
     draw = random.Random(1).random
     schedule = Schedule(Retry(initial_s=8, cap_s=60), draw)
     for record in range(1000):
-        schedule.fail(columns([record]), now=100.0)
+        schedule.count_failures(columns([record]), now=100.0)
     due = np.zeros(1000)
     for _ in range(1000):
         at_s = schedule.next_due_s
@@ -226,7 +226,7 @@ def times_of(schedule: Schedule) -> dict[float, list[int]]:
 
 def test_a_thousand_failures_of_one_batch_are_spread_over_the_wait_in_a_few_groups() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
-    assert not len(schedule.fail(columns(list(range(1000))), now=100.0))
+    assert not len(schedule.count_failures(columns(list(range(1000))), now=100.0))
     due = times_of(schedule)
     assert sorted(record for records in due.values() for record in records) == list(range(1000))
     assert [len(records) for records in due.values()] == [250] * 4
@@ -237,7 +237,7 @@ def test_a_thousand_failures_of_one_batch_are_spread_over_the_wait_in_a_few_grou
 
 def test_a_few_failures_of_one_batch_are_tried_again_together() -> None:
     schedule = Schedule(Retry(initial_s=8, cap_s=60), random.Random(1).random)
-    schedule.fail(columns(list(range(2 * GROUP_MIN - 1))), now=100.0)
+    schedule.count_failures(columns(list(range(2 * GROUP_MIN - 1))), now=100.0)
     assert [len(records) for records in times_of(schedule).values()] == [2 * GROUP_MIN - 1]
 
 

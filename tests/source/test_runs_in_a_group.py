@@ -103,7 +103,7 @@ class Sources:
             "commit_interval_s": self.interval_s,
             "retry": Retry(max_retries=1, max_interruptions=50, initial_s=2, cap_s=2),
         }
-        return Member(LogSource(self.log, **options)._begin(NO_SPARK).__enter__(), group, session)
+        return Member(LogSource(self.log, **options)._begin_run(NO_SPARK).__enter__(), group, session)
 
     def settle(self, name: str, how: str = "") -> None:
         member = self.members.get(name)

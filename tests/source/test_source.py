@@ -706,11 +706,11 @@ def test_news_of_a_loss_that_come_after_the_next_batch_was_settled_cost_no_repla
 
         held: WatchResult | None = None
 
-        def take(self, timeout_s: float) -> WatchResult | None:
+        def next_result(self, timeout_s: float) -> WatchResult | None:
             if self.held is not None:
                 brought, self.held = self.held, None
                 return brought
-            heard = super().take(timeout_s)
+            heard = super().next_result(timeout_s)
             if heard is None or not heard.interrupted:
                 return heard
             self.held = heard

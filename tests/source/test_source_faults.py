@@ -182,4 +182,4 @@ def test_the_death_of_the_watchers_thread_is_reported(monkeypatch: pytest.Monkey
 
 def _take_for_ever(watcher: Watcher) -> None:
     while True:
-        watcher.take(0.01)
+        watcher.next_result(0.01)

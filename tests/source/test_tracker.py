@@ -88,7 +88,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
         numbers = data.draw(st.lists(st.integers(0, len(self.twin.emissions)), max_size=12))
         roots = [root_id(self.twin.base, number) for number in numbers] + foreign
         verdicts = data.draw(st.lists(st.integers(1, 4), min_size=len(roots), max_size=len(roots)))
-        got = self.tracker.apply(np.array(roots, np.uint64), np.array(verdicts, np.uint8))
+        got = self.tracker.apply_outcomes(np.array(roots, np.uint64), np.array(verdicts, np.uint8))
         expected, repeated, strangers = self.twin.apply(roots, verdicts)
         assert list(zip(got.records.tolist(), got.verdicts.tolist(), got.indices.tolist(), strict=True)) == expected
         assert got.roots.tolist() == [roots[index] for _, _, index in expected]
@@ -99,7 +99,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         start = data.draw(st.integers(0, len(self.twin.emissions)))
         stop = data.draw(st.integers(start, len(self.twin.emissions) + 3))
-        got = self.tracker.end(start, stop, LOST)
+        got = self.tracker.end_emissions(start, stop, LOST)
         numbers = range(start, min(stop, len(self.twin.emissions)))
         expected, _, _ = self.twin.apply([root_id(self.twin.base, n) for n in numbers], [LOST] * len(numbers))
         assert got.records.tolist() == [record for record, _, _ in expected]
@@ -110,7 +110,7 @@ class TrackerBesideItsTwin(RuleBasedStateMachine):
         """Revoke records, whose emissions may have no outcome yet."""
         still_open = sorted(set(self.twin.emissions) - self.twin.done)
         records = data.draw(st.sets(st.sampled_from(still_open), max_size=5)) if still_open else set()
-        self.tracker.drop(np.array(sorted(records), np.int64))
+        self.tracker.drop_records(np.array(sorted(records), np.int64))
         self.twin.drop(records)
         self.failed -= records
 
@@ -168,14 +168,14 @@ def test_outcomes_of_several_blocks_count_once_whichever_way_they_are_applied(
     order = np.random.default_rng(1).permutation(np.concatenate([np.arange(count), np.arange(0, count, 7)]))
     roots = np.concatenate([emitted.roots[order], np.array([1, 2, 3], np.uint64)])
     verdicts = np.where(np.arange(len(roots)) % 3 == 0, FAILED, ACKED).astype(np.uint8)
-    got = tracker.apply(roots, verdicts)
+    got = tracker.apply_outcomes(roots, verdicts)
     _, firsts = np.unique(order, return_index=True)
     firsts.sort()
     assert got.indices.tolist() == firsts.tolist()
     assert got.records.tolist() == order[firsts].tolist()
     assert got.verdicts.tolist() == verdicts[firsts].tolist()
     assert (got.repeated, got.foreign, tracker.pending) == (len(order) - count, 3, 0)
-    tracker.drop(got.records[got.records == got.records[0]])
+    tracker.drop_records(got.records[got.records == got.records[0]])
     done = np.sort(got.records[(got.verdicts == ACKED) & (got.records != got.records[0])])
     assert tracker.take_finished() == Ranges.of(done)
     assert tracker.take_finished() == Ranges()
@@ -187,7 +187,7 @@ def test_the_order_of_outcomes_does_not_matter(order: list[int]) -> None:
     tracker = Tracker(7)
     tracker.emit(np.arange(40))
     roots = roots_of(order, 7)
-    applied = tracker.apply(roots, np.full(40, ACKED, np.uint8))
+    applied = tracker.apply_outcomes(roots, np.full(40, ACKED, np.uint8))
     tracker.compact()
     assert sorted(applied.records.tolist()) == list(range(40))
     assert (tracker.done_below, tracker.pending) == (40, 0)
@@ -197,7 +197,7 @@ def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins(
     tracker = Tracker(99)
     tracker.emit(np.array([0, 1]))
     roots = roots_of([1, 1, 0, 1], 99)
-    applied = tracker.apply(roots, np.array([FAILED, ACKED, ACKED, LOST], np.uint8))
+    applied = tracker.apply_outcomes(roots, np.array([FAILED, ACKED, ACKED, LOST], np.uint8))
     assert applied.records.tolist() == [1, 0]
     assert applied.verdicts.tolist() == [FAILED, ACKED]
     assert applied.repeated == 2
@@ -206,9 +206,9 @@ def test_an_outcome_told_twice_in_one_answer_counts_once_and_the_first_one_wins(
 def test_an_outcome_after_its_emission_was_forgotten_is_a_repetition_not_a_stranger() -> None:
     tracker = Tracker(99)
     tracker.emit(np.arange(3))
-    tracker.apply(roots_of([0, 1, 2], 99), np.full(3, ACKED, np.uint8))
+    tracker.apply_outcomes(roots_of([0, 1, 2], 99), np.full(3, ACKED, np.uint8))
     tracker.compact()
-    late = tracker.apply(roots_of([1, 2], 99), np.full(2, FAILED, np.uint8))
+    late = tracker.apply_outcomes(roots_of([1, 2], 99), np.full(2, FAILED, np.uint8))
     assert (len(late.records), late.repeated, late.foreign) == (0, 2, 0)
 
 
@@ -217,16 +217,16 @@ def test_an_outcome_that_comes_after_its_record_went_to_another_source_makes_no_
     tracker = Tracker(5)
     gone = tracker.emit(np.arange(10))
     tracker.emit(np.arange(10, 30))
-    tracker.drop(gone.records)
+    tracker.drop_records(gone.records)
     tracker.compact()
-    late = tracker.apply(gone.roots, np.full(10, ACKED, np.uint8))
+    late = tracker.apply_outcomes(gone.roots, np.full(10, ACKED, np.uint8))
     assert (len(late.records), late.repeated, tracker.pending, tracker.open_records) == (0, 10, 20, 20)
     assert tracker.take_finished() == Ranges()
 
 
 def test_nothing_is_pending_among_emissions_that_are_forgotten_whatever_came_after_them() -> None:
     tracker = Tracker(5)
-    tracker.apply(tracker.emit(np.arange(10)).roots, np.full(10, ACKED, np.uint8))
+    tracker.apply_outcomes(tracker.emit(np.arange(10)).roots, np.full(10, ACKED, np.uint8))
     later = tracker.emit(np.arange(10, 40))
     tracker.compact()
     assert [len(column) for column in tracker.pending_among(0, 8)] == [0, 0]
@@ -237,7 +237,7 @@ def test_nothing_is_pending_among_emissions_that_are_forgotten_whatever_came_aft
 def test_a_gap_in_the_record_numbers_holds_nothing_up() -> None:
     tracker = Tracker(5)
     tracker.emit(np.array([10, 40, 41]))
-    tracker.apply(roots_of([0, 1], 5), np.full(2, ACKED, np.uint8))
+    tracker.apply_outcomes(roots_of([0, 1], 5), np.full(2, ACKED, np.uint8))
     tracker.compact()
     assert tracker.done_below == 41
 
@@ -247,7 +247,7 @@ def test_done_records_are_forgotten_so_memory_follows_records_in_flight() -> Non
     sizes = []
     for step in range(200):
         emitted = tracker.emit(np.arange(step * 1000, (step + 1) * 1000))
-        tracker.apply(emitted.roots, np.full(1000, ACKED, np.uint8))
+        tracker.apply_outcomes(emitted.roots, np.full(1000, ACKED, np.uint8))
         tracker.compact()
         sizes.append(tracker.nbytes)
     assert max(sizes) == max(sizes[:10])
@@ -273,7 +273,7 @@ def _lines_run(outcomes: int) -> int:
 
     sys.settrace(count)
     try:
-        tracker.apply(emitted.roots, verdicts)
+        tracker.apply_outcomes(emitted.roots, verdicts)
         tracker.compact()
     finally:
         sys.settrace(None)

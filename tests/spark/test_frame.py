@@ -278,11 +278,11 @@ def test_a_frame_is_kept_and_counted_in_one_job_and_the_settings_of_the_session_
     context = spark.sparkContext
     context.setJobGroup("counting", "a frame")
     try:
-        persisted.begin()
+        persisted.persist()
         assert len(context.statusTracker().getJobIdsForGroup("counting")) == 1
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]  # None removes it
-        persisted.release()
+        persisted.unpersist()
     assert persisted.pages.rows.sum() == 10_000
     assert [spark.conf.get(setting) for setting in settings] == ["true", "true"]
 

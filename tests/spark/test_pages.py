@@ -35,8 +35,8 @@ def rows_of(partition: int, rows: int) -> np.ndarray:
 def read(noted: Pages, places: np.ndarray, found: np.ndarray, cut: int) -> None:
     check = PageCheck(noted)
     for start in range(0, len(places), cut):
-        check.take(places[start : start + cut], found[start : start + cut])
-    check.end(int(places[0]) >> 33)
+        check.count_rows(places[start : start + cut], found[start : start + cut])
+    check.check_partition(int(places[0]) >> 33)
 
 
 @given(st.integers(1, TWO_PAGES), st.integers(500, 6000), st.integers(0, 3))
@@ -75,7 +75,7 @@ def test_a_run_finds_the_number_of_each_row_and_the_pages_it_lies_in(wanted: lis
     firsts = np.cumsum([0, *map(len, pieces)]).tolist()
     runs = Runs.of(pieces, firsts[:-1])
     everything = np.unique(np.concatenate([rows_of(number, 3 * PAGE + 5) for number in range(4)]))
-    kept, numbers = runs.find(everything)
+    kept, numbers = runs.number_places(everything)
     expected = {
         place: first + at for piece, first in zip(pieces, firsts, strict=False) for at, place in enumerate(piece)
     }

@@ -55,7 +55,7 @@ VALUES = (
 
 def listed(given: Any, schema: StructType = PAIR) -> list[tuple[Any, ...]]:
     writer = RowWriter(schema)
-    children = writer.listed(given)
+    children = writer.returned_rows(given)
     rows = writer.tuples(children)
     if given is not None and not isinstance(given, Iterator):
         columns = writer.columns(children)
@@ -121,7 +121,7 @@ def test_one_column_takes_bare_values() -> None:
 def test_what_does_not_fit_is_named(given: Any, says: str) -> None:
     writer = RowWriter(PAIR)
     with pytest.raises(Mismatch) as error:
-        writer.check(writer.tuples(writer.listed(given)))
+        writer.check(writer.tuples(writer.returned_rows(given)))
     assert str(error.value) == says
 
 

@@ -21,8 +21,8 @@ def anchors(pairs: list[tuple[int, int]]) -> Anchors:
     return Anchors(np.array([root for root, _ in pairs], np.uint64), np.array([edge for _, edge in pairs], np.uint64))
 
 
-def take(tally: Tally, pairs: list[tuple[int, int]]) -> None:
-    tally.take(anchors(pairs), np.zeros(len(pairs), np.uint64))
+def consume(tally: Tally, pairs: list[tuple[int, int]]) -> None:
+    tally.consume(anchors(pairs), np.zeros(len(pairs), np.uint64))
 
 
 @given(CHUNKS, st.integers(0, 30))
@@ -33,7 +33,7 @@ def test_however_often_it_folds_the_report_is_that_of_one_fold(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "COMPACT_ENTRIES", compact)
         for chunk in chunks:
-            take(tally, chunk)
+            consume(tally, chunk)
     every = [pair for chunk in chunks for pair in chunk]
     report, whole = tally.report(), anchors(every)
     twin = reports.fold(whole.roots, whole.edges)
@@ -47,9 +47,9 @@ def test_however_often_it_folds_the_report_is_that_of_one_fold(
 def test_accounts_of_parts_add_up_to_that_of_the_whole(chunks: list[list[tuple[int, int]]]) -> None:
     whole, sum_of_parts = Tally("words"), Tally("words")
     for chunk in chunks:
-        take(whole, chunk)
+        consume(whole, chunk)
         part = Tally("words")
-        take(part, chunk)
+        consume(part, chunk)
         sum_of_parts.absorb(part.account())
     one, other = whole.report(), sum_of_parts.report()
     assert one.identity == other.identity
@@ -58,7 +58,7 @@ def test_accounts_of_parts_add_up_to_that_of_the_whole(chunks: list[list[tuple[i
 
 def test_failed_roots_carry_the_bit_and_the_first_reason() -> None:
     tally = Tally("words")
-    take(tally, [(root, root + 100) for root in range(1, 9)])
+    consume(tally, [(root, root + 100) for root in range(1, 9)])
     for root, reason in ((7, "late"), (2, "early"), (7, "again"), (3, "late")):
         tally.fail(root, reason, "words")
     entries = tally.report().entries
@@ -72,7 +72,7 @@ def test_failed_roots_carry_the_bit_and_the_first_reason() -> None:
 
 def test_reasons_of_a_task_stay_bounded() -> None:
     tally = Tally("words")
-    take(tally, [(root, root) for root in range(1, 1001)])
+    consume(tally, [(root, root) for root in range(1, 1001)])
     for root in range(1, 1001):
         tally.fail(root, f"words: ValueError: {root}" + "x" * 400, "words: ValueError")
     reasons = tally.report().entries.reasons
@@ -86,8 +86,8 @@ def test_a_tally_of_nothing_has_nothing_to_say() -> None:
 
 def test_copies_are_found_over_batches_and_accounts() -> None:
     tally, part = Tally("words", finds_copies=True), Tally("words", finds_copies=True)
-    take(tally, [(1, 5), (2, 6)])
-    take(part, [(1, 7), (1, 5)])
+    consume(tally, [(1, 5), (2, 6)])
+    consume(part, [(1, 7), (1, 5)])
     tally.absorb(part.account())
     with pytest.raises(MultipliedEdges):
         tally.report()

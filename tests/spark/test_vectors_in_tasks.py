@@ -40,7 +40,7 @@ def test_edges_of_children_follow_the_vectors(vector: dict[str, Any]) -> None:
 def test_identities_of_tasks_follow_the_vectors(vector: dict[str, Any]) -> None:
     tally = Tally(vector["operator"])
     for root, edge in vector["consumed"]:
-        tally.take(Anchors(column(root), column(edge)), column(0))
+        tally.consume(Anchors(column(root), column(edge)), column(0))
     identity = tally.report().identity
     assert (identity.high, identity.low, identity.sequenced) == (vector["high"], vector["low"], False)
 

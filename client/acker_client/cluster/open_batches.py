@@ -67,7 +67,7 @@ class OpenBatches:
         """Numbers of ended batches of open_batch, as (first, stop)."""
         return self._ended
 
-    def find(self, number: int) -> PinnedBatch | None:
+    def find_batch(self, number: int) -> PinnedBatch | None:
         return self._batches.get(number)
 
     def check_open(self, number: int) -> Pin:
@@ -89,7 +89,7 @@ class OpenBatches:
                 f" mix64({pin.first} + i): ids.root_id({pin.first}, i) makes it, and emit() chooses one itself"
             )
 
-    def add(self, batch: PinnedBatch) -> None:
+    def add_batch(self, batch: PinnedBatch) -> None:
         """Add a batch that is being opened, in place of an earlier attempt at it."""
         self._batches[batch.number] = batch
 
@@ -97,7 +97,7 @@ class OpenBatches:
         """Forget a batch that could not be opened, so that the next attempt does not see it as open."""
         self._batches.pop(number, None)
 
-    def end(self, batch: PinnedBatch) -> None:
+    def forget_batch(self, batch: PinnedBatch) -> None:
         """Forget a batch, as no more of its outcomes are wanted."""
         del self._batches[batch.number]
         self._remember_numbers(batch)
@@ -149,7 +149,7 @@ class OpenBatches:
         """Leave ``member`` out of a batch: nothing that it says about the batch from now on counts."""
         if member not in batch.out and not isinstance(batch, EmittedBatch):
             self._pending.add_interrupted(batch.number)
-        self._note(batch, batch.leave_out_member(member, why))
+        self._add_merged(batch, batch.leave_out_member(member, why))
 
     # -- what servers say
 
@@ -163,7 +163,7 @@ class OpenBatches:
         if len(heard.outcomes):
             self._count_outcomes(here, heard.outcomes)
         for batch, member in self._held_by(here):
-            self._note(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
+            self._add_merged(batch, batch.heard_up_to(member, heard.generation, heard.cursor))
 
     def take_due(self, here: AbstractSet[Member]) -> dict[int, InitScope]:
         """Return the emitted batches to settle on one server, by number, each with the numbers that were not drawn.
@@ -196,7 +196,7 @@ class OpenBatches:
         """Note that ``member`` has settled a batch. ``heard``: the generation and cursor up to which the outcomes of
         this member were counted."""
         batch.settled_on(member, reply)
-        self._note(batch, batch.heard_up_to(member, *heard))
+        self._add_merged(batch, batch.heard_up_to(member, *heard))
 
     def wake_watch(self, batch: PinnedBatch) -> None:
         """Wake the waiting watch if there is news, or if ``batch`` is over."""
@@ -208,7 +208,7 @@ class OpenBatches:
         settled = [number for number, batch in self._batches.items() if batch.take_settled()]
         ended = [batch for batch in self._batches.values() if batch.is_ended]
         for batch in ended:
-            self.end(batch)
+            self.forget_batch(batch)
         pending, self._pending, self._news = self._pending, PendingResult(), Future()
         return pending.result(settled, answered=answered), ended
 
@@ -227,9 +227,9 @@ class OpenBatches:
             # A server that no longer holds the batch does not count.
             for member in filter(here.__contains__, batches[index].members):
                 its = outcomes if own.all() else only(outcomes, own)
-                self._note(batches[index], batches[index].count_outcomes(member, its))
+                self._add_merged(batches[index], batches[index].count_outcomes(member, its))
 
-    def _note(self, batch: PinnedBatch, merged: Merged) -> None:
+    def _add_merged(self, batch: PinnedBatch, merged: Merged) -> None:
         if merged.unheard:
             log.error(
                 "batch %d: a server has counted %d outcomes more than it has reported: what it did not report is LOST",

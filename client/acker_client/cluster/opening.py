@@ -49,7 +49,7 @@ class Opener:
         tried = set[Member]()
 
         def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
-            placement = self._place(answering(self._cluster.view(patience), silent), 0)
+            placement = self._place_batch(answering(self._cluster.view(patience), silent), 0)
             return self._open_on_members(placement.members, tried, self._renew_lease_on, budget_s)
 
         until_opened(attempt, patience)
@@ -62,11 +62,11 @@ class Opener:
         batches: list[Batch] = []
 
         def attempt(silent: AbstractSet[Member], budget_s: float) -> AbstractSet[Member]:
-            placement = self._place(answering(self._cluster.view(patience), silent), request.number)
+            placement = self._place_batch(answering(self._cluster.view(patience), silent), request.number)
             batch = kind(Pin(self._session, request.number, request.first, request.up_to, placement), request)
             batches.append(batch)
             with self._batches.lock:
-                self._batches.add(batch)
+                self._batches.add_batch(batch)
             asked.update(dict.fromkeys(batch.members))
             return self._open_on_members(batch.members, tried, partial(self._open_batch_on, batch), budget_s)
 
@@ -88,7 +88,7 @@ class Opener:
         """End a batch that could not be opened, on the members where it may be open. Caller holds the source's lock."""
         self._conversations.end_batch_on(self._asked.pop(number, ()), number, undrawn)
 
-    def _place(self, view: View, number: int) -> Placement:
+    def _place_batch(self, view: View, number: int) -> Placement:
         settings = self._cluster.settings
         members = len(view.members)
         wanted = min(2, members) if settings.replicas is None else settings.replicas

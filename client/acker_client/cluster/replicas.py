@@ -119,7 +119,7 @@ class _Asking:
     def end_deadlines(self) -> None:
         """End the deadlines of the calls that are still running, so that they stop on their own."""
         for member in self._calls:
-            self._patiences[member].deadline.end()
+            self._patiences[member].deadline.expire()
 
     def _note_end(self, member: Member, error: BaseException | None) -> None:
         if error is None:
@@ -160,6 +160,6 @@ class _Asking:
         self._party.drop_member(member, why)
         error, call = self.errors.pop(member, None), self._calls.pop(member, None)
         if call is not None:
-            self._patiences[member].deadline.end()
+            self._patiences[member].deadline.expire()
         if call is not None or isinstance(error, Unavailable):
             self._cluster.note_slow(member, is_slow=True)

@@ -101,7 +101,7 @@ class SourceSession:
     def pin_of(self, number: int) -> Pin | None:
         """Return the pin of a batch; None if it is over."""
         with self._batches.lock:
-            batch = self._batches.find(number)
+            batch = self._batches.find_batch(number)
         return None if batch is None else batch.pin
 
     def check_open(self, number: int) -> None:
@@ -123,7 +123,7 @@ class SourceSession:
     def open_batch(self, request: OpenBatch, budget_s: float | None) -> Pin:
         """Place a batch and open it on all its members. Placed again if one of them is gone or takes nothing new."""
         with self._batches.lock:
-            known = self._batches.find(request.number)
+            known = self._batches.find_batch(request.number)
             self.emissions.leave_numbers_to_user()
         if known is not None and known.request == request:
             return known.pin
@@ -139,7 +139,7 @@ class SourceSession:
     def leave_out_servers(self, number: int, servers: AbstractSet[int], why: str = WENT_WITHOUT) -> None:
         """Leave servers, by their ids, out of a batch, because reports were sent without them."""
         with self._batches.lock:
-            batch = self._batches.find(number)
+            batch = self._batches.find_batch(number)
             for member in () if batch is None else batch.members:
                 if batch is not None and member.id in servers:
                     self._batches.leave_out_member(batch, member, why)
@@ -147,13 +147,13 @@ class SourceSession:
     def has_left_out(self, number: int, server: int) -> bool:
         """Whether a server, by its id, was left out of a batch, or the batch is over."""
         with self._batches.lock:
-            batch = self._batches.find(number)
+            batch = self._batches.find_batch(number)
             return batch is None or batch.has_left_out(server)
 
     def is_unsettled(self, number: int) -> bool:
         """Whether a batch is open and not being settled."""
         with self._batches.lock:
-            batch = self._batches.find(number)
+            batch = self._batches.find_batch(number)
             return batch is not None and batch.settlement is None
 
     def inits_answered(self, number: int, count: int) -> None:
@@ -164,9 +164,9 @@ class SourceSession:
     def abandon_batch(self, number: int) -> None:
         """Return no more outcomes of a batch, and end it on servers that have not settled it."""
         with self._batches.lock:
-            batch = self._batches.find(number)
+            batch = self._batches.find_batch(number)
             if batch is not None:
-                self._batches.end(batch)
+                self._batches.forget_batch(batch)
                 self._conversations.end_batch_on(batch.members_not_settled, number, batch.undrawn)
 
     # -- outcomes

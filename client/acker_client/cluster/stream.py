@@ -55,7 +55,7 @@ class EmittedBatch(PinnedBatch):
         """Draw no more numbers."""
         if not self.is_closed:
             self.is_closed = True
-            self.votes.keep(self._drawn)
+            self.votes.keep_first(self._drawn)
 
     def inits_answered(self, count: int) -> None:
         """Note that ``count`` inits were answered or given up."""

@@ -109,7 +109,7 @@ class Votes:
         """Which replicas have spoken, settled or left: uint8 by row. The caller must not write into it."""
         return self._spoken
 
-    def drop(self, count: int) -> int:
+    def drop_rows(self, count: int) -> int:
         """End the rows from ``count`` on, about which no replica has spoken, and return their number."""
         self._spoken[count:] = self._everybody
         return len(self._spoken[count:])
@@ -129,9 +129,9 @@ class Votes:
             # A single replica waits for no other and differs from none, so nothing else has to be kept.
             self._spoken[rows] = 1
             return Merged(outcomes)
-        return self.count(rows, bits, kinds_of(outcomes), outcomes)
+        return self.count_reports(rows, bits, kinds_of(outcomes), outcomes)
 
-    def count(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
+    def count_reports(self, rows: Rows, bits: Bits, kinds: Kinds, outcomes: Outcomes) -> Merged:
         """Count the first report of a replica about each of ``rows``. ``kinds``: one bit each. ``outcomes``: roots and
         reasons."""
         before = self._said[rows]
@@ -228,9 +228,9 @@ class BatchVotes:
         """
         return self._votes.saved()
 
-    def keep(self, count: int) -> None:
+    def keep_first(self, count: int) -> None:
         """Keep only the first ``count`` numbers as records. Reports about the others are ignored from then on."""
-        self.ended += self._votes.drop(count)
+        self.ended += self._votes.drop_rows(count)
 
     def hear(self, member: int, outcomes: Outcomes) -> Merged:
         """Count ``outcomes`` that ``member`` reports. Return the outcomes that they make final, in their order."""
@@ -248,7 +248,7 @@ class BatchVotes:
             outcomes, rows, bits = chosen(outcomes, is_first), rows[is_first], bits[is_first]
         self._heard[member] += len(outcomes)
         merged = self._votes.hear(rows.view(np.int64), bits, outcomes)
-        return self._counted(replace(merged, foreign=foreign))
+        return self._count_ended(replace(merged, foreign=foreign))
 
     def settled(self, member: int, roots: int) -> Merged:
         """Note that ``member`` has settled the batch and sends no more. Its server counted ``roots`` outcomes.
@@ -283,9 +283,9 @@ class BatchVotes:
         bits = own[self._slots]
         rows = np.flatnonzero(bits & ~self._votes.spoken)
         kinds, outcomes = np.full(len(rows), kind, np.uint8), lost_for(why, self._roots_of(rows))
-        return self._counted(self._votes.count(rows, bits[rows], kinds, outcomes))
+        return self._count_ended(self._votes.count_reports(rows, bits[rows], kinds, outcomes))
 
-    def _counted(self, merged: Merged) -> Merged:
+    def _count_ended(self, merged: Merged) -> Merged:
         self.ended += len(merged.outcomes) + len(merged.absent)
         return merged
 

@@ -53,17 +53,17 @@ class Accumulator:
 
     def ack(self, root: int, edge: int, emitted: Iterable[int] = ()) -> None:
         """Consume ``edge`` and add its children ``emitted``, as one value in one call."""
-        self._add(root_id(root), xor(id64("edge", edge), emitted), ACK)
+        self._add_update(root_id(root), xor(id64("edge", edge), emitted), ACK)
 
     def fail(self, root: int, reason: str = "", edge: int = 0) -> None:
         """Fail the tree of ``root``. The first reason counts. ``edge``: the edge that this consumes, 0 for none."""
         root, val = root_id(root), id64("edge", edge)
         self._reasons.setdefault(root, _short(reason))
-        self._add(root, val, FAIL | ACK if val else FAIL)
+        self._add_update(root, val, FAIL | ACK if val else FAIL)
 
     def reset_timeout(self, root: int) -> None:
         """Start the timeout of ``root`` again."""
-        self._add(root_id(root), 0, RESET)
+        self._add_update(root_id(root), 0, RESET)
 
     def init_columns(self, roots: npt.ArrayLike, vals: npt.ArrayLike, batch: int) -> None:
         """Inits in columns; rows of the same root are its edges and XOR together."""
@@ -91,7 +91,7 @@ class Accumulator:
             first.setdefault(root, _short(reason))
         self._columns_of_updates(fold_updates(root_column, val_column, kinds, first))
 
-    def take(self) -> list[Draft]:
+    def take_drafts(self) -> list[Draft]:
         """Return everything that is buffered as reports, inits first, batch by batch. Leaves the accumulator empty."""
         drafts = [Draft(inits.folded(), batch) for batch, inits in self._inits.items()]
         drafts.append(Draft(self._folded_updates()))
@@ -99,7 +99,7 @@ class Accumulator:
         return [draft for draft in drafts if len(draft.entries)]
 
     def put_back(self, entries: Entries) -> None:
-        """Buffer updates of ``take`` again, in front of newer ones, as the first reason of a root counts."""
+        """Buffer updates of ``take_drafts`` again, in front of newer ones, as the first reason of a root counts."""
         if len(entries):
             self._updates.insert(0, entries)
             self._column_entries += len(entries)
@@ -116,7 +116,7 @@ class Accumulator:
         self._inits: dict[int, _Inits] = {}
         self._column_entries = 0
 
-    def _add(self, root: int, val: int, kind: int) -> None:
+    def _add_update(self, root: int, val: int, kind: int) -> None:
         self._vals[root] = self._vals.get(root, 0) ^ val
         self._kinds[root] = self._kinds.get(root, 0) | kind
 

@@ -98,7 +98,7 @@ class ClientState:
         """
         why: AckerError | None = None
         with self.lock:
-            self.drafts += self.accumulator.take()
+            self.drafts += self.accumulator.take_drafts()
         while self.drafts:
             draft = self.drafts[0]
             pins, entries, unplaced, reason = self._routed(draft)
@@ -109,7 +109,7 @@ class ClientState:
                 self.unanswered.append(Replication(identity, entries, inits, pins))
             if may_drop and isinstance(reason, Unavailable) and not has_bare_fail(unplaced):
                 self.go_on_without(reason)
-                self.counted(Delivery(Identity(self.session, self.sequence), unplaced).result)
+                self.add_to_totals(Delivery(Identity(self.session, self.sequence), unplaced).result)
                 unplaced, reason = NO_ENTRIES, None
             with self.lock:
                 self.drafts.popleft()
@@ -248,7 +248,7 @@ class ClientState:
             is_unknown &= ~published.has(roots)
         return pins, indices, is_unknown
 
-    def counted(self, result: ReportResult) -> ReportResult:
+    def add_to_totals(self, result: ReportResult) -> ReportResult:
         """Add ``result`` to the totals and return it."""
         with self.lock:
             self.totals += result

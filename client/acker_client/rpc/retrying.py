@@ -40,7 +40,7 @@ def deliver(caller: Retrying, delivery: Delivery, patience: Patience, renew: Ren
         delivery.fit(caller.greeted(patience).message_bytes)
         for key, message in delivery.ready():
             reply = caller.answer(_apply(message), patience)
-            error = _counted(delivery, key, reply)
+            error = _record_answer(delivery, key, reply)
             if error is not None:
                 wait_out(error, what, patience, renew)
                 break
@@ -52,7 +52,7 @@ def _apply(message: Apply) -> Call[ApplyReply]:
     return lambda transport, timeout_s: transport.apply(message, timeout_s)
 
 
-def _counted(delivery: Delivery, key: int, reply: ApplyReply) -> ErrorReply | None:
+def _record_answer(delivery: Delivery, key: int, reply: ApplyReply) -> ErrorReply | None:
     try:
         return delivery.answered(key, reply)
     except ValueError as error:

@@ -29,7 +29,7 @@ Batches = Iterator[Any]
 Convert = Callable[[Any], Any]
 
 
-def release(version: str) -> tuple[int, int]:
+def major_minor(version: str) -> tuple[int, int]:
     """Return (major, minor) of a version: (4, 3) for "4.3.0.dev1". (0, 0) for text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
@@ -37,11 +37,11 @@ def release(version: str) -> tuple[int, int]:
 
 def version_problem(version: str) -> str:
     """Return why this version of PySpark is not supported and what to install; "" for a supported version."""
-    if OLDEST <= release(version) <= NEWEST:
+    if OLDEST <= major_minor(version) <= NEWEST:
         return ""
     harm = (
         "which lacks functions that the acker needs (applyInArrow over groups, among others)"
-        if release(version) < OLDEST
+        if major_minor(version) < OLDEST
         else "which this acker was not tested with, and it reads Spark's plans, which change with each version"
     )
     return f"pyspark {version} is installed, {harm}; it works with 4.0 to 4.3: pip install '{RANGE}'"
@@ -67,7 +67,7 @@ def _refuse_unsupported_pyspark() -> None:
 
 
 _refuse_unsupported_pyspark()
-SPARK = release(pyspark.__version__)
+SPARK = major_minor(pyspark.__version__)
 
 from pyspark.sql import Column  # noqa: E402
 from pyspark.sql.conversion import (  # noqa: E402

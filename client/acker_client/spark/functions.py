@@ -82,7 +82,7 @@ def _acked(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[An
     tally = Tally(name, finds_copies=True)
     for columns in batches:
         anchors, rows = _anchors(columns)
-        tally.take(anchors, np.zeros(len(anchors.roots), np.uint64))
+        tally.consume(anchors, np.zeros(len(anchors.roots), np.uint64))
         yield pa.array(np.ones(rows, np.bool_))
     _send(tally.report(), settings)
 
@@ -91,7 +91,7 @@ def _failed(batches: Iterator[Any], name: str, settings: Settings) -> Iterator[A
     tally = Tally(name, finds_copies=True)
     for reason, *columns in batches:
         anchors, _ = _anchors(columns)
-        tally.take(anchors, np.zeros(len(anchors.roots), np.uint64))
+        tally.consume(anchors, np.zeros(len(anchors.roots), np.uint64))
         is_failed = reason.is_valid()
         for row in np.flatnonzero(is_failed.to_numpy(zero_copy_only=False)).tolist():
             for root, _edge in anchors.of(row):

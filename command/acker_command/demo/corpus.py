@@ -60,7 +60,7 @@ class Corpus:
             for line, content in enumerate(lines_of(_read(path)), 1):
                 yield path.removeprefix(self.root), line, content
 
-    def place(self, record: int) -> str:
+    def line_of(self, record: int) -> str:
         """Return ``path:line`` of a record."""
         path, line, _ = next(islice(self.lines(), record, None))
         return f"{self.root}{path}:{line}"
@@ -72,7 +72,7 @@ def lines_of(content: bytes) -> list[bytes]:
     return lines if lines[-1] else lines[:-1]
 
 
-def find(patterns: Sequence[str]) -> list[str]:
+def find_files(patterns: Sequence[str]) -> list[str]:
     """Return the files that ``patterns`` (files, folders or globs) name, or the standard library's .py files."""
     if not patterns:
         found = glob.glob(os.path.join(sysconfig.get_path("stdlib"), "**", "*.py"), recursive=True)

@@ -69,7 +69,7 @@ class DemoJob:
     def __init__(self, options: JobOptions, exits: ExitStack) -> None:
         self._options, self._exits, self._folder = options, exits, _folder(options.keep, exits)
         kind = input_of(options.source)
-        paths, records_max = corpus.find(options.patterns), options.records or kind.records_max
+        paths, records_max = corpus.find_files(options.patterns), options.records or kind.records_max
         self._text = text = corpus.measure(paths, records_max, self._folder / "input")
         self._size = options.size_of(text.records)
         self._input = kind(text, self._folder, self._size)

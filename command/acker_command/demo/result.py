@@ -75,12 +75,12 @@ def show(result: Mapping[str, Any], examples: Sequence[str], console: Console | 
     top.add_row(numbers, words)
     strikes = _table("", "what was broken on purpose", "replayed")
     again = max(result["failed"] - result["dead_lettered"], 0)
-    strikes.add_row(_mark(result["failed"] > 0), "records raise, some of them each time", f"{again:,}")
+    strikes.add_row(_check_mark(result["failed"] > 0), "records raise, some of them each time", f"{again:,}")
     for name, happened in result["faults"].items():
-        strikes.add_row(_mark(happened), Strike[name.upper()].value, f"{result['replayed_by_fault'][name]:,}")
+        strikes.add_row(_check_mark(happened), Strike[name.upper()].value, f"{result['replayed_by_fault'][name]:,}")
     promises = _table("", "what has to hold", "")
     for promise, holds, found in checks(result):
-        promises.add_row(_mark(holds), promise, Text(found, "dim" if holds else "bold red"))
+        promises.add_row(_check_mark(holds), promise, Text(found, "dim" if holds else "bold red"))
     for table in (top, strikes, promises) if result["faults"] else (top, promises):
         console.print(Text(), table, sep="\n")
     for example in examples:
@@ -94,5 +94,5 @@ def _table(*names: str) -> Table:
     return table
 
 
-def _mark(holds: bool) -> Text:
+def _check_mark(holds: bool) -> Text:
     return Text("✓", "green") if holds else Text("✗", "bold red")

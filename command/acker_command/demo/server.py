@@ -38,7 +38,7 @@ class DemoServers:
             Strike.SERVER_RESTARTED: self._restart_all,
             Strike.SERVER_LOST: self._lose,
             Strike.ONE_KILLED: self._kill_one,
-            Strike.ONE_ADDED: self._add,
+            Strike.ONE_ADDED: self._add_server,
             Strike.ONE_DRAINED: self._drain_one,
             Strike.ALL_RESTARTED: self._restart_all,
         }
@@ -55,7 +55,7 @@ class DemoServers:
             if self._count > 1:
                 self._zookeeper = ZooKeeperProcess(self._folder)
             for number in range(self._count):
-                self._begin(number)
+                self._start_server(number)
             for number in self._servers:
                 self._await_ready(number)
         except (ImportError, RuntimeError) as error:
@@ -68,7 +68,7 @@ class DemoServers:
         if self._zookeeper is not None:
             self._zookeeper.kill()
 
-    def _begin(self, number: int) -> None:
+    def _start_server(self, number: int) -> None:
         self._starts += 1
         folder = self._folder / f"{self._starts}-server-{number}"
         folder.mkdir()
@@ -85,25 +85,25 @@ class DemoServers:
         """Kill the server, delete its state, and start another one in its place."""
         self._servers[0].kill()
         shutil.rmtree(self._folder / "state-0", ignore_errors=True)
-        self._begin(0)
+        self._start_server(0)
         self._await_ready(0)
 
     def _kill_one(self) -> None:
         number, server = self._take_one()
         server.kill()
-        self._say(f"server {number} is dead; {self._listed()} go on")
+        self._say(f"server {number} is dead; {self._server_ids()} go on")
 
-    def _add(self) -> None:
-        self._begin(self._count)
+    def _add_server(self) -> None:
+        self._start_server(self._count)
         self._await_ready(self._count)
-        self._say(f"server {self._count} has joined; {self._listed()} serve")
+        self._say(f"server {self._count} has joined; {self._server_ids()} serve")
 
     def _drain_one(self) -> None:
         number, server = self._take_one()
         self._draining[number] = server
         with closing(GrpcTransport(server.address)) as transport:
             transport.drain(STOP_TIMEOUT_S)
-        self._say(f"server {number} takes nothing new; {self._listed()} do")
+        self._say(f"server {number} takes nothing new; {self._server_ids()} do")
 
     def _restart_all(self) -> None:
         for number, server in self._draining.items():
@@ -112,7 +112,7 @@ class DemoServers:
         for number, server in list(self._servers.items()):
             # SIGTERM, so that it writes its state.
             _check(number, server.terminate(STOP_TIMEOUT_S))
-            self._begin(number)
+            self._start_server(number)
             self._await_ready(number)
             self._say(f"server {number} is back with its state")
 
@@ -120,7 +120,7 @@ class DemoServers:
         number = min(self._servers)
         return number, self._servers.pop(number)
 
-    def _listed(self) -> str:
+    def _server_ids(self) -> str:
         return " and ".join(map(str, sorted(self._servers)))
 
 

@@ -77,7 +77,7 @@ class Verifier(Listener):
 
     def acked(self, roots: Column, records: Ints) -> None:
         """Check the committed rows of ``roots: uint64[n]``, which were just reported ACKED, of ``records``."""
-        self._answer(records, ACKED, "acked")
+        self._count_answers(records, ACKED, "acked")
         self.roots[records] = roots.view(np.int64)
         for folder in set(self._committed.iterdir()) - self._read:
             self._read.add(folder)
@@ -88,11 +88,11 @@ class Verifier(Listener):
         wrong = np.flatnonzero((held["digest"].to_numpy() != due) | ((due != 0) & is_elsewhere.to_numpy()))
         self.counts["false_acks"] += len(wrong)
         for index in wrong[: EXAMPLES_MAX - len(self.examples)]:
-            self.examples.append(f"{self._text.place(int(records[index]))} as root {int(roots[index]):#018x}")
+            self.examples.append(f"{self._text.line_of(int(records[index]))} as root {int(roots[index]):#018x}")
 
     def dead(self, records: Ints) -> None:
         """Note records that ended in the dead letters."""
-        self._answer(records, DEAD, "dead_lettered")
+        self._count_answers(records, DEAD, "dead_lettered")
 
     def conclude(self) -> dict[str, Any]:
         """Return the results of the whole run: figures that must be 0, and the most frequent words."""
@@ -110,7 +110,7 @@ class Verifier(Listener):
             "top_words": {word: int(count) for word, count in given.nlargest(TOP_WORDS).items()},
         }
 
-    def _answer(self, records: Ints, answer: int, name: str) -> None:
+    def _count_answers(self, records: Ints, answer: int, name: str) -> None:
         again = np.count_nonzero(self.answers[records]) + len(records) - len(np.unique(records))
         self.answers[records] = answer
         self.counts.update({name: len(records), "answered_twice": int(again)})

@@ -43,9 +43,9 @@ class DeadLetterFile:
 
     def open(self) -> None:
         """Open the file, and create it if it does not exist. Raises :class:`SourceError`."""
-        self._opened()
+        self._open_file()
 
-    def _opened(self) -> FileIO:
+    def _open_file(self) -> FileIO:
         if self._file is None:
             try:
                 # Unbuffered: a buffer would keep data that could not be written, and write it on close.
@@ -81,7 +81,7 @@ class DeadLetterFile:
         """Return the file at the path, locked. ``put_back`` replaces the file, so it may be another one than before."""
         try:
             while True:
-                file = self._opened()
+                file = self._open_file()
                 self._lock(file)
                 if is_at(file, self.path):
                     return file

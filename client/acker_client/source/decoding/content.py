@@ -97,7 +97,7 @@ def renamed(path: str, inode: int) -> str | None:
 
 
 def _unpacked(part: LinePart, packed: Packed, start: int, stop: int) -> bytes:
-    stream = STREAMS.take(part.file, packed.digest, start) or _stream(part, packed)
+    stream = STREAMS.take_stream(part.file, packed.digest, start) or _stream(part, packed)
     try:
         stream.skip_to(start)
         content = stream.read_all(stop - start)

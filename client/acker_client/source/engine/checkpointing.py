@@ -44,7 +44,7 @@ class Checkpointing:
         """Most stretches of open positions that the checkpoint holds for one partition."""
         return HOLES_MAX
 
-    def open(self) -> Mapping[str, Committed]:
+    def open_checkpoint(self) -> Mapping[str, Committed]:
         """Lock the checkpoint, and return what it holds; empty in a group, where a source owns no partition yet."""
         if self._store is not None:
             self._store.open(self._options.name, self._input.kind)

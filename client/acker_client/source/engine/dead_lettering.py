@@ -50,7 +50,7 @@ class DeadLettering:
         """Whether records wait for their letters."""
         return bool(self._queued)
 
-    def open(self) -> None:
+    def open_letters(self) -> None:
         """Check that letters can be written, before there is any. Raises ``SourceError``."""
         if self._letters is not None:
             self._letters.open()
@@ -91,7 +91,7 @@ class DeadLettering:
         if self._letters is None:
             raise SourceError(
                 f"{_records(len(spent))} spent all retries, and there is nowhere to put them: give the source"
-                f" dead_letters='dead.jsonl', or mend what fails\n{self._listed(spent)}\n{NOTHING_LOST}"
+                f" dead_letters='dead.jsonl', or mend what fails\n{self._reasons_of(spent)}\n{NOTHING_LOST}"
             )
         self._check_share(spent, self._letters)
         self._letters.write(self._letters_of(spent, now_s))
@@ -111,11 +111,11 @@ class DeadLettering:
             return
         raise TooManyDeadLetters(
             f"{dead} of {read} records have spent all retries, more than max_dead_share={share_max:g}"
-            f" allows: mend what fails and start again, or raise max_dead_share\n{self._listed(spent)}\n"
+            f" allows: mend what fails and start again, or raise max_dead_share\n{self._reasons_of(spent)}\n"
             f"{NOTHING_LOST}, and are not in {letters}{_earlier(counts.dead_lettered)}"
         )
 
-    def _listed(self, spent: Failures) -> str:
+    def _reasons_of(self, spent: Failures) -> str:
         return by_reason(spent, self._lookup.origins)
 
     def _letters_of(self, spent: Failures, now_s: float) -> Iterator[DeadLetter]:

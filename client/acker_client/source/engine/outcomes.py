@@ -67,10 +67,10 @@ class RunOutcomes:
         self._environment.check()
         if self._upstream is not None:
             self._upstream.send()
-        watched = self._watching.take(wait_s)
+        watched = self._watching.next_result(wait_s)
         while watched is not None:
             self._apply_watched(watched, batch)
-            watched = self._watching.take(0.0)
+            watched = self._watching.next_result(0.0)
         return batch is not None and batch.is_lost
 
     def await_batch(self, batch: Batch) -> None:
@@ -96,7 +96,7 @@ class RunOutcomes:
             outcomes = watched.outcomes
             if batch is not None and batch.unfinished_because:
                 outcomes = excusing(outcomes, batch.unfinished_because)
-            effects = self._in_flight.apply(outcomes, self._environment.clock(), is_broken=is_broken)
+            effects = self._in_flight.apply_outcomes(outcomes, self._environment.clock(), is_broken=is_broken)
             self._follow(effects, batch)
 
     # -- without the watcher
@@ -175,7 +175,7 @@ class RunOutcomes:
         """Ack the anchors that done ``records`` came with, at the servers of the job that handed them on."""
         if self._upstream is not None and len(records):
             taken_up = self._lookup.taken_up(np.sort(records))
-            self._upstream.ack(each for handed in taken_up for each in handed)
+            self._upstream.ack_anchors(each for handed in taken_up for each in handed)
 
     def _fail_upstream(self, spent: Failures) -> None:
         """Fail the anchors that given-up records came with; the job that handed them on may try again."""
@@ -183,7 +183,9 @@ class RunOutcomes:
             return
         taken_up = self._lookup.taken_up(spent.records)
         reasons = (f"{self._options.name}: {spent.reason(k)}" for k in range(len(spent)))
-        self._upstream.fail((each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed)
+        self._upstream.fail_anchors(
+            (each, why) for handed, why in zip(taken_up, reasons, strict=True) for each in handed
+        )
 
     def _emissions_of(self, failures: Failures) -> Emissions:
         return Emissions(failures.records, failures.roots, self._lookup)

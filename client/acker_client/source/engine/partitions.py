@@ -62,7 +62,7 @@ class Partitions:
 
     def open_checkpoint(self) -> Mapping[str, Committed]:
         """Lock the checkpoint, and return its entry for each partition."""
-        committed = self._checkpointing.open()
+        committed = self._checkpointing.open_checkpoint()
         self._begin_at(committed)
         return committed
 
@@ -98,7 +98,7 @@ class Partitions:
             if plan.revoked:
                 self.commit()
                 self._drop_partitions(plan.revoked)
-            records = self._parts.add(plan.parts)
+            records = self._parts.add_parts(plan.parts)
             self._is_read = plan.is_end
             if not self._options.guarantee.retries:
                 records = self._count_as_done(plan.parts, records)
@@ -203,7 +203,7 @@ class Partitions:
         """Count finished records as done in their partitions, and drop them from memory."""
         self._parts.finish(self._in_flight.take_finished())
         done_below = self._in_flight.compact()
-        self._parts.forget(done_below)
+        self._parts.forget_parts(done_below)
         self._dead_lettering.forget_times(done_below)
         changed = {partition: self._parts.done[partition] for partition in self._parts.take_changed()}
         for partition, done in changed.items():

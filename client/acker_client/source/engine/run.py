@@ -113,7 +113,7 @@ class Run:
 
     def _open_input(self) -> None:
         committed = self._partitions.open_checkpoint()
-        self._dead_lettering.open()
+        self._dead_lettering.open_letters()
         self._partitions.start_input(committed)
 
     def _close_input(self) -> None:

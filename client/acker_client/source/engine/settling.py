@@ -69,7 +69,7 @@ class Settling:
         is_settled = self._server_batches.settle_at_servers(
             batch.number, settlement, lambda: self._outcomes.take_outcomes(0.0, batch)
         )
-        self._finish(batch, is_settled)
+        self._finish_batch(batch, is_settled)
         # Must come after the outcomes of the batch: its good records count in the share of dead letters.
         self._outcomes.write_letters()
         self._partitions.retire_finished()
@@ -84,7 +84,7 @@ class Settling:
         error = None if batch.is_done else SourceError("the loop over the batches was left before batch.done()")
         self._judge(batch, error)
         settlement = Settlement.DONE if batch.error is None else Settlement.ABANDON
-        self._finish(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
+        self._finish_batch(batch, self._server_batches.settle_at_servers_once(batch.number, settlement), is_last=True)
 
     def lose_outlived(self, now: float) -> None:
         """Give LOST to roots that have outlived their batch for too long, as the last resort: no server reported an
@@ -117,10 +117,10 @@ class Settling:
         )
         self._was_without_evidence = blame is Blame.EVIDENCE
         if is_hopeless:
-            self._finish(batch, self._server_batches.abandon_at_servers(batch.number), is_last=True)
+            self._finish_batch(batch, self._server_batches.abandon_at_servers(batch.number), is_last=True)
             raise error
 
-    def _finish(self, batch: Batch, is_settled: bool, *, is_last: bool = False) -> None:
+    def _finish_batch(self, batch: Batch, is_settled: bool, *, is_last: bool = False) -> None:
         """Give every root of the batch exactly one outcome, and schedule retries when the batch failed.
 
         ``is_last``: the run ends with this batch.

@@ -47,7 +47,7 @@ class Source:
         Raises ``SourceError`` (``TooManyDeadLetters``, ``CheckpointError`` ...) with what to do. Raises the failure
         itself if the program is at fault (``Refused``, ``OperatorError``, Spark's ``AnalysisException``).
         """
-        with self._begin(spark) as run:
+        with self._begin_run(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
                     yield batch
@@ -67,7 +67,7 @@ class Source:
         """
         if not callable(process):
             raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")
-        with self._begin(spark) as run:
+        with self._begin_run(spark) as run:
             while (batch := run.next_batch()) is not None:
                 try:
                     process(batch)
@@ -106,7 +106,7 @@ class Source:
         """Return the environment of this source's runs."""
         return self.options.environment or spark_environment()
 
-    def _begin(self, spark: Any) -> AbstractContextManager[Run]:
+    def _begin_run(self, spark: Any) -> AbstractContextManager[Run]:
         return _Running(self, spark)
 
     def _new_run(self, spark: Any) -> Run:

@@ -55,7 +55,7 @@ class UpstreamTrees:
         with contextlib.suppress(*RETRYABLE):
             self._meet()
 
-    def ack(self, handed: Iterable[HandedOn]) -> None:
+    def ack_anchors(self, handed: Iterable[HandedOn]) -> None:
         """Ack the anchors of records that are done."""
         updates: dict[Key, list[tuple[int, int, int]]] = {}
         for each in handed:
@@ -63,7 +63,7 @@ class UpstreamTrees:
             updates.setdefault(each.replicas, []).extend((root, edge, ACK) for root, edge in fresh)
         self._queue(updates, {})
 
-    def fail(self, handed: Iterable[tuple[HandedOn, str]]) -> None:
+    def fail_anchors(self, handed: Iterable[tuple[HandedOn, str]]) -> None:
         """Fail the anchors of records that were given up, with their reasons."""
         updates: dict[Key, list[tuple[int, int, int]]] = {}
         reasons: dict[int, str] = {}

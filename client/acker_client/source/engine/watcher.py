@@ -26,7 +26,7 @@ ERRORS_A_LINE = 30
 class Watching(Protocol):
     """How a run gets its outcomes."""
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         """Return the result of the next watch, in order; None: there was none within ``timeout_s``."""
         ...
 
@@ -42,10 +42,10 @@ class Watcher:
         self._stopped = threading.Event()
         self._errors = 0
         self._died_of: BaseException | None = None
-        self._thread = threading.Thread(target=self._watch, name="acker-watcher", daemon=True)
+        self._thread = threading.Thread(target=self._run_watches, name="acker-watcher", daemon=True)
         self._thread.start()
 
-    def take(self, timeout_s: float) -> WatchResult | None:
+    def next_result(self, timeout_s: float) -> WatchResult | None:
         """See :class:`Watching`. Raises :class:`SourceError` when the thread has died."""
         if self._died_of is not None:
             raise SourceError(f"no outcomes arrive any more: {self._died_of!r}") from self._died_of
@@ -58,7 +58,7 @@ class Watcher:
         """Stop, without waiting for a running poll, which ends when the client is closed."""
         self._stopped.set()
 
-    def _watch(self) -> None:
+    def _run_watches(self) -> None:
         try:
             while not self._stopped.is_set():
                 self._poll()

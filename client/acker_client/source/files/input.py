@@ -140,7 +140,7 @@ class FileInput:
             if block is None:
                 break
             part, self._left = block.cut(min(part_records, room))
-            self._files[part.partition].add(part)
+            self._files[part.partition].add_part(part)
             parts.append(part)
         return Plan(parts, is_end=not parts and not self._is_followed)
 
@@ -155,7 +155,7 @@ class FileInput:
         return [original for each in chosen for original in _originals(each, self._located(each.part))]
 
     def advance(self, partition: str, done: Ranges) -> None:
-        self._files[partition].forget(done)
+        self._files[partition].forget_positions(done)
 
     def mark(self, partition: str, done: Ranges) -> Mark:
         return self._files[partition].mark(done)

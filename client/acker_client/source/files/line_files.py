@@ -130,11 +130,11 @@ class LineFile(Protocol):
         """
         ...
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         """Remember a planned part."""
         ...
 
-    def forget(self, done: Ranges) -> None: ...
+    def forget_positions(self, done: Ranges) -> None: ...
 
     def mark(self, done: Ranges) -> Mark: ...
 
@@ -218,7 +218,7 @@ class PlainFile(_File):
 
         A last line without a line feed is read too if the file was renamed and has not grown since.
         """
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             before, self._size = self._size, os.fstat(file.fileno()).st_size
             if is_followed:
                 self._check_not_truncated(file, self._size)
@@ -239,10 +239,10 @@ class PlainFile(_File):
                 self._sealed = (self._byte, _digest_of_lines(file, self._byte))
         self.lines = self._line
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         self._parts.append(part)
 
-    def forget(self, done: Ranges) -> None:
+    def forget_positions(self, done: Ranges) -> None:
         """Forget positions of lines that no mark needs any more: all but those of the prefix and the reach."""
         # Keep the part that ends at the prefix: it holds the position.
         self._parts = [part for part in self._parts if part.stop >= done.prefix]
@@ -285,7 +285,7 @@ class PlainFile(_File):
                 return _byte_of(part, line)
         # The line was done before this run began, and the checkpoint does not hold its position. Count again.
         before, start = max((known for known in self._known.items() if known[0] <= line), default=(0, 0))
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             while start < (self._size or 0):
                 starts, stop = _read_block(file, start, self._size or 0, BLOCK_BYTES, is_closed=True)
                 if line < before + len(starts):
@@ -325,7 +325,7 @@ class GzFile(_File):
 
     def blocks(self, block_bytes: int, *, is_followed: bool) -> Iterator[Block]:
         """Yield the lines that are not planned yet. Yields nothing for an incomplete gz that is followed."""
-        with _opened(self.found, self.inode) as file:
+        with _open_found(self.found, self.inode) as file:
             stat = os.fstat(file.fileno())
             before, self._stat = self._stat, (stat.st_size, stat.st_mtime_ns)
             if is_followed and (before == self._stat or not stat.st_size):
@@ -336,16 +336,16 @@ class GzFile(_File):
             try:
                 where = self._count_lines(file, block_bytes)
             except (Damaged, OSError) as error:
-                self._refuse(error, is_followed=is_followed)
+                self._report_damage(error, is_followed=is_followed)
                 return
             for block in self._read_blocks(file, where, block_bytes):
                 self._line = block.line + len(block.starts)
                 yield block
 
-    def add(self, part: LinePart) -> None:
+    def add_part(self, part: LinePart) -> None:
         """Do nothing: lines of a gz are found by their number."""
 
-    def forget(self, done: Ranges) -> None:
+    def forget_positions(self, done: Ranges) -> None:
         """Do nothing: nothing is kept of a part."""
 
     def mark(self, done: Ranges) -> Mark:
@@ -399,7 +399,7 @@ class GzFile(_File):
                 f" another name and rename it then; to go on, {FIX}"
             )
 
-    def _refuse(self, error: Exception, *, is_followed: bool) -> None:
+    def _report_damage(self, error: Exception, *, is_followed: bool) -> None:
         problem = f"{self.found.shown} is no whole gz ({error}), and none of its lines was read"
         self._digest = ""
         if not is_followed:
@@ -409,7 +409,7 @@ class GzFile(_File):
         self._is_reported = True
 
 
-def _opened(found: Found, inode: int | None) -> BinaryIO:
+def _open_found(found: Found, inode: int | None) -> BinaryIO:
     try:
         return open_file(found.path, found.shown, inode)
     except OSError as error:
@@ -423,12 +423,12 @@ def _byte_before(file: BinaryIO, position: int) -> bytes:
 
 def _size_of(found: Found) -> int:
     """Return the size of a file. Raises ``InputChanged`` if it cannot be opened."""
-    with _opened(found, None) as file:
+    with _open_found(found, None) as file:
         return os.fstat(file.fileno()).st_size
 
 
 def _digest_of_gz(found: Found, inode: int | None) -> str:
-    with _opened(found, inode) as file:
+    with _open_found(found, inode) as file:
         return digest_of(file)
 
 

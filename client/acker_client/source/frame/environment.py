@@ -106,7 +106,7 @@ class StreamingQuery:
                 " next start of the query gets this micro-batch again"
             ) from None
 
-    def end(self) -> None:
+    def end_micro_batch(self) -> None:
         """End the work on the micro-batch."""
         self._query.restore()
 

@@ -60,7 +60,7 @@ class Frame(Source):
         return frame_environment(self._persisted, self._query)
 
     @contextmanager
-    def _begin(self, spark: Any) -> Iterator[Run]:
+    def _begin_run(self, spark: Any) -> Iterator[Run]:
         from acker_client.spark.driver.persisted import Persisted
 
         if self._is_running:
@@ -68,11 +68,11 @@ class Frame(Source):
         persisted = Persisted(self.df, self.storage_level)
         try:
             with CleanUp() as undo:
-                undo.add(persisted.release)
-                persisted.begin()
+                undo.add(persisted.unpersist)
+                persisted.persist()
                 self._persisted = PersistedFrame(persisted)
                 # In foreachBatch the active session is not the session of the micro-batch.
-                with super()._begin(self.df.sparkSession) as run:
+                with super()._begin_run(self.df.sparkSession) as run:
                     yield run
         except Exception as error:
             if (found := changed(error)) is not None:
@@ -98,7 +98,7 @@ class Tracked:
         query = source._query = StreamingQuery(df)
         self._latest = source
         with CleanUp() as undo:
-            undo.add(query.end)
+            undo.add(query.end_micro_batch)
             try:
                 source.run(df.sparkSession, self._process)
             except Exception as error:

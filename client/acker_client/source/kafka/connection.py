@@ -104,7 +104,7 @@ class Broker:
         """
 
         def ask(limit_s: float) -> dict[str, int]:
-            return {name: count for each in topics.names or (None,) for name, count in self._listed(each, limit_s)}
+            return {name: count for each in topics.names or (None,) for name, count in self._list_topics(each, limit_s)}
 
         found: dict[str, int] = self._ask("the list of topics", ask, timeout_s)
         return {name: found[name] for name in (topics.names or sorted(found)) if topics.fits(name)}
@@ -175,7 +175,7 @@ class Broker:
             raise self._error(answered.error, f"partition {at.name}")
         return at
 
-    def _listed(self, name: str | None, timeout_s: float) -> Iterator[tuple[str, int]]:
+    def _list_topics(self, name: str | None, timeout_s: float) -> Iterator[tuple[str, int]]:
         for topic, metadata in self._consumer.list_topics(name, timeout=timeout_s).topics.items():
             if name is not None and metadata.error is not None:
                 raise self._error(metadata.error, f"topic {topic!r}")
@@ -350,7 +350,7 @@ class TopicWriter:
             "error_cb": self._note_trouble,
             **connection.settings,
         }
-        self._producer = _opened(lambda: library().Producer(settings, logger=_Whisper()), connection)
+        self._producer = _new_client(lambda: library().Producer(settings, logger=_Whisper()), connection)
 
     def check_topic(self, topic: str) -> None:
         """Check that the topic exists. Asking may create it, if brokers are set so. Raises ``SourceError``."""
@@ -373,18 +373,18 @@ class TopicWriter:
             for message in messages:
                 self._produce(topic, message, delivered)
         except BaseException:
-            self._drop()
+            self._purge_unsent()
             raise
         left = self._producer.flush(self.connection.timeout_s + 1)
         if failed or left:
-            self._drop()
+            self._purge_unsent()
             error = failed[0] if failed else library().KafkaError(_codes()._MSG_TIMED_OUT)
             raise error_of(error, f"topic {topic!r}", self.connection, self._trouble)
 
     def close(self) -> None:
         self._producer.flush(0)
 
-    def _drop(self) -> None:
+    def _purge_unsent(self) -> None:
         """Drop messages that are not sent yet. They would arrive after their records were read again."""
         self._producer.purge()
         self._producer.flush(1)
@@ -556,10 +556,10 @@ def _consumer(connection: KafkaConnection, trouble_seen: Any, **more: Any) -> An
         "auto.offset.reset": "error",
         "error_cb": trouble_seen,
     }
-    return _opened(lambda: library().Consumer(settings, logger=_Whisper()), connection)
+    return _new_client(lambda: library().Consumer(settings, logger=_Whisper()), connection)
 
 
-def _opened(make: Any, connection: KafkaConnection) -> Any:
+def _new_client(make: Any, connection: KafkaConnection) -> Any:
     try:
         return make()
     except library().KafkaException as error:

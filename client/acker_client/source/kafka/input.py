@@ -132,12 +132,12 @@ class KafkaInput:
 
     def start(self, committed: Mapping[str, Committed]) -> None:
         self._logs, self._pending, self._is_shared, self._has_begun = {}, {}, False, False
-        self._find()
+        self._find_partitions()
         self._admit({self._at_of(partition): each for partition, each in committed.items()})
 
     def partitions(self) -> list[str]:
         self._is_shared = True
-        return [at.name for at in self._find()]
+        return [at.name for at in self._find_partitions()]
 
     def assign(self, committed: Mapping[str, Committed]) -> None:
         self._is_shared = True
@@ -258,7 +258,7 @@ class KafkaInput:
         except ValueError as error:
             raise CheckpointError(f"the checkpoint is of another input: {error}") from None
 
-    def _find(self, timeout_s: float | None = None) -> list[At]:
+    def _find_partitions(self, timeout_s: float | None = None) -> list[At]:
         found = self._connected.partitions(self.options.topics, timeout_s)
         return [At(topic, number) for topic, count in found.items() for number in range(count)]
 
@@ -267,7 +267,7 @@ class KafkaInput:
         now_s, gone = self._clock(), list[At]()
         is_due = now_s >= self._refresh_due_s or not self._has_begun
         if is_due and not self._is_shared:
-            found = self._find(PLAN_S if self._has_begun else None)
+            found = self._find_partitions(PLAN_S if self._has_begun else None)
             self._admit({at: Committed() for at in found if at not in self._logs})
             gone = self._remove_deleted(set(found), now_s)
             if not found and not self._has_begun:
@@ -321,7 +321,7 @@ class KafkaInput:
         """Begin to plan partitions, each from where it is done."""
         if not committed:
             return
-        there = set(self._find())
+        there = set(self._find_partitions())
         wanted = [at for at in committed if at in there]
         for at in committed:
             if at not in there:

@@ -51,12 +51,12 @@ class KafkaTopic:
         return f"topic {self.topic!r} at {self.connection.servers}"
 
     def open(self) -> None:
-        self._opened()
+        self._open_writer()
 
     def write(self, letters: Iterable[DeadLetter]) -> None:
         """Send ``letters`` and return when they are durable. Raises :class:`SourceError` if that fails."""
         try:
-            self._opened().write(self.topic, (self._message(letter) for letter in letters))
+            self._open_writer().write(self.topic, (self._message(letter) for letter in letters))
         except SourceError as error:
             # A producer that was made to drop messages may drop the next ones too, so use a new one.
             self._writer = None
@@ -70,7 +70,7 @@ class KafkaTopic:
             self._writer.close()
             self._writer = None
 
-    def _opened(self) -> TopicWriter:
+    def _open_writer(self) -> TopicWriter:
         if self._writer is None:
             writer = TopicWriter(self.connection)
             writer.check_topic(self.topic)

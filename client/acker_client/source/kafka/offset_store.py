@@ -78,7 +78,7 @@ class KafkaOffsets:
             self._broker = None
 
     def load(self) -> dict[str, Committed]:
-        found = self._opened.partitions(self.topics)
+        found = self._open_broker.partitions(self.topics)
         return self._load([At(topic, number) for topic, count in found.items() for number in range(count)])
 
     def load_partitions(self, partitions: Sequence[str]) -> dict[str, Committed]:
@@ -99,12 +99,12 @@ class KafkaOffsets:
 
     def _commit(self, committed: Mapping[str, Committed]) -> str:
         """Commit and wait. Returns why it could not be committed, or ""."""
-        self._opened.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
-        return self._opened.confirm(self.connection.timeout_s)
+        self._open_broker.commit({At.named(name): self._commit_of(each) for name, each in committed.items()})
+        return self._open_broker.confirm(self.connection.timeout_s)
 
     def _load(self, partitions: Sequence[At]) -> dict[str, Committed]:
         try:
-            commits = self._opened.committed(partitions)
+            commits = self._open_broker.committed(partitions)
         except CheckpointError:
             raise
         except SourceError as error:
@@ -141,7 +141,7 @@ class KafkaOffsets:
         return CommittedOffset(done.prefix, text)
 
     @property
-    def _opened(self) -> Broker:
+    def _open_broker(self) -> Broker:
         if self._broker is None:
             raise CheckpointError(f"{self} are not open")
         return self._broker

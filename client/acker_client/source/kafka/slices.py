@@ -175,10 +175,10 @@ def _original(part: KafkaPart, offset: int, key: bytes | None, value: bytes | No
 def _keep_chosen(positions: Positions, fetched: Fetched) -> tuple[Positions, Fetched]:
     at = np.minimum(np.searchsorted(positions, fetched.offsets), len(positions) - 1)
     is_chosen = positions[at] == fetched.offsets
-    return (at, fetched) if is_chosen.all() else (at[is_chosen], _take(fetched, np.flatnonzero(is_chosen)))
+    return (at, fetched) if is_chosen.all() else (at[is_chosen], _select_rows(fetched, np.flatnonzero(is_chosen)))
 
 
-def _take(fetched: Fetched, rows: Positions) -> Fetched:
+def _select_rows(fetched: Fetched, rows: Positions) -> Fetched:
     kept = rows.tolist()
     return Fetched(
         fetched.offsets[rows],

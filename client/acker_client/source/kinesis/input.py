@@ -212,7 +212,7 @@ class KinesisInput:
                 first = self._lineage.first_of(name)
                 shard = self._shards[name] = ShardReading(name, first, Committed(), ShardMark())
                 if self._lineage.is_skipped(name):
-                    shard.end()
+                    shard.note_end()
 
     def _may_begin(self, name: str) -> bool:
         return self._lineage.is_skipped(name) or all(map(self._is_settled, self._lineage.shards[name].parents))
@@ -258,7 +258,7 @@ class KinesisInput:
         """Whether no record follows those that are done by the mark."""
         if mark.end is not None:
             return True
-        begin = mark.begin(self._lineage.first_of(name))
+        begin = mark.begin_or(self._lineage.first_of(name))
         # The other source may have read newer records that are not in its checkpoint yet, so "latest" would miss them.
         begin = self._began if begin == LATEST else begin
         try:
@@ -337,7 +337,7 @@ class KinesisInput:
             self._asking.postpone(shard, error)
             return []
         except NotThere as error:
-            self._refuse(shard, error)
+            self._handle_missing(shard, error)
             return []
         self._asking.note_answer()
         shard.failures = 0
@@ -355,7 +355,7 @@ class KinesisInput:
         is_idle = is_newest and not (is_to_end and answer.rows.num_rows)
         shard.due_s = self._clock() + (self._reading.idle_s if is_idle else READ_INTERVAL_S)
         if self._ends(shard.name, answer):
-            shard.end()
+            shard.note_end()
             self._has_new_shards = True
             log.info("shard %s was read to its end", shard.name)
         elif _is_nothing(answer) and is_to_end:
@@ -375,7 +375,7 @@ class KinesisInput:
             shard.begin_at(self._began)
         shard.due_s = self._clock() + READ_INTERVAL_S
 
-    def _refuse(self, shard: ShardReading, error: NotThere) -> None:
+    def _handle_missing(self, shard: ShardReading, error: NotThere) -> None:
         """Handle a missing shard or sequence number: either it has aged out, or the checkpoint is wrong."""
         self._list(self._asking.retry(self._kinesis.shards))
         if shard.name not in self._lineage.shards:

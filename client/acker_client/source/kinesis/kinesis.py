@@ -68,7 +68,7 @@ class Kinesis(Source):
         environment = self.options.environment or spark_environment()
         store = self.options.checkpoint
         kinesis = KinesisInput(
-            self._open(),
+            self._open_stream(),
             self.reading,
             clock=environment.clock,
             sleep=environment.sleep,
@@ -77,5 +77,5 @@ class Kinesis(Source):
         )
         return kinesis, COLUMNS
 
-    def _open(self) -> KinesisDoor:
+    def _open_stream(self) -> KinesisDoor:
         return BotoKinesis(self.stream, self.region, self.endpoint_url, self.session)

@@ -38,7 +38,7 @@ class Held:
     def bytes(self) -> int:
         return int(self.rows.nbytes)
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> None:
+    def keep_rows(self, mask: npt.NDArray[np.bool_]) -> None:
         """Forget the records outside of ``mask``. Copies the others, so that the memory is freed."""
         if not mask.all():
             self.positions = self.positions[mask]
@@ -46,7 +46,7 @@ class Held:
 
     def forget_done(self, done: Ranges) -> None:
         """Forget the records that are done."""
-        self.keep(~done.contains(self.positions))
+        self.keep_rows(~done.contains(self.positions))
 
     def at(self, positions: Positions) -> pa.RecordBatch:
         """Return the records at ``positions`` (int64[k], ascending). LookupError if one is done and forgotten."""

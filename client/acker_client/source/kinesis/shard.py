@@ -66,7 +66,7 @@ class ShardMark:
             )
         return cls(mark.get("at"), mark.get("after"), end, skip)
 
-    def begin(self, first: Begin) -> Begin:
+    def begin_or(self, first: Begin) -> Begin:
         """Return where to read on; ``first`` if nothing was read yet."""
         if self.at is not None:
             return Begin.at(self.at)
@@ -93,7 +93,7 @@ class ShardReading:
         self.is_caught_up = False
         self.is_drained = False
         self._mark = mark
-        self._begin = mark.begin(first)
+        self._begin = mark.begin_or(first)
         self._last: str | None = None
         self._held: list[Held] = []
         if mark.end is not None and self.done.prefix >= mark.end:
@@ -141,7 +141,7 @@ class ShardReading:
             self._held.append(held)
         return [RecordPart(self.name, start, self.next, held)]
 
-    def end(self) -> None:
+    def note_end(self) -> None:
         """Note that it was read to its end."""
         if self.next < self.done.reach:
             self._skip_aged()

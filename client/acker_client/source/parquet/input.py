@@ -114,7 +114,7 @@ class ParquetInput:
         self._left: RowPart | None = None
 
     def start(self, committed: Mapping[str, Committed]) -> None:
-        self._files = self._find()
+        self._files = self._find_files()
         if not self._files:
             log.warning("Parquet: there is no file in %r yet; looking for one every %g s", self._paths, self._follow_s)
         self._rows, self._digests = {}, {}
@@ -128,7 +128,7 @@ class ParquetInput:
         parts: list[RowPart] = []
         room = records_max
         while room > 0 and (part := self._left or self._next_part()) is not None:
-            taken, self._left = _cut(part, room)
+            taken, self._left = _cut_part(part, room)
             parts.append(taken)
             room -= taken.stop - taken.start
         return Plan(parts, is_end=not parts and self._follow_s is None)
@@ -173,7 +173,7 @@ class ParquetInput:
             raise CheckpointError(f"{found.shown} is not what it was when its rows were read: {FIX}")
         self._rows[path], self._digests[path] = rows, digest
 
-    def _find(self) -> list[Found]:
+    def _find_files(self) -> list[Found]:
         self._listed_s = self._clock()
         files = find_parquet_files(self._paths, may_be_none=self._follow_s is not None)
         check_not_own(files, self._own_files, "Parquet", self._paths)
@@ -184,7 +184,7 @@ class ParquetInput:
         if part is None and self._follow_s is not None and self._clock() - self._listed_s >= self._follow_s:
             known = {found.path for found in self._files}
             self._check_same()
-            new = [found for found in self._find() if found.path not in known or found.path in self._unfinished]
+            new = [found for found in self._find_files() if found.path not in known or found.path in self._unfinished]
             self._files += [found for found in new if found.path not in known]
             self._parts = self._walk(new, {})
             part = next(self._parts, None)
@@ -209,7 +209,7 @@ class ParquetInput:
         try:
             now = _stat_of(found.path)
             if before != now:
-                opened(found.path, found.shown).close()
+                open_parquet(found.path, found.shown).close()
                 self._stats[found.path] = now
                 return False
         except FileNotFoundError:  # renamed since, or removed
@@ -228,7 +228,7 @@ class ParquetInput:
         for found in list(files):
             if self._is_unfinished(found):
                 continue
-            with opened(found.path, found.shown) as file:
+            with open_parquet(found.path, found.shown) as file:
                 metadata = file.metadata
                 check_columns(normal_schema(file), self.schema, found.shown)
             digest = self._digests[found.path] = digest_of(found.path, found.shown)
@@ -258,7 +258,7 @@ def find_parquet_files(paths: Paths, *, may_be_none: bool = False) -> list[Found
 def schema_of(paths: Paths) -> pa.Schema:
     """Return the columns of the first file; see ``normal_schema``."""
     found = find_parquet_files(paths)[0]
-    with opened(found.path, found.shown) as file:
+    with open_parquet(found.path, found.shown) as file:
         return normal_schema(file)
 
 
@@ -267,7 +267,7 @@ def _stat_of(path: str) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def opened(path: str, shown: str) -> pq.ParquetFile:
+def open_parquet(path: str, shown: str) -> pq.ParquetFile:
     """Open a file. Raises ``InputChanged`` if it cannot be read, ``NoParquet`` if it is no Parquet."""
     try:
         return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
@@ -319,7 +319,7 @@ def read_rows(chosen: Chosen[RowPart]) -> Iterator[pa.RecordBatch]:
     if digest_of(part.partition, part.shown) != part.digest:
         raise InputChanged(f"{part.shown} has changed since its rows were counted: write a new file beside it instead")
     wanted = chosen.positions - part.group_start
-    with opened(part.partition, part.shown) as file:
+    with open_parquet(part.partition, part.shown) as file:
         schema, at = normal_schema(file), 0
         for rows in file.iter_batches(batch_size=ROWS_TOGETHER, row_groups=[part.group]):
             first, last = np.searchsorted(wanted, (at, at + rows.num_rows)).tolist()
@@ -373,7 +373,7 @@ def _refuse_folder(error: OSError) -> None:
         raise InputChanged(f"{error.filename} cannot be read ({error.strerror}): {to_read(error)}") from None
 
 
-def _cut(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
+def _cut_part(part: RowPart, count: int) -> tuple[RowPart, RowPart | None]:
     """Return the first ``count`` rows of a part, and the rest (None: nothing is left)."""
     at = part.start + count
     if at >= part.stop:

@@ -135,9 +135,9 @@ class InFlight:
         self.counts.records += len(records) - replays
         return self.tracker.emit(records)
 
-    def apply(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
+    def apply_outcomes(self, outcomes: Outcomes, now: float, *, is_broken: bool = False) -> Effects:
         """Apply outcomes. ``is_broken``: their batch failed as a whole, so LOST is no interruption of one record."""
-        applied = self.tracker.apply(outcomes.root_ids, outcomes.verdicts)
+        applied = self.tracker.apply_outcomes(outcomes.root_ids, outcomes.verdicts)
         self.counts.repeated += applied.repeated
         self.counts.foreign += applied.foreign
         ids = outcomes.reason_ids[applied.indices] if len(outcomes.reason_ids) else _no_reasons(len(applied.indices))
@@ -145,13 +145,13 @@ class InFlight:
 
     def lose(self, start: int, stop: int, reason: str, now: float, *, is_broken: bool = False) -> Effects:
         """Give LOST to all emissions ``start <= number < stop`` that have no outcome."""
-        applied = self.tracker.end(start, stop, Verdict.LOST)
+        applied = self.tracker.end_emissions(start, stop, Verdict.LOST)
         return self._take_effects(applied, np.ones(len(applied.records), np.uint32), (reason,), now, is_broken)
 
     def end_absent(self, roots: Column) -> Counted:
         """Count the records of the emissions ``roots: uint64[n]`` as done, because they do not exist. Skips emissions
         that have an outcome."""
-        absent = self.tracker.apply(roots, np.full(len(roots), ABSENT, np.uint8))
+        absent = self.tracker.apply_outcomes(roots, np.full(len(roots), ABSENT, np.uint8))
         self.counts.absent += len(absent.records)
         self.tracker.finish(absent.records)
         return absent
@@ -160,8 +160,8 @@ class InFlight:
         """Drop ``records``, ascending, which belong to another source now: they are neither tried again nor done.
         Returns those that were open."""
         dropped = self.tracker.open_among(records)
-        self.schedule.drop(dropped)
-        self.tracker.drop(dropped)
+        self.schedule.cancel_replays(dropped)
+        self.tracker.drop_records(dropped)
         self.counts.revoked += len(dropped)
         return dropped
 
@@ -169,7 +169,7 @@ class InFlight:
         """Schedule the records of a batch that failed as a whole in smaller pieces. A record that is alone in its batch
         counts a failure. Returns the records without retries left. ``depth``: of the batch."""
         if len(broken) == 1:
-            return broken.of(self.schedule.fail(broken.records, now, depth=depth + 1))
+            return broken.of(self.schedule.count_failures(broken.records, now, depth=depth + 1))
         if len(broken):
             self.schedule.isolate(broken.records, depth, now)
         return broken.only(np.zeros(len(broken), bool))
@@ -195,7 +195,7 @@ class InFlight:
     def compact(self) -> int:
         """Drop finished records from memory. Returns the record below which all are done."""
         self.tracker.compact()
-        self.schedule.forget(self.tracker.done_below)
+        self.schedule.forget_attempts(self.tracker.done_below)
         return self.tracker.done_below
 
     def _take_effects(
@@ -209,7 +209,7 @@ class InFlight:
             applied.records[failed], applied.roots[failed], applied.verdicts[failed], reason_ids[failed], reasons
         )
         lost = failures.verdicts == Verdict.LOST
-        spent = self.schedule.fail(failures.records[~lost], now)
+        spent = self.schedule.count_failures(failures.records[~lost], now)
         if not is_broken:
             spent = np.sort(np.concatenate((spent, self.schedule.interrupt(failures.records[lost], now))))
         return Effects(applied, is_acked, failures, failures.of(spent), failures.only(lost & is_broken))

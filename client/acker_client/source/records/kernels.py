@@ -29,7 +29,7 @@ _I64S = types.Array(types.int64, 1, "C")
     nogil=True,
     cache=True,
 )
-def apply(  # type: ignore[no-untyped-def]
+def apply_outcomes(  # type: ignore[no-untyped-def]
     roots, verdicts, base, emitted, start, states, record_of, record_start, record_states, records, where
 ):
     """Apply outcomes to the emissions from ``start`` on. Returns how many counted, and how many roots are foreign.

@@ -73,7 +73,7 @@ class Parts(Generic[P]):
             self.done[partition] = ranges
             self._reach[partition] = ranges.prefix
 
-    def add(self, parts: Sequence[P]) -> RecordNumbers:
+    def add_parts(self, parts: Sequence[P]) -> RecordNumbers:
         """Number the positions of ``parts``, and return the numbers of those that are not done, ascending."""
         return np.concatenate([NO_RECORDS, *(self._add(part) for part in parts)])
 
@@ -115,7 +115,7 @@ class Parts(Generic[P]):
         self._reach.pop(partition, None)
         self._changed.discard(partition)
 
-    def forget(self, done_below: int) -> None:
+    def forget_parts(self, done_below: int) -> None:
         """Forget the parts whose numbers are all below ``done_below``."""
         gone = bisect_right(self._firsts, done_below)
         gone = gone if done_below >= self._planned else max(0, gone - 1)

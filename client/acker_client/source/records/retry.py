@@ -104,7 +104,7 @@ class Schedule:
         """Return how often each of ``records`` was interrupted."""
         return _counts_of(self._interrupted, records)
 
-    def fail(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
+    def count_failures(self, records: RecordNumbers, now: float, depth: int = 0) -> RecordNumbers:
         """Count a failure of each of ``records``, ascending, and schedule them again. Returns those without retries
         left."""
         return self._count_attempt(self._failed, records, self.retry.max_retries, now, depth)
@@ -140,7 +140,7 @@ class Schedule:
             self._push(merged[records_max:], group.due_s, 0)
         return ReplayGroup(group.due_s, group.order, merged[:records_max])
 
-    def drop(self, records: RecordNumbers) -> None:
+    def cancel_replays(self, records: RecordNumbers) -> None:
         """Replay none of ``records``."""
         groups, self._groups, self._waiting = self._groups, [], 0
         for group in groups:
@@ -148,10 +148,10 @@ class Schedule:
             if len(kept):
                 self._push(kept, group.due_s, group.depth)
 
-    def forget(self, below: int) -> None:
+    def forget_attempts(self, below: int) -> None:
         """Forget the attempts of records below ``below``, which are done."""
-        self._failed.forget(below)
-        self._interrupted.forget(below)
+        self._failed.forget_below(below)
+        self._interrupted.forget_below(below)
 
     def _count_attempt(
         self, window: Window[np.uint16], records: RecordNumbers, limit: int, now: float, depth: int

@@ -103,10 +103,6 @@ class Tracker:
         """Emissions without an outcome."""
         return self._pending
 
-    def pending_between(self, start: int, stop: int) -> int:
-        """Emissions of ``start <= number < stop`` without an outcome."""
-        return self._emission_state.count(PENDING, start, stop)
-
     @property
     def done_below(self) -> int:
         """Every emitted record below this number is done."""
@@ -139,14 +135,16 @@ class Tracker:
         self._pending += len(records)
         if len(records):
             self._record_state.extend(int(records[-1]) + 1)
-            self._record_state.put(records, OPEN)
+            self._record_state.set_value(records, OPEN)
         return EmissionRange(start, stop, records, root_ids(self.base, np.arange(start, stop, dtype=np.uint64)))
 
-    def apply(self, roots: Column, verdicts: Kinds) -> Counted:
+    def apply_outcomes(self, roots: Column, verdicts: Kinds) -> Counted:
         """Apply outcomes. Only the first for each emission has an effect; records that are ACKED are done. Later ones
         and foreign roots are only counted."""
         kernel = compiled()
-        applied = self._apply(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        applied = (
+            self._apply_in_blocks(roots, verdicts) if kernel is None else self._apply_compiled(kernel, roots, verdicts)
+        )
         self._pending -= len(applied.records)
         repeated = len(roots) - len(applied.records) - applied.foreign
         if len(applied.records) < len(roots):
@@ -171,7 +169,7 @@ class Tracker:
         )
         return _Applied(records[:counted], where[:counted], foreign)
 
-    def _apply(self, roots: Column, verdicts: Kinds) -> _Applied:
+    def _apply_in_blocks(self, roots: Column, verdicts: Kinds) -> _Applied:
         applied = [self._apply_block(roots[at], verdicts[at]) for at in blocks(len(roots))]
         starts = (at.start for at in blocks(len(roots)))
         where = [block.where + start for block, start in zip(applied, starts, strict=True)]
@@ -193,7 +191,7 @@ class Tracker:
         self.finish(records[verdicts[where] == Verdict.ACKED])
         return _Applied(records, where, foreign)
 
-    def end(self, start: int, stop: int, ending: int) -> Counted:
+    def end_emissions(self, start: int, stop: int, ending: int) -> Counted:
         """End every emission of ``start <= number < stop`` that has no outcome: by a verdict, or as ``ABSENT``."""
         where = self._where_pending(start, stop)
         verdicts = np.full(len(where), ending, np.uint8)
@@ -217,11 +215,11 @@ class Tracker:
 
     def finish(self, records: RecordNumbers) -> None:
         """Count ``records`` as done: acked, absent, given up, or safely in the dead letters."""
-        self._record_state.put(records, FINISHED)
+        self._record_state.set_value(records, FINISHED)
 
-    def drop(self, records: RecordNumbers) -> None:
+    def drop_records(self, records: RecordNumbers) -> None:
         """Drop ``records``, which another source owns now: they hold nothing up, and later outcomes do not count."""
-        self._record_state.put(records, DONE)
+        self._record_state.set_value(records, DONE)
         dropped = self._where_pending(self._emission_state.start, self.emitted)
         dropped = dropped[np.isin(self._emission_record.values[dropped], records)]
         self._emission_state.values[dropped] = DROPPED
@@ -245,10 +243,10 @@ class Tracker:
 
     def compact(self) -> None:
         """Forget the prefix of records that are done, and the prefix of emissions that have an outcome."""
-        self._record_state.forget(self._record_state.first(OPEN))
+        self._record_state.forget_below(self._record_state.first(OPEN))
         ended = self._emission_state.first(PENDING)
-        self._emission_state.forget(ended)
-        self._emission_record.forget(ended)
+        self._emission_state.forget_below(ended)
+        self._emission_record.forget_below(ended)
 
 
 @functools.cache
@@ -258,7 +256,7 @@ def compiled() -> Any:
         from acker_client.source.records import kernels
     except ImportError:
         return None
-    return kernels.apply
+    return kernels.apply_outcomes
 
 
 def _only(

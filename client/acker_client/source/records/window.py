@@ -37,7 +37,7 @@ class Window(Generic[Scalar]):
 
     @property
     def values(self) -> Array[Scalar]:
-        """The values of ``start`` to ``stop``: a view, to read and to write, until the next `extend` or `forget`."""
+        """The values of ``start`` to ``stop``: a view to read and write until the next `extend` or `forget_below`."""
         return self._room[self._first : self._first + len(self)]
 
     @property
@@ -48,13 +48,13 @@ class Window(Generic[Scalar]):
         """Grow to ``stop`` and return a view of the new values, which hold the fill value."""
         new = max(0, stop - self.stop)
         if self._first + len(self) + new > len(self._room):
-            self._move(len(self) + new)
+            self._reallocate(len(self) + new)
         self.stop += new
         fresh = self._room[self._first + len(self) - new : self._first + len(self)]
         fresh[:] = self._fill
         return fresh
 
-    def forget(self, below: int) -> None:
+    def forget_below(self, below: int) -> None:
         """Forget the numbers under ``below``, even those beyond ``stop``."""
         if below >= self.stop:
             self.start = self.stop = max(below, self.stop)
@@ -64,21 +64,13 @@ class Window(Generic[Scalar]):
         self.start += gone
         self._first += gone
         if self._first > max(ROOM_MIN, len(self._room) // 2):
-            self._move(len(self))
+            self._reallocate(len(self))
 
     def index(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Indices into ``values`` of ``numbers``, which must all lie in the window."""
         return numbers - self.start
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> Array[Scalar]:
-        """The values of ``numbers: int64[k]``, which must all lie in the window."""
-        taken: Array[Scalar] = np.empty(len(numbers), self._room.dtype)
-        values = self.values
-        for at in blocks(len(numbers)):
-            taken[at] = values[numbers[at] - self.start]
-        return taken
-
-    def put(self, numbers: npt.NDArray[np.int64], value: int) -> None:
+    def set_value(self, numbers: npt.NDArray[np.int64], value: int) -> None:
         """Give ``numbers: int64[k]``, which must all lie in the window, the same ``value``."""
         values = self.values
         for at in blocks(len(numbers)):
@@ -98,7 +90,7 @@ class Window(Generic[Scalar]):
                 return int(self.start + at.start + np.argmax(found))
         return self.stop
 
-    def _move(self, needed: int) -> None:
+    def _reallocate(self, needed: int) -> None:
         kept = self.values
         room: Array[Scalar] = np.empty(max(ROOM_MIN, needed + needed // 2), self._room.dtype)
         room[: len(kept)] = kept

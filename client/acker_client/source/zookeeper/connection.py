@@ -133,7 +133,7 @@ class ZooKeeperSession:
         self._answer(self._connected_client().ensure_path_async(self._chroot + path))
 
     def find(self, paths: Iterable[str], *, is_watched: bool = False) -> dict[str, Znode]:
-        watch = self._watch if is_watched else None
+        watch = self._wake_holders if is_watched else None
         client = self._connected_client()
         asked = {path: client.get_async(self._chroot + path, watch) for path in paths}
         found: dict[str, Znode] = {}
@@ -144,7 +144,7 @@ class ZooKeeperSession:
         return found
 
     def children(self, path: str, *, is_watched: bool = False) -> list[str] | None:
-        watch = self._watch if is_watched else None
+        watch = self._wake_holders if is_watched else None
         try:
             names: list[str] = self._answer(self._connected_client().get_children_async(self._chroot + path, watch))
         except NoNodeError:
@@ -246,7 +246,7 @@ class ZooKeeperSession:
                 )
         self._wake()
 
-    def _watch(self, event: object) -> None:
+    def _wake_holders(self, event: object) -> None:
         """Wake the holders: a watch has fired, or is gone with its connection. Called in kazoo's threads."""
         self._wake()
 

@@ -183,7 +183,7 @@ class ZooKeeperGroup:
         self._changed.set()
         lost = self._rebalance.lose_all()
         if lost:
-            log.warning("%s: the session of %s was lost, and with it %s", self, self.consumer, _counted(lost))
+            log.warning("%s: the session of %s was lost, and with it %s", self, self.consumer, _shown_partitions(lost))
         return Handover(lost=lost)
 
     def _follow_rebalance(self) -> Handover:
@@ -317,14 +317,14 @@ class ZooKeeperGroup:
         for what in ("assigned", "revoked", "lost"):
             partitions = getattr(handover, what)
             if partitions:
-                log.info("%s: %s of %s", self, what, _counted(partitions))
+                log.info("%s: %s of %s", self, what, _shown_partitions(partitions))
 
 
 def _consumer(group: str) -> str:
     return consumer_id(group, socket.gethostname(), int(time.time() * 1000), int.from_bytes(os.urandom(4), "big"))
 
 
-def _counted(partitions: Sequence[str]) -> str:
+def _shown_partitions(partitions: Sequence[str]) -> str:
     shown = ", ".join(partitions[:8])
     what = "partition" if len(partitions) == 1 else "partitions"
     return f"{len(partitions)} {what}: {shown}" + (" ..." if len(partitions) > 8 else "")

@@ -197,7 +197,7 @@ class ZooKeeperOffsets:
         for name in changed.keys() - fenced:
             self._written[name] = changed[name]
         if fenced:
-            self._refuse(sorted(fenced))
+            self._raise_fenced(sorted(fenced))
 
     def _save(self, contents: dict[str, bytes]) -> set[str]:
         """Set these nodes in one transaction. Returns those that another source owns by now, which are left out."""
@@ -278,7 +278,7 @@ class ZooKeeperOffsets:
             self._versions[partition] = None
         return self._owner.fence(partition)
 
-    def _refuse(self, fenced: Sequence[str]) -> None:
+    def _raise_fenced(self, fenced: Sequence[str]) -> None:
         for name in fenced:
             self._versions.pop(name, None)
             self._written.pop(name, None)

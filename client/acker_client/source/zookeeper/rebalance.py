@@ -69,7 +69,7 @@ class Rebalance:
         without an owner."""
         known = set(partitions)
         lost = (self.held - seen.own) | self._disowned
-        self._forget(lost)
+        self._forget_partitions(lost)
         self._released &= seen.own
         if self._consumer not in seen.subscriptions:
             return Decision(lost=_sorted(lost))
@@ -98,7 +98,7 @@ class Rebalance:
     def release_partitions(self, partitions: Iterable[str]) -> None:
         """Count partitions as released that the source has let go of, except those that it has lost already."""
         released = set(partitions) & self.held
-        self._forget(released)
+        self._forget_partitions(released)
         self._released |= released
 
     def deleted(self, partitions: Iterable[str]) -> None:
@@ -115,7 +115,7 @@ class Rebalance:
         self._owned, self._revoked, self._released, self._disowned = set(), set(), set(), set()
         return lost
 
-    def _forget(self, partitions: Iterable[str]) -> None:
+    def _forget_partitions(self, partitions: Iterable[str]) -> None:
         for each in (self._owned, self._revoked, self._disowned):
             each.difference_update(partitions)
 

@@ -159,10 +159,10 @@ class GroupPaths:
         return f"{self.root}/owners/{_topic(topic)}"
 
     def owner(self, partition: str) -> str:
-        return f"{self.root}/owners/{_place(partition)}"
+        return f"{self.root}/owners/{_node_of(partition)}"
 
     def offset(self, partition: str) -> str:
-        return f"{self.offsets}/{_place(partition)}"
+        return f"{self.offsets}/{_node_of(partition)}"
 
 
 def escaped(name: str) -> str:
@@ -209,7 +209,7 @@ def _dump(content: dict[str, object]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode()
 
 
-def _place(partition: str) -> str:
+def _node_of(partition: str) -> str:
     topic, number = split(partition)
     return f"{_topic(topic)}/{escaped(number)}"
 

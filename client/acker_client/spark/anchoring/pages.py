@@ -76,7 +76,7 @@ class PageCheck:
         self._rows = np.zeros(len(noted.ids), np.int64)
         self._digests = np.zeros(len(noted.ids), np.uint64)
 
-    def take(self, places: Positions, digests: Column) -> None:
+    def count_rows(self, places: Positions, digests: Column) -> None:
         """Count rows that were read: ``places: int64[n]``, ascending, ``digests: uint64[n]``. Raises
         :class:`OtherRows` for a row in a page that had none."""
         if not len(places):
@@ -90,7 +90,7 @@ class PageCheck:
         np.add.at(self._rows, at, np.diff(np.append(starts, len(places))))
         np.bitwise_xor.at(self._digests, at, np.bitwise_xor.reduceat(digests, starts))
 
-    def end(self, partition: int) -> None:
+    def check_partition(self, partition: int) -> None:
         """Check a partition after all its pages were read. Raises :class:`OtherRows` if they differ from the record."""
         first = np.searchsorted(self._noted.ids, place_of(partition, 0) >> PAGE_SHIFT)
         after = np.searchsorted(self._noted.ids, place_of(partition + 1, 0) >> PAGE_SHIFT)
@@ -141,7 +141,7 @@ class Runs:
         between = [np.arange(first[index], last[index] + 1) for index in long.tolist()]
         return np.unique(np.concatenate([first, last, *between]))
 
-    def find(self, places: Positions) -> tuple[Positions, Positions]:
+    def number_places(self, places: Positions) -> tuple[Positions, Positions]:
         """Return (indices of those of ``places: int64[n]`` that are to be read, the number of each)."""
         if not len(self.starts):
             return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -80,7 +80,7 @@ class Tally:
         self._reasons: dict[int, str] = {}
         self._reasons_length = 0
 
-    def take(self, anchors: Anchors, produced: Column) -> None:
+    def consume(self, anchors: Anchors, produced: Column) -> None:
         """Count the edges of ``anchors`` as consumed. ``produced``: uint64, for each edge the XOR of its children's
         edges."""
         n = len(anchors.roots)
@@ -116,7 +116,7 @@ class Tally:
             parent_columns = (anchors.offsets, anchors.roots, anchors.edges)
             kernels.packed_children(*parent_columns, parents, digests, self.hash, ordinals, *made)
             children = Anchors(roots, edges, offsets)
-        self.take(anchors, produced)
+        self.consume(anchors, produced)
         return children
 
     def fail(self, root: int, reason: str, brief: str) -> None:

@@ -146,7 +146,7 @@ def _witness(df: DataFrame, plan: str) -> Witness:
     acked, batches = _steps_below(plan)
     note_store = note_store_of(df.sparkSession.sparkContext)
     node = lineage.register("acks", "ack", *batches)
-    note_store.keep(node.tag)
+    note_store.keep_notes(node.tag)
     witness = Witness(node.tag, (ACK, AGAIN + node.tag), note_store.note_writer)
     for batch in batches:
         batch.add_ack_witness([each.function for each in acked], witness)

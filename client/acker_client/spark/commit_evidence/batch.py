@@ -141,7 +141,7 @@ class SinkEvidence:
             self._planned.append((df, rows, node))
         return rows, node
 
-    def begin(self, node: lineage.Node, rows: DataFrame) -> Witness:
+    def begin_call(self, node: lineage.Node, rows: DataFrame) -> Witness:
         """Start a call of the sink, and return its witness. ``node``: its step; ``rows``: the rows that it is given."""
         witness = Witness(node.tag, (node.tag,), self._note_store.note_writer)
         with self._lock:
@@ -153,7 +153,7 @@ class SinkEvidence:
             self.error = Undelivered(f"sink {self.name!r} has not returned", is_transient=True)
         return witness
 
-    def end(self, node: lineage.Node, error: BaseException | None) -> None:
+    def end_call(self, node: lineage.Node, error: BaseException | None) -> None:
         """End the call of the sink whose step is ``node``. ``error``: what it raised; None if it returned."""
         # Does not keep the exception itself: its traceback would keep the user's loop alive after the loop has ended.
         failure = None if error is None else SinkFailed(self.name, error)
@@ -220,7 +220,7 @@ class BatchEvidence:
         self._note_store = note_store_of(spark.sparkContext)
         self._tags = [tag_of(pin) for pin in settings.pins]
         for tag in self._tags:
-            self._note_store.keep(tag)
+            self._note_store.keep_notes(tag)
         self._executions = Executions(spark)
         self._context = spark.sparkContext
         self._lock = threading.Lock()
@@ -333,7 +333,7 @@ class BatchEvidence:
 
     def _forget_notes(self) -> None:
         nodes = [*lineage.steps_of(self), *(node for evidence in self._evidence.values() for node in evidence.nodes)]
-        self._note_store.forget([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
+        self._note_store.forget_notes([*self._tags, *(node.tag for node in nodes if _is_settled(node))])
 
     def _remember_evaluations(
         self, evidence: Sequence[tuple[SinkEvidence, Places]], acks: Acks, finder: ActionFinder

@@ -181,13 +181,13 @@ def judge(
     unproven = [doubt for doubt in doubtful if not any(action.mends(doubt) for action in actions)]
     if unproven:
         return Undelivered(
-            f"there is no proof that all of {subject}'s rows were delivered: it {_listed(unproven)}. If they were, say"
+            f"there is no proof that all of {subject}'s rows were delivered: it {_deeds(unproven)}. If they were, say"
             " so after the sink: batch.done()"
         )
     if any(action.is_delivery for action in actions):
         return None
     return Undelivered(
-        f"no write of {subject}'s rows succeeded: it {_listed(actions)}. If they are delivered all the same, say so"
+        f"no write of {subject}'s rows succeeded: it {_deeds(actions)}. If they are delivered all the same, say so"
         " after the sink: batch.done()"
     )
 
@@ -209,7 +209,7 @@ def _missing(subject: str, failed: Action) -> str:
     )
 
 
-def _listed(actions: Sequence[Action]) -> str:
+def _deeds(actions: Sequence[Action]) -> str:
     did = list(dict.fromkeys(action.did for action in actions))
     if not did:
         return "never read them"

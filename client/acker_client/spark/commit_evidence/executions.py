@@ -65,7 +65,7 @@ class Executions:
     def have_run(self, functions: Collection[str]) -> bool:
         """Whether a step with one of these ``functions`` has run in one of the last executions."""
         self._bus.waitUntilEmpty(BUS_WAIT_MS)
-        for execution in reversed(self._listed(LOOK_BACK)):
+        for execution in reversed(self._newest_ids(LOOK_BACK)):
             plan = str(self._store.execution(execution).get().physicalPlanDescription())
             if any(function in plan for function in functions):
                 return True
@@ -94,15 +94,15 @@ class Executions:
         return kept >= 0.8 * float(self._settings.get(setting, "1000"))
 
     def _newest(self) -> int:
-        last = self._listed(1)
+        last = self._newest_ids(1)
         return last[-1] if last else -1
 
     def _began(self) -> tuple[list[int], int]:
         newest = self._newest()
-        listed = self._listed(newest - self._before)
+        listed = self._newest_ids(newest - self._before)
         return [execution for execution in listed if execution > self._before], newest
 
-    def _listed(self, count: int) -> list[int]:
+    def _newest_ids(self, count: int) -> list[int]:
         """Return the ids of the newest ``count`` executions, oldest first."""
         kept = int(self._store.executionsCount())
         count = min(count, kept)

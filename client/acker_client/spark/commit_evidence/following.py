@@ -88,7 +88,7 @@ class FollowedFrame(_Followed, ClassicFrame):
         """Follow ``rdd``, which ``step`` made from this frame."""
         trail = self._trail.through(self)
         if not trail.unread:
-            rdd = trail.witness.watch(rdd, notes_empty=not trail.functions)
+            rdd = trail.witness.watch_rdd(rdd, notes_empty=not trail.functions)
         followed: RDD[Any] = follow(rdd, trail.after(step, frame_step(self)))
         return followed
 

@@ -72,7 +72,7 @@ class Witness:
             rdds = list(enumerate(self._rdds))
         return {(self.tag, number): rdd.getNumPartitions() for number, rdd in rdds}
 
-    def watch(self, rdd: RDD[Any], *, notes_empty: bool) -> RDD[Any]:
+    def watch_rdd(self, rdd: RDD[Any], *, notes_empty: bool) -> RDD[Any]:
         """Return the same RDD; each partition that is read to its end leaves a note. ``notes_empty``: the note also
         says if the partition has no rows. Pass False behind a user's function: an empty partition there says nothing
         about the sink's rows."""

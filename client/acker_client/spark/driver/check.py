@@ -156,7 +156,7 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
             theirs, ours = one.versions.get(name), driver.get(name)
             if theirs is None and ours is not None:
                 yield f"{one.host} lacks {name}: install 'acker[spark]' there, or ship it with --archives"
-            elif theirs != ours and _release(theirs) != _release(ours):
+            elif theirs != ours and _without_patch(theirs) != _without_patch(ours):
                 yield f"{one.host} has {name} {theirs}, the driver {ours}: install the same version on both"
         if one.problem.startswith(("ModuleNotFoundError", "ImportError")):
             yield f"{one.host} lacks a package ({one.problem}): install 'acker[spark]' there"
@@ -170,7 +170,7 @@ def _problems(executors: Sequence[Executor], driver: dict[str, str], settings: S
         yield f"only {len(executors)} of {known} executors ran a task: the rest was busy; check again when it is idle"
 
 
-def _release(version: str | None) -> list[str]:
+def _without_patch(version: str | None) -> list[str]:
     """Return the part of a version that must be equal on driver and executors: all but the patch."""
     return (version or "").split(".")[:2]
 

@@ -183,11 +183,11 @@ def known_steps() -> Iterable[Node]:
 
 def _keep_with(batch: object, tag: str) -> None:
     if id(batch) not in _tags_of:
-        weakref.finalize(batch, _drop, id(batch)).atexit = False
+        weakref.finalize(batch, _drop_nodes_of, id(batch)).atexit = False
     _tags_of.setdefault(id(batch), []).append(tag)
 
 
-def _drop(batch_id: int) -> None:
+def _drop_nodes_of(batch_id: int) -> None:
     with _lock:
         for tag in _tags_of.pop(batch_id, ()):
             _nodes.pop(tag, None)

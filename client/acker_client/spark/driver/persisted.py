@@ -35,7 +35,7 @@ STRETCHES_MAX = 20
 
 
 class Persisted:
-    """Rows of ``df``, persisted and counted by :meth:`begin`, until :meth:`release`."""
+    """Rows of ``df``, persisted and counted by :meth:`persist`, until :meth:`unpersist`."""
 
     def __init__(self, df: DataFrame, level: StorageLevel | None = None) -> None:
         self.spark = df.sparkSession
@@ -45,7 +45,7 @@ class Persisted:
         self._level = level
         self._is_ours = False
 
-    def begin(self) -> None:
+    def persist(self) -> None:
         """Persist the frame, unless the user has, and count its rows. This reads the whole frame."""
         self._is_ours = not self._is_kept
         if self._is_ours:
@@ -53,10 +53,10 @@ class Persisted:
             # long.
             with _planning(self.spark, COMPRESSED):
                 self._df.persist(*filter(None, [self._level]))
-        self.pages = self._counted()
+        self.pages = self._count_pages()
 
-    def release(self) -> None:
-        """Unpersist the frame, also after :meth:`begin` has raised. May be called again."""
+    def unpersist(self) -> None:
+        """Unpersist the frame, also after :meth:`persist` has raised. May be called again."""
         if self._is_ours:
             self._is_ours = False
             run_uninterrupted(self._df.unpersist)
@@ -72,7 +72,7 @@ class Persisted:
     def _placed(self) -> DataFrame:
         return self._df.toDF(*self._names).selectExpr("*", f"monotonically_increasing_id() as {PLACE}")
 
-    def _counted(self) -> Pages:
+    def _count_pages(self) -> Pages:
         # Uses expressions as text, because each Python function costs half a dozen calls to the JVM.
         digests = self._placed.selectExpr(f"{PAGE_OF_PLACE} as {PAGE}", f"{self._digest} as {DIGEST}")
         grouped = digests.groupBy(PAGE).agg(F.expr("count(1) as rows"), F.expr(f"bit_xor({DIGEST}) as {DIGEST}"))

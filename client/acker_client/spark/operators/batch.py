@@ -34,7 +34,7 @@ class BatchStep:
     digests_values: bool
 
     def start(self, tally: Tally) -> TakeRows:
-        return BatchTask(self, tally).take
+        return BatchTask(self, tally).take_rows
 
 
 class BatchTask:
@@ -46,7 +46,7 @@ class BatchTask:
         self._culprits = Culprits(step.name, step.on_error, tally)
         self._schema = arrow_schema(step.schema)
 
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def take_rows(self, rows: Rows) -> Iterator[Rows]:
         if not len(rows):
             return
         try:
@@ -63,8 +63,8 @@ class BatchTask:
     def _retry_in_halves(self, rows: Rows, error: Exception) -> Iterator[Rows]:
         n = len(rows)
         if n == 1 or self._step.on_error == "raise":
-            self._culprits.fail(rows.anchors, 0, error)
-            self._tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
+            self._culprits.fail_row(rows.anchors, 0, error)
+            self._tally.consume(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
             return
         for start, stop in ((0, n // 2), (n // 2, n)):
-            yield from self.take(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))
+            yield from self.take_rows(Rows(rows.data.slice(start, stop - start), rows.anchors.slice(start, stop)))

@@ -37,7 +37,7 @@ def branch(df: DataFrame, copies: int, *, name: str = "branch", cache: bool | No
         df, upstream = batch.keep_cached(df), replace(upstream, moving_boundaries=False, moves=False)
     schema = user_schema(df)
     steps = (BranchStep(name, index, copies) for index in range(copies))
-    return tuple(fusing.apply_known(df, upstream, step, "branch", schema) for step in steps)
+    return tuple(fusing.plan_known_step(df, upstream, step, "branch", schema) for step in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class BranchStep:
     copies: int
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         n, copies = len(rows), self.copies
         # All first copies, then all second copies: a slice is one branch, and copy k of a row is its k-th child.
         parents = np.tile(np.arange(n), copies)

@@ -114,7 +114,7 @@ class Cogroup:
         schema, upstream = self._fields(), self._upstream(left, right)
         sides = [_Grouping.of(df, self.keys, self._label) for df in (left, right)]
         self._refuse_other_types(*sides)
-        upstream = plan.take(left, upstream, self.name)
+        upstream = plan.mark_consumed(left, upstream, self.name)
         task = self._task(schema, left.sparkSession, *(Side(side.names, side.is_tracked) for side in sides))
         ours, theirs = (side.df.groupBy(*side.keys) for side in sides)
         cogrouped = ours.cogroup(theirs).applyInArrow(_tables_function(task), fields_with_account(schema))

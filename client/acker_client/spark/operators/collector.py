@@ -115,7 +115,7 @@ class Collector:
         tally = Tally(self._operator)
         pairs = np.array(list(self._handled), np.uint64).reshape(-1, 2)
         produced = np.fromiter(self._handled.values(), np.uint64, len(self._handled))
-        tally.take(Anchors(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])), produced)
+        tally.consume(Anchors(np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])), produced)
         for root, reason in self._reasons.items():
             tally.fail(root, reason, self._operator)
         return tally.report()

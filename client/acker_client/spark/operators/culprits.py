@@ -23,7 +23,7 @@ class Culprits:
         self._tally = tally
         self._is_first = True
 
-    def fail(self, anchors: Anchors, row: int, error: Exception) -> None:
+    def fail_row(self, anchors: Anchors, row: int, error: Exception) -> None:
         """Fail the trees of one row. Raises ``error`` again with ``on_error="raise"``, or if the row is unanchored."""
         roots = [root for root, _ in anchors.of(row)]
         if self._on_error == "raise" or not roots:

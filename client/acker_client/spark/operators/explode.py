@@ -50,7 +50,7 @@ def explode(
         kept = [field for field in given.fields if field.name != column]
         fans_out = isinstance(given[column].dataType, MapType)
         ours = ExplodePlan(name, column, elements, kept, outer, fans_out)
-        return exploded(df, plan.take(df, upstream, name), ours)
+        return exploded(df, plan.mark_consumed(df, upstream, name), ours)
 
     return multiply
 
@@ -85,9 +85,9 @@ class ExplodeStep:
     digests_values: bool
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         # Takes fewer rows at a time where the arrays are long, to bound the size of the output batches.
         counts = self._counts(rows.data.column(self.column))
         after = np.cumsum(counts)
@@ -128,7 +128,7 @@ def exploded(df: DataFrame, upstream: plan.Upstream, ours: ExplodePlan) -> DataF
     digests_values = not spark_checks_reruns(df.sparkSession)
     step = ExplodeStep(ours.name, ours.column, tuple(elements), tuple(keep), ours.outer, ours.fans_out, digests_values)
     added = [nullable(field) if ours.outer else field for field in ours.elements]
-    return fusing.apply_known(df, upstream, step, "operator", StructType([*ours.kept, *added]))
+    return fusing.plan_known_step(df, upstream, step, "operator", StructType([*ours.kept, *added]))
 
 
 def _elements(given: StructType, column: str, into: str | tuple[str, str] | None, name: str) -> list[StructField]:

@@ -91,7 +91,7 @@ class Group:
         upstream = plan.inspect(df, f"operator {self.name!r}")
         base, names = into_python(df)
         keys = [key_of(key, df.columns, base.columns, f"group {self.name!r}") for key in self.keys]
-        upstream = plan.take(df, upstream, self.name)
+        upstream = plan.mark_consumed(df, upstream, self.name)
         task = self._task(schema, df.sparkSession, names)
         grouped = base.groupBy(*keys).applyInArrow(_table_function(task), fields_with_account(schema))
         return with_accounts_taken(grouped, upstream, self.name, schema)

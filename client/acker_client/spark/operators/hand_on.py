@@ -84,9 +84,9 @@ class HandOnStep:
     pins: Pins
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         names = [name for name in (self.key, self.value) if name is not None]
         children = derive(tally, rows, [rows.data.column(name) for name in names], names)
         values = _bytes_of(rows.data.column(self.value))

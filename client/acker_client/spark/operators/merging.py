@@ -135,7 +135,7 @@ class Merging:
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
             culprits = Culprits(self.name, self.on_error, tally)
             for row in range(anchors.rows):
-                culprits.fail(anchors, row, error)
+                culprits.fail_row(anchors, row, error)
             columns, parents = [pa.array([], field.type) for field in arrow_schema(self.schema)], list[Positions]()
         else:
             columns, parents = check(made)
@@ -221,9 +221,9 @@ class AccountStep:
     name: str
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         accounts = rows.data.column(ACCOUNT).to_pylist()
         for account in accounts:
             if account is not None:

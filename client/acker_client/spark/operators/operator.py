@@ -63,8 +63,8 @@ class Operator:
         keep = self._kept_of(given.names, schema)
         kept = StructType([field for field in given.fields if field.name in keep])
         step = self._step(df.sparkSession, given, schema, tuple(kept.names))
-        upstream = plan.take(df, upstream, self.name)
-        return fusing.apply_known(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
+        upstream = plan.mark_consumed(df, upstream, self.name)
+        return fusing.plan_known_step(df, upstream, step, "operator", StructType([*schema.fields, *kept.fields]))
 
     def test(self, given: Any) -> Any:
         """Return the operator's output for ``given``, without Spark or a server: declared columns, then kept ones.
@@ -90,7 +90,7 @@ class Operator:
         given = row.asDict() if isinstance(row, Row) and hasattr(row, "__fields__") else {}
         keep = self._kept_of(list(given), schema)
         writer = RowWriter(schema)
-        made = writer.tuples(writer.listed(self.function(row)))
+        made = writer.tuples(writer.returned_rows(self.function(row)))
         writer.check(made)
         batch = batch_of(writer.columns(made), schema.names, len(made))
         kept = [given[name] for name in keep]

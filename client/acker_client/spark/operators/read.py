@@ -128,7 +128,7 @@ class Reading:
             roots = self._roots_of(records, part, after)
             after = int(records.numbers[-1]) if len(roots) else after
             anchors = Anchors(roots, edge0_column(roots))
-            emitted.take(anchors, np.zeros(len(roots), np.uint64))
+            emitted.consume(anchors, np.zeros(len(roots), np.uint64))
             yield _readable(records, anchors, unreadable) if records.unreadable else Rows(records.columns, anchors)
         # One report per slice, so that the reports do not depend on how Spark assigns slices to tasks.
         reports += [self._inits(emitted, part), unreadable.report()]
@@ -156,7 +156,7 @@ def _readable(records: Records, anchors: Anchors, unreadable: Tally) -> Rows:
     """Fail the records that could not be read; return the others."""
     rows = np.fromiter(sorted(records.unreadable), np.int64, len(records.unreadable))
     failed = Anchors(anchors.roots[rows], anchors.edges[rows])
-    unreadable.take(failed, np.zeros(len(rows), np.uint64))
+    unreadable.consume(failed, np.zeros(len(rows), np.uint64))
     for row in rows.tolist():
         reason = records.unreadable[row][:REASON_LENGTH_MAX]
         unreadable.fail(int(anchors.roots[row]), reason, UNREADABLE)

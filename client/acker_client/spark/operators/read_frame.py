@@ -101,7 +101,7 @@ def _picking(runs: Runs, pages: Pages) -> Callable[[Iterable[pa.RecordBatch]], I
 
     def pick(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch, places, _ in _checked(batches, pages):
-            kept, numbers = runs.find(places)
+            kept, numbers = runs.number_places(places)
             columns = [column.take(pa.array(kept)) for column in batch.columns[:-2]]
             names = [*batch.schema.names[:-2], NUMBER]
             yield pa.RecordBatch.from_arrays([*columns, pa.array(numbers)], names=names)
@@ -118,11 +118,11 @@ def _checked(batches: Iterable[pa.RecordBatch], pages: Pages) -> Iterator[tuple[
     for batch in batches:
         if batch.num_rows:
             places, digests = _places_of(batch)
-            check.take(places, digests)
+            check.count_rows(places, digests)
             partition = int(places[0]) >> PARTITION_SHIFT
             yield batch, places, digests
     if partition >= 0:
-        check.end(partition)
+        check.check_partition(partition)
 
 
 def _runs_of(slices: Sequence[ChosenRows]) -> Runs:
@@ -158,14 +158,14 @@ class FrameReading:
         emitted, partition = Tally(READ), -1
         for batch, places, found in _checked(batches, self.pages):
             partition = int(places[0]) >> PARTITION_SHIFT
-            kept, numbers = self.runs.find(places)
+            kept, numbers = self.runs.number_places(places)
             columns = batch_of(batch.columns[:-2], list(self.names), batch.num_rows)
             digests = found
             if len(kept) < len(places):
                 columns, digests = columns.take(pa.array(kept)), found[kept]
             roots = root_ids(self.scope.first, numbers.view(np.uint64))
             anchors = Anchors(roots, initial_edges(roots, digests))
-            emitted.take(anchors, np.zeros(len(roots), np.uint64))
+            emitted.consume(anchors, np.zeros(len(roots), np.uint64))
             if len(kept):
                 yield Rows(columns, anchors)
         # A task without rows does not know its partition. Its numbers are not covered, and so they become LOST.

@@ -43,7 +43,7 @@ class RowStep:
     on_error: OnError
 
     def start(self, tally: Tally) -> TakeRows:
-        return RowTask(self, tally).take
+        return RowTask(self, tally).take_rows
 
 
 class RowTask:
@@ -55,7 +55,7 @@ class RowTask:
         self._culprits = Culprits(step.name, step.on_error, tally)
         self._reader, self._writer = RowReader(step.given), RowWriter(step.schema)
 
-    def take(self, rows: Rows) -> Iterator[Rows]:
+    def take_rows(self, rows: Rows) -> Iterator[Rows]:
         """Call the function for each row; yield the children as soon as there are enough, to bound memory."""
         with _rare_collections():
             given = self._reader.rows(rows.data)
@@ -81,9 +81,9 @@ class RowTask:
 
     def _call(self, rows: Rows, row: int, given: Any) -> list[Any]:
         try:
-            return self._writer.listed(self._step.function(given))
+            return self._writer.returned_rows(self._step.function(given))
         except Exception as error:  # noqa: BLE001  # the user's function may raise anything
-            self._culprits.fail(rows.anchors, row, error)
+            self._culprits.fail_row(rows.anchors, row, error)
             return []
 
     def _anchor_children(self, rows: Rows, start: int, children: list[list[Any]]) -> Rows:
@@ -105,7 +105,7 @@ class RowTask:
                 children[index] = self._writer.tuples(made)
                 self._writer.check(children[index])
             except Mismatch as error:
-                self._culprits.fail(rows.anchors, start + index, error)
+                self._culprits.fail_row(rows.anchors, start + index, error)
                 children[index] = []
 
 

@@ -76,7 +76,7 @@ class Sink(Generic[Args, Value]):
             df,
             lambda: fusing.plan_chain(applied.base, chain, "sink", self.name, schema, upstream.columns, batches),
         )
-        witness = evidence.begin(node, rows)
+        witness = evidence.begin_call(node, rows)
         trail = Trail(witness)
         context, tag = df.sparkSession.sparkContext, job_tag_of(node)
         with CleanUp() as undo:
@@ -86,9 +86,9 @@ class Sink(Generic[Args, Value]):
                 with watched(rows.sparkSession, trail), followed_too(trail):
                     value = self.function(follow(rows, trail), *args, **kwargs)
             except BaseException as error:
-                evidence.end(node, error)
+                evidence.end_call(node, error)
                 raise
-            evidence.end(node, None)
+            evidence.end_call(node, None)
         return value
 
     def __repr__(self) -> str:
@@ -185,8 +185,8 @@ class SinkStep:
     name: str
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
-        tally.take(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+        tally.consume(rows.anchors, np.zeros(len(rows.anchors.roots), np.uint64))
         yield rows

@@ -50,7 +50,7 @@ def where(condition: str | SparkColumn, *, name: str = "where") -> Transform:
                 f"where: the condition {condition!r} is of type {kind.simpleString()}; give one that is true or false,"
                 ' as where("qty > 0")'
             )
-        return fusing.apply(flagged, step, "operator", user_schema(df))
+        return fusing.plan_step(flagged, step, "operator", user_schema(df))
 
     return keep
 
@@ -63,9 +63,9 @@ class WhereStep:
     digests_values: bool
 
     def start(self, tally: Tally) -> TakeRows:
-        return partial(self._take, tally)
+        return partial(self._take_rows, tally)
 
-    def _take(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
+    def _take_rows(self, tally: Tally, rows: Rows) -> Iterator[Rows]:
         flags = rows.data.column(FLAG)
         data = rows.data.select([name for name in rows.data.schema.names if name != FLAG])
         kept = np.flatnonzero(pc.fill_null(flags, False).to_numpy(zero_copy_only=False)).astype(np.int64)

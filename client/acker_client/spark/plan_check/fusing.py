@@ -34,17 +34,17 @@ class AppliedChain:
     batches: tuple[Any, ...]
 
 
-def apply(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
+def plan_step(df: DataFrame, step: Step, kind: str, schema: StructType) -> DataFrame:
     """Plan ``step`` over ``df`` and return the frame of its output. It joins the chain of the steps right before it.
 
     ``schema``: of the output, without tracking columns. Raises ``plan.Refused`` if the rows of ``df`` are not exactly
     the rows of tracked steps.
     """
-    return apply_known(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
+    return plan_known_step(df, plan.guard(df, step.name, kind=kind), step, kind, schema)
 
 
-def apply_known(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
-    """Do the same as :func:`apply` for a frame in which the guard has already found ``upstream``."""
+def plan_known_step(df: DataFrame, upstream: plan.Upstream, step: Step, kind: str, schema: StructType) -> DataFrame:
+    """Do the same as :func:`plan_step` for a frame in which the guard has already found ``upstream``."""
     applied = applied_to(df) or arriving(df, upstream)
     return extend(applied, upstream, step, kind, schema)
 
@@ -84,7 +84,7 @@ def plan_chain(
     """Put ``chain`` into the plan of ``base``, under a function name that the guard recognizes."""
     node = lineage.register(kind, name, *batches)
     note_store = note_store_of(base.sparkSession.sparkContext)
-    note_store.keep(node.tag)
+    note_store.keep_notes(node.tag)
     function = task_function(replace(chain, tag=node.tag, note_writer=note_store.note_writer))
     function.__name__ = node.function
     fields = [*schema.fields, *tracking_fields(columns)] if chain.is_tracked else schema.fields

@@ -24,7 +24,7 @@ from acker_client.spark.driver.lineage import Consumer, Node
 from acker_client.spark.plan_check import refusals
 from acker_client.spark.plan_check.refusals import REFUSALS, MovingBoundaries, Refused
 
-__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "is_plain", "meeting", "take"]
+__all__ = ["MovingBoundaries", "Refused", "Upstream", "guard", "inspect", "is_plain", "mark_consumed", "meeting"]
 
 # py4j gives Java objects no type that a checker could use.
 Plan = Any
@@ -77,10 +77,10 @@ def guard(df: DataFrame, consumer: str, *, kind: str = "operator") -> Upstream:
     ``kind``: the consumer's kind in errors; only a ``"sink"`` may take the same rows again. Raises :class:`Refused`
     with the node and the fix, and then marks nothing.
     """
-    return take(df, inspect(df, f"{kind} {consumer!r}"), consumer, kind=kind)
+    return mark_consumed(df, inspect(df, f"{kind} {consumer!r}"), consumer, kind=kind)
 
 
-def take(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "operator") -> Upstream:
+def mark_consumed(df: DataFrame, upstream: Upstream, consumer: str, *, kind: str = "operator") -> Upstream:
     """Mark the rows of ``df`` as taken. ``upstream``: what :func:`inspect` found. The second half of :func:`guard`."""
     taker = Consumer(kind, consumer, repeatable=kind == "sink")
     try:

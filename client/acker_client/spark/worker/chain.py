@@ -106,9 +106,9 @@ class Chain:
             yield from _chunks(pack(rows) if self.is_tracked else rows.data)
         inits_first = sorted(entered, key=lambda report: report.inits is None)
         reports = itertools.chain(inits_first, (tally.report() for tally in tallies))
-        self._note([send(report) for report in reports if not report.is_empty])
+        self._write_notes([send(report) for report in reports if not report.is_empty])
 
-    def _note(self, results: Sequence[ReportResult | None]) -> None:
+    def _write_notes(self, results: Sequence[ReportResult | None]) -> None:
         if self.note_writer is None:
             return
         if any(result is not None and result.conflict for result in results):
@@ -158,9 +158,9 @@ class Sender:
         return result
 
 
-def _through(take: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:
+def _through(take_rows: TakeRows, flow: Iterator[Rows]) -> Iterator[Rows]:
     for rows in flow:
-        yield from take(rows)
+        yield from take_rows(rows)
 
 
 def _chunks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -99,7 +99,7 @@ class _Parser:
         return StructType(fields)
 
     def _field(self) -> StructField:
-        token = self._advance()
+        token = self._next_token()
         if token in ("", ",", "<", ">", "(", ")", ":") or token[0] in "'\"":
             raise self._broken("a column has no name")
         name = token[1:-1].replace("``", "`") if token[0] == "`" else token
@@ -120,7 +120,7 @@ class _Parser:
     def _type(self, whose: str) -> DataType:
         if self._peek() in ("", ",", ">", ")"):
             raise self._broken(f"{whose} has no type")
-        word = self._advance().lower()
+        word = self._next_token().lower()
         if word in _ATOMIC:
             return _ATOMIC[word]()
         if word in _DECIMAL:
@@ -144,10 +144,10 @@ class _Parser:
             made = ArrayType(self._type("an array"))
         else:
             key = self._type("a map's key")
-            if self._advance() != ",":
+            if self._next_token() != ",":
                 raise self._broken("a map has a key and a value, as map<string, int>")
             made = MapType(key, self._type("a map's value"))
-        if self._advance() != ">":
+        if self._next_token() != ">":
             raise self._broken(f"'>' is missing behind {word}<...")
         return made
 
@@ -156,7 +156,7 @@ class _Parser:
             return []
         self._at += 1
         sizes: list[int] = []
-        while (token := self._advance()) != ")":
+        while (token := self._next_token()) != ")":
             if token.isdecimal():
                 sizes.append(int(token))
             elif token != ",":
@@ -169,7 +169,7 @@ class _Parser:
         at = self._at + ahead
         return self._tokens[at] if at < len(self._tokens) else ""
 
-    def _advance(self) -> str:
+    def _next_token(self) -> str:
         token = self._peek()
         self._at += 1
         return token

@@ -98,7 +98,7 @@ def tag_of(pin: Pin) -> str:
 
 
 class NoteStore:
-    """The notes of one SparkContext, in the driver. Keeps only those of registered tags (:meth:`keep`). Thread-safe."""
+    """The notes of one SparkContext, in the driver. Keeps only those of :meth:`keep_notes`. Thread-safe."""
 
     def __init__(self, context: SparkContext) -> None:
         self._accumulator: Accumulator[list[Note]] = context.accumulator([], _Appending())
@@ -106,12 +106,12 @@ class NoteStore:
         self._lock = threading.Lock()
         self._kept: dict[str, list[Note]] = {}
 
-    def keep(self, tag: str) -> None:
-        """Keep the notes of ``tag`` until :meth:`forget`."""
+    def keep_notes(self, tag: str) -> None:
+        """Keep the notes of ``tag`` until :meth:`forget_notes`."""
         with self._lock:
             self._kept.setdefault(tag, [])
 
-    def forget(self, tags: Collection[str]) -> None:
+    def forget_notes(self, tags: Collection[str]) -> None:
         """Drop the notes of ``tags``, also those that arrive later."""
         with self._lock:
             for tag in tags:

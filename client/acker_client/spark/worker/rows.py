@@ -160,7 +160,7 @@ class RowWriter:
         self._types = arrow_schema(schema).types
         self._converters = [_to_arrow(field.dataType) for field in schema.fields]
 
-    def listed(self, given: Any) -> list[Any]:
+    def returned_rows(self, given: Any) -> list[Any]:
         """Return what a call returned (None, one row, or any iterable of rows) as a list. Runs a generator to its end.
 
         Raises :class:`Mismatch` for a frame or table, because Python would iterate over its columns.
