@@ -32,7 +32,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def show(draw: Callable[[int | None], RenderableType]) -> None:
-    """Print the result of ``draw``, which gets the width of a terminal with colours and blocks, else None."""
+    """Print the result of ``draw(width)``. ``width``: columns of the terminal if it can show blocks, else None."""
     console = Console(highlight=False)
     if console.is_terminal and not console.options.ascii_only:
         console.print(draw(console.width))
@@ -50,8 +50,9 @@ def plain(drawn: RenderableType) -> str:
 def ring(
     overview: Overview, balances: Sequence[Balance], owners: Replicas | None, columns: int | None = None
 ) -> RenderableType:
-    """Draw members with a bar for each number of replicas; in a terminal (with its ``columns``) also the slots.
-    ``owners``: the server of each slot with R = 1, as an index into the members of the view, or None."""
+    """Draw a row for each member, with one bar for each number of replicas. Given the terminal's ``columns`` and
+    ``owners``, draw all slots too. ``owners``: the server of each slot with R = 1, as an index into the members of the
+    view, or None."""
     in_blocks, width = columns is not None, _bar_width(overview, columns)
     colours = _colours(overview)
     table = _table("id", "address", "generation", "version", "state")
@@ -117,7 +118,7 @@ def _slots(seen: SeenMember, balance: Balance, colours: Mapping[str, str], width
 
 
 def _bar_width(overview: Overview, columns: int | None) -> int:
-    """Return the width of each of two bars."""
+    """Return the width of a bar, such that the bars for R = 1 and R = 2 fit side by side."""
     if columns is None:
         return BAR_WIDTH
     widest = max(len(seen.address) + len(seen.condition) for seen in overview.members)
@@ -132,7 +133,7 @@ def _bar(width: float, *, in_blocks: bool) -> str:
 
 
 def _band(owners: Replicas) -> list[Text]:
-    """Draw the slots in rows, two of them in a line."""
+    """Draw rows of 64 slots. Each terminal line holds two rows, as upper and lower half blocks."""
     rows = owners.reshape(-1, 2, BAND_WIDTH).tolist()
     colour = [COLOURS[index % len(COLOURS)] for index in range(max(map(max, owners.reshape(-1, 2).tolist())) + 1)]
     return [
@@ -144,10 +145,11 @@ def _band(owners: Replicas) -> list[Text]:
 def _said_of_balance(balances: Sequence[Balance], members: int) -> str:
     fullest = ", ".join(f"{each.fullest:.2f} (R = {each.replicas})" for each in balances)
     batches = balances[0].batches
-    of = (
-        "of each batch" if batches == 1 else f"of a batch, the mean of {batches}, each on {SPREAD} of {members} servers"
+    of = "each batch" if batches == 1 else f"a batch (mean of {batches} batches, each on {SPREAD} of {members} servers)"
+    return (
+        f"Slots that a server holds of {of}, with each root on R servers. The fullest server holds {fullest} times the"
+        " mean."
     )
-    return f"Slots {of}, where a root lives on R servers. The fullest holds {fullest} times the mean."
 
 
 def _figure_cells(figures: MemberFigures | None) -> list[str]:

@@ -160,7 +160,7 @@ def turn(drivers: dict[str, Driver], name: str, do: Callable[[], None]) -> None:
         do()
     except SourceError as error:
         is_one_of_two = [each.member for each in drivers.values()].count(driver.member) > 1
-        if not is_one_of_two or f"another source is there as 'g_{driver.member}'" not in str(error):
+        if not is_one_of_two or f"another source has already joined as 'g_{driver.member}'" not in str(error):
             raise
         driver.group.close()
         driver.store.close()
@@ -383,7 +383,9 @@ def test_a_source_whose_name_was_taken_during_a_lost_session_ends_with_an_error(
         world.now_s += 1.0
         assert one.poll() == Handover()
     world.now_s += 3.0
-    with pytest.raises(SourceError, match="another source is there as 'g_one': give each its own member, or none"):
+    with pytest.raises(
+        SourceError, match="another source has already joined as 'g_one': give each source its own member name"
+    ):
         one.poll()
 
 

@@ -97,10 +97,10 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda batch: word_batch("x"), "returned 1 rows for 2, without parents"),
+        (lambda batch: word_batch("x"), "returned 1 rows for 2 input rows, and no parents"),
         (lambda batch: (word_batch("x"), [0, 1]), "returned 1 rows and 2 parents"),
-        (lambda batch: (word_batch("x"), [2]), "2 is no parent; its input had rows 0 up to 1"),
-        (lambda batch: (word_batch("x"), [-1]), "-1 is no parent"),
+        (lambda batch: (word_batch("x"), [2]), "parent 2 is not a position in the input, which had rows 0 to 1"),
+        (lambda batch: (word_batch("x"), [-1]), "parent -1 is not a position"),
         (lambda batch: (word_batch("x"), [0.5]), "parents must be whole numbers"),
         (lambda batch: (word_batch("x"), pa.array([None], pa.int64())), "parents has nulls"),
         (
@@ -115,7 +115,7 @@ def test_a_batch_that_raises_is_run_again_in_halves_down_to_the_culprits() -> No
         ),
         (
             lambda batch: None,
-            "returned None where a pyarrow RecordBatch or Table is expected: return the rows that it made",
+            "returned None where a pyarrow RecordBatch or Table is expected: return one with the rows; if",
         ),
         (
             lambda batch: [1, 2],
@@ -183,7 +183,7 @@ def test_a_pandas_column_of_another_type_is_named() -> None:
         (lambda frame: frame, "declares a column 'word', and the frame lacks it: it has ['number', 'text']"),
         (lambda frame: (frame.assign(word="a"), [0], 1), "returned a tuple of 3"),
         (lambda frame: (frame.assign(word="a"), "all"), "parents must be whole numbers"),
-        (lambda frame: frame.assign(word="a")[:0], "returned 0 rows for 1, without parents"),
+        (lambda frame: frame.assign(word="a")[:0], "returned 0 rows for 1 input rows, and no parents"),
         (
             lambda frame: frame.assign(word="a", other="b").set_axis(["n", "word", "word", "x"], axis=1),
             "declares a column 'word', and the frame has it more than once",

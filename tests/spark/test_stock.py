@@ -182,8 +182,8 @@ TABLE = pa.table({"number": [1, 2, 3], "word": ["a", "b", "c"]})
         ((TABLE[:1], "every"), "returned 1 rows and parents 'every'"),
         ((TABLE, [0, 1, 2]), "parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got [0, 1, 2]"),
         ((TABLE, None), "parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got None"),
-        ((TABLE, [[0], [1]]), "returned 3 rows and 2 lists of parents; give one a row"),
-        ((TABLE[:1], [[3]]), "3 is no parent; its input had rows 0 up to 2"),
+        ((TABLE, [[0], [1]]), "returned 3 rows and 2 lists of parents; give one list for each row"),
+        ((TABLE[:1], [[3]]), "parent 3 is not a position in the input, which had rows 0 to 2"),
         ((TABLE[:1], [["a"]]), "parents must be whole numbers"),
         ((TABLE[:1], [[]]), "a row has no parents; name the rows that it descends from"),
         (

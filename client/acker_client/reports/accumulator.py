@@ -257,7 +257,7 @@ def _short(reason: str) -> str:
 def _columns(roots: npt.ArrayLike, vals: npt.ArrayLike) -> tuple[Column, Column]:
     root_column, val_column = root_ids(roots), column64("vals", vals)
     if len(root_column) != len(val_column):
-        raise ValueError(f"vals: {len(val_column)} for {len(root_column)} roots; give one a row")
+        raise ValueError(f"vals: {len(val_column)} for {len(root_column)} roots; give one for each root")
     return root_column, val_column
 
 

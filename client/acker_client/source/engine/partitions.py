@@ -90,7 +90,10 @@ class Partitions:
     # -- new records
 
     def plan_records(self, records_max: int, tasks: int) -> RecordNumbers:
-        """Plan new records, and return their numbers. Returns none when too many records are open, or none is left."""
+        """Plan new records, and return their numbers.
+
+        Returns an empty array if too many records are open, or the input has nothing to plan.
+        """
         room = min(records_max, self._options.open_max - self._in_flight.tracker.open_records)
         records = NO_RECORDS
         while room > 0 and not len(records) and not self._is_read and self._pause_full():
@@ -109,8 +112,9 @@ class Partitions:
         return records
 
     def _count_as_done(self, parts: Sequence[Any], records: RecordNumbers) -> RecordNumbers:
-        """Count planned records as done, as a source without retries does; at most once, commit them before they are
-        emitted. Returns those of ``records`` that may be emitted because their partition is still this source's."""
+        """Count planned records as done, as a source without retries does. With the guarantee at-most-once, commit them
+        before they are emitted. Returns those of ``records`` that may be emitted because their partition is still this
+        source's."""
         self._checkpointing.note_unsaved(part.partition for part in parts)
         if self._options.guarantee is Guarantee.AT_MOST_ONCE:
             fenced = self.commit()
@@ -118,10 +122,11 @@ class Partitions:
         return records
 
     def _pause_full(self) -> bool:
-        """Pause partitions that have too many open records, or more holes than a checkpoint holds. Returns whether
-        anything may be planned: an input that cannot pause one partition waits as a whole.
+        """Pause partitions that have too many open records, or more holes than a checkpoint holds.
 
-        Holes alone pause nothing: unread records may close the holes that an earlier run left.
+        Returns False if a partition is full and the input cannot pause single partitions: then nothing may be planned.
+        A partition with holes but no open records is not paused: its unread records may close the holes that an earlier
+        run left.
         """
         limit = self._options.max_uncommitted_per_partition
         holes_max, full = self._checkpointing.holes_max, set[str]()
@@ -142,7 +147,8 @@ class Partitions:
             return
         handover = group.poll()
         if handover.lost:
-            # Count them here, so that the input hears nothing more about the lost partitions.
+            # Count finished records before the drop: afterwards they would reach the input as progress of lost
+            # partitions.
             self._parts.finish(self._in_flight.take_finished())
             self._drop_partitions(handover.lost)
         if handover.revoked:
@@ -170,7 +176,7 @@ class Partitions:
     def _drop_partitions(self, partitions: Sequence[str]) -> None:
         """Drop partitions that belong to another source now, with all their open records."""
         if self._options.group is not None:
-            # The group reports a partition again that a fenced commit has dropped already.
+            # The group also reports partitions that a fenced commit has already dropped.
             partitions = [partition for partition in partitions if partition in self._owned]
             self._owned.difference_update(partitions)
         for partition in partitions:
@@ -181,14 +187,14 @@ class Partitions:
             self._options.listener.on_revoke(partition, Emissions(records, roots, self._lookup))
             self._parts.revoke(partition)
             self._checkpointing.drop_partition(partition)
-            log.info("partition %s went to another source: %d open records are that one's now", partition, len(records))
+            log.info("partition %s belongs to another source now: dropped its %d open records", partition, len(records))
         if partitions and self._options.group is not None and isinstance(self._input, SharedInput):
             self._input.revoke(partitions)
 
     # -- finished records
 
     def commit_if_due(self, now: float) -> None:
-        """Write the checkpoint, unless ``commit_interval_s`` has not passed."""
+        """Write the checkpoint if something is unsaved and ``commit_interval_s`` has passed."""
         if self._checkpointing.is_due(now):
             self.commit()
 

@@ -2,8 +2,8 @@
 
 Decides when ZooKeeper is read, and in which order nodes are created and deleted. ``rebalance`` decides which partitions
 to claim and release. Everything runs on the driver's thread, in ``poll`` and ``release``; a watch only sets a flag. A
-failed rebalance is tried again a few times per session, for as long as the source lives. So it outlasts the session of
-a dead member whose partitions this source is to get.
+failed rebalance is retried every quarter of the session timeout, without a limit. So retries go on until the session of
+a dead member has expired and its partitions are free.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from acker_client.source.zookeeper.znodes import (
 
 # Most nodes in one request.
 TOGETHER = 500
-# A failed rebalance is tried again this many times per session.
+# A failed join or rebalance is retried after the session timeout divided by this.
 PAUSES = 4
-# Wait this much longer than a session for the node of a dead process, at the start.
+# Wait at most the session timeout plus this until the node of a dead process is gone.
 MARGIN_S = 5.0
 
 log = logging.getLogger("acker_client.source")
@@ -91,7 +91,7 @@ class ZooKeeperGroup:
         self._known: tuple[str, ...] = ()
         self._losses = 0
         self._ensured: set[str] = set()
-        # Time since which another session has held a node with this consumer's name.
+        # When registering first failed; None if the last try succeeded.
         self._unnamed_s: float | None = None
 
     def __str__(self) -> str:
@@ -188,7 +188,8 @@ class ZooKeeperGroup:
 
     def _follow_rebalance(self) -> Handover:
         if not self._register():
-            # The node of this name belongs to a dead session of this source, and will time out, or to another source.
+            # The node of this name belongs to another source, or to an earlier session of this source that will time
+            # out.
             self._check_name(self._clock())
             self._retry_later()
             return Handover()
@@ -286,8 +287,8 @@ class ZooKeeperGroup:
     @property
     def _taken(self) -> str:
         return (
-            f"{self}: another source is there as {self.consumer!r}: give each its own member, or none; if that one died"
-            " just now, start again"
+            f"{self}: another source has already joined as {self.consumer!r}: give each source its own member name, or"
+            " leave member out; if the other one has just died, start again"
         )
 
     def _register(self) -> bool:

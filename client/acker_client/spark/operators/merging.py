@@ -162,7 +162,9 @@ class Merging:
                 f"{label}: parents are a list of positions for each row, as [[0, 1], [2]], or 'all'; got {given!r:.80}"
             )
         if len(lists) != children:
-            raise OperatorError(f"{label} returned {children} rows and {len(lists)} lists of parents; give one a row")
+            raise OperatorError(
+                f"{label} returned {children} rows and {len(lists)} lists of parents; give one list for each row"
+            )
         named_by = [list(named) for named in lists]
         return [checked_parents(named, len(named), rows, label) for named in named_by]
 

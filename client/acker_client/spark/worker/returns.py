@@ -21,7 +21,7 @@ BatchFunction = Callable[[Any], Any]
 
 # Types that functions return by mistake, and what to do instead.
 _HINTS = {
-    "NoneType": "return the rows that it made, or no rows and parents=[]",
+    "NoneType": "return one with the rows; if there are none, return an empty one and [] as parents",
     "generator": "return one, do not yield",
     "list": "return one, of all rows together",
     "tuple": "return one, or (rows, parents)",
@@ -56,8 +56,8 @@ def checked_batch(given: Any, schema: pa.Schema, rows: int, subject: str) -> tup
         return columns, checked_parents(parents, children, rows, subject)
     if children != rows:
         raise OperatorError(
-            f"{subject} returned {children} rows for {rows}, without parents: return (rows, parents), where parents[j]"
-            " is the position of the input row that row j descends from"
+            f"{subject} returned {children} rows for {rows} input rows, and no parents: return (rows, parents), where"
+            " parents[j] is the position of the input row that row j descends from"
         )
     return columns, None
 
@@ -94,12 +94,14 @@ def checked_parents(parents: Any, children: int, rows: int, subject: str) -> Pos
             f" {kind_of(parents)} of {column.dtype}"
         )
     if len(column) != children:
-        raise OperatorError(f"{subject} returned {children} rows and {len(column)} parents; give one a row")
+        raise OperatorError(
+            f"{subject} returned {children} rows and {len(column)} parents; give one parent for each row"
+        )
     positions: Positions = np.ascontiguousarray(column, np.int64)
     if len(positions) and not 0 <= positions.min() <= positions.max() < rows:
         bad = int(positions[(positions < 0) | (positions >= rows)][0])
-        had = f"rows 0 up to {rows - 1}" if rows else "no rows"
-        raise OperatorError(f"{subject}: {bad} is no parent; its input had {had}, and parents are positions in it")
+        had = f"rows 0 to {rows - 1}" if rows else "no rows"
+        raise OperatorError(f"{subject}: parent {bad} is not a position in the input, which had {had}")
     return positions
 
 
@@ -180,7 +182,7 @@ def _checked_column(data: pa.RecordBatch, field: pa.Field, subject: str) -> Any:
 
 
 def _pandas_column(series: Any, field: pa.Field, subject: str) -> Any:
-    # The dtype of a column without values says nothing, and Arrow would follow it.
+    # The dtype of an all-null column says nothing about its type, but Arrow would convert from it.
     if series.isna().all():
         return pa.nulls(len(series), field.type)
     try:
