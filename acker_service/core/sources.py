@@ -1,4 +1,4 @@
-"""Sources: one session that emits roots and receives their outcomes: its lease, its batches and its outbox.
+"""Sources: the lease, the batches and the outbox of one session, which emits roots and receives their outcomes.
 
 Decides what is remembered of settled batches. Knows neither the ledger nor other sources.
 """
@@ -20,8 +20,8 @@ from acker_service.core.outbox import Outbox
 SETTLED_MAX = 1024
 # How many batches one source may have open at once, so that it cannot use up all batch indexes.
 OPEN_MAX = 1024
-# Maximum of numbers in a batch for each root that the server can hold. A batch with only some of the slots has more
-# numbers than roots on this server, and its maps have a bit for each number.
+# If this server has only some slots of a batch, the batch has more numbers than roots here, and its bit maps need one
+# bit per number. Then the batch may have at most this many numbers for each root that fits on the server.
 NUMBERS_A_ROOT = 16
 NAME_CHARACTERS = 256
 
@@ -98,7 +98,8 @@ class SourceState:
     # -- state
 
     def dump(self, now: float) -> dict[str, Any]:
-        """Return JSON fields of the source and its batches. Columns of batches and outbox are dumped as other parts."""
+        """Return JSON fields of the source and its batches. The arrays of batches and outbox go into other parts of the
+        state dump."""
         return {
             "name": self.name,
             "session": self.session,

@@ -1,4 +1,4 @@
-"""A wait for a server is logged after a second, then rarely, and so is its end."""
+"""The client logs a wait for a server after one second, then rarely, and logs when the server answers again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = ids.root_id(1 << 40, 0)
 
 
 class Simulation:
-    """A client and its server in simulated time; ``after`` holds what happens at which second."""
+    """A client and its server in simulated time. ``after``: the function to call at each second of simulated time."""
 
     def __init__(self) -> None:
         self.time = SimulatedTime()
@@ -140,14 +140,14 @@ def test_a_server_that_never_answers_is_logged_before_the_first_call_times_out(
     assert lines(caplog)[0].startswith("waiting for the acker at mute:1: no answer for 1 s")
 
 
-def test_a_call_that_ends_late_begins_no_silence_before_an_answer_that_came_meanwhile() -> None:
+def test_a_silence_begins_no_earlier_than_the_last_answer() -> None:
     silence = Silence("far:7070")
     silence.answered(10.5)
     silence.unanswered(6.0, 12.5, "no answer")
     assert silence.lasts_s(12.5) == 2.0
 
 
-def test_time_without_calls_does_not_count_as_silence() -> None:
+def test_shown_silence_ends_with_the_last_try() -> None:
     silence = Silence("far:7070")
     silence.unanswered(1.0, 1.5, "refused")
     silence.unanswered(3.0, 3.2, "refused")

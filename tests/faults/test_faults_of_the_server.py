@@ -1,4 +1,4 @@
-"""A server of its own that is restarted, killed and stopped under load, and what a plain client makes of it."""
+"""Faults of a single server: it is restarted, killed or paused, and a client without Spark checks the outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ TREES = 200
 
 
 class Load:
-    """A source whose trees (an init, a child, two acks) go on in a thread while the server suffers."""
+    """A source that works through trees (an init, a child, two acks) in a thread, while the test restarts or kills the
+    server."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self.client = AckerClient(Settings((address,), **options))
@@ -25,7 +26,7 @@ class Load:
         self.acked: set[int] = set()
         self.finished: set[int] = set()
         self.lost: set[int] = set()
-        self._half = threading.Event()
+        self._quarter = threading.Event()
 
     def run(self) -> set[int]:
         """Work through trees, each step a flush of its own; returns their roots."""
@@ -37,19 +38,20 @@ class Load:
             child = self.client.new_edge()
             self.client.ack(root, edge, emitted=[child])
             self.client.flush()
-            self.finished.add(root)  # before it can be ACKED: the account of what was processed
+            # Must come before the last ack: afterwards a watch may report the root as ACKED.
+            self.finished.add(root)
             self.client.ack(root, child)
             self.client.flush()
             if number == TREES // 4:
-                self._half.set()
+                self._quarter.set()
         return roots
 
-    def await_half(self) -> None:
-        """Until the work is well on its way."""
-        assert self._half.wait(60.0)
+    def await_quarter(self) -> None:
+        """Wait until a quarter of the trees are done."""
+        assert self._quarter.wait(60.0)
 
     def hear(self) -> None:
-        """Watch once; every ACK must be of a tree that was processed to its end, and every outcome come once."""
+        """Watch once. Assert that no root gets a second outcome, and that only finished roots are ACKED."""
         for outcome in self.client.watch(0.05).outcomes:
             root = outcome.root_id
             assert root not in self.acked | self.lost, "told twice"
@@ -62,7 +64,7 @@ def test_a_planned_restart_under_load_costs_no_replay(server_process: Callable[.
     load = Load(server.address)
     with ThreadPoolExecutor(1) as threads:
         work = threads.submit(load.run)
-        load.await_half()
+        load.await_quarter()
         load.hear()
         server.restart()
         work.result(60.0)
@@ -80,7 +82,7 @@ def test_after_a_kill_under_load_each_tree_is_acked_or_lost_and_the_replay_is_ac
     load = Load(server.address)
     with ThreadPoolExecutor(1) as threads:
         work = threads.submit(load.run)
-        load.await_half()
+        load.await_quarter()
         load.hear()
         server.restart(kill=True)
         emitted = work.result(60.0)
@@ -93,7 +95,7 @@ def test_after_a_kill_under_load_each_tree_is_acked_or_lost_and_the_replay_is_ac
     load.client.close()
 
 
-def test_a_server_that_is_stopped_and_goes_on_counts_each_report_once(server_process: Callable[..., Any]) -> None:
+def test_a_server_that_was_paused_counts_a_retried_report_once(server_process: Callable[..., Any]) -> None:
     server = server_process()
     gave_up = threading.Event()
 

@@ -30,7 +30,7 @@ def test_every_source_has_a_table_of_options() -> None:
     assert named == {"sources", "Retry", "Files", "Parquet", "tracked", "Kafka", "Kinesis", "PutBack", "ZooKeeperGroup"}
 
 
-def test_the_settings_of_a_session_are_those_that_are_read() -> None:
+def test_the_page_of_spark_settings_lists_every_setting_that_the_session_reads() -> None:
     text = (reference.DOCS / "reference/spark-settings.md").read_text()
     code = (reference.ROOT / "client/acker_client/spark/driver/session.py").read_text()
     listed = set(re.findall(r"^\| `(spark\.acker\.\w+)`", text, re.MULTILINE))
@@ -50,7 +50,7 @@ def test_a_page_that_was_edited_by_hand_is_found() -> None:
     assert reference.written(edited) == text
 
 
-def test_no_page_shows_the_process_that_has_generated_it() -> None:
+def test_no_page_contains_paths_or_object_addresses_of_its_generator() -> None:
     for page in reference.pages():
         text = page.read_text()
         assert not re.search(r"environ\(|ForwardRef| at 0x", text), page

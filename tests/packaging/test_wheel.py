@@ -18,7 +18,7 @@ from tests.packaging import programs
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("acker_protocol", "acker_zookeeper", "acker_client", "acker_service", "acker_testing", "acker_command")
-# What pip brings with grpcio, protobuf and numpy, and what a virtual environment starts with.
+# Distributions of a base install: acker, its dependencies with theirs, and those of a new virtual environment.
 BASE = {"acker", "grpcio", "protobuf", "numpy", "typing_extensions", "pip", "setuptools"}
 OUTSIDE = ("numba", "kazoo", "pyspark", "pyarrow", "pandas", "prometheus_client", "grpc_health", "click", "rich")
 
@@ -61,7 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of a fresh environment that holds the base install."""
+    """Return the bin folder of a new virtual environment with only the base install."""
     folder = tmp_path_factory.mktemp("base")
     venv.create(folder, with_pip=True)
     constraints = ROOT / "constraints.txt"

@@ -89,7 +89,7 @@ class Misfortunes:
             case SessionsLost(_, for_s):
                 for server in world.servers.values():
                     if server.place is not None:
-                        # All servers reconnect within half of a session's time.
+                        # Servers reconnect one by one, each up to half a session timeout after the cut.
                         late_s = 0.5 * world.case.session_s * world.dice.random()
                         server.place.silence(world.scheduler.now + for_s + late_s)
             case DataLost(_, for_s):

@@ -1,4 +1,4 @@
-"""Kinesis as an input, beside a stream in memory that behaves as AWS documents it (``kinesis_twin``)."""
+"""The Kinesis input, tested against an in-memory stream that behaves as AWS documents it (``kinesis_twin``)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TO_END = StreamReading(is_to_end=True)
 
 
 class Following(Driven):
-    """Asks like a run: after an empty plan it asks again some time later."""
+    """Drives the input as a run does: after an empty plan, ``drain`` waits and plans again."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Following(Driven):
         return records
 
     def drain(self, records_max: int = 1000) -> np.ndarray:
-        """Return all records that can be read without finishing any."""
+        """Plan until the end, or until three plans in a row are empty. Finish none, and return all planned ones."""
         planned = [np.empty(0, np.int64)]
         nothing = 0
         while not self.is_over and nothing < 3:
@@ -255,7 +255,7 @@ def test_a_restart_after_a_split_goes_on_with_parent_and_children_where_each_was
     assert Following(twin, again.committed()).work_off() == []
 
 
-def test_the_shards_take_turns_also_where_a_batch_is_smaller_than_they_are_many(twin: TwinKinesis) -> None:
+def test_shards_take_turns_even_if_a_batch_has_fewer_records_than_there_are_shards(twin: TwinKinesis) -> None:
     twin.put(0, *"abcd")
     twin.put(1, *"xyz")
     following = Following(twin)
@@ -278,7 +278,7 @@ def test_a_paused_shard_is_left_alone_while_others_are_read_and_goes_on_later(tw
     assert (following.data(following.drain()), following.is_over) == (["a", "b"], True)
 
 
-def test_stop_end_ends_after_the_existing_records_and_stop_never_does_not_end(twin: TwinKinesis) -> None:
+def test_stop_end_ends_after_existing_records_and_stop_never_keeps_reading(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     following, to_end = Following(twin, reading=StreamReading()), Following(twin)
     assert following.data(following.drain()) == to_end.work_off() == ["a"]
@@ -347,7 +347,7 @@ def test_latest_does_not_lose_records_that_came_while_its_iterator_expired(twin:
     assert following.data(following.drain()) == ["a"]
 
 
-def test_a_time_begins_with_the_first_record_that_arrived_then_in_every_shard(twin: TwinKinesis) -> None:
+def test_a_start_time_begins_every_shard_at_the_first_record_that_arrived_after_it(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     twin.time.sleep(100.0)
     twin.put(0, "b")
@@ -376,7 +376,7 @@ def test_a_shard_is_read_five_times_a_second_at_most_and_an_empty_one_once(twin:
     assert len([at for shard, at in twin.reads if shard.endswith("1") and at >= began_s]) <= 11
 
 
-def test_throttling_and_answers_of_trouble_are_waited_out_and_nothing_is_lost_or_read_twice(
+def test_throttled_and_unanswered_calls_are_retried_without_lost_or_duplicate_records(
     twin: TwinKinesis, caplog: pytest.LogCaptureFixture
 ) -> None:
     twin.put(0, *(str(k) for k in range(20)))
@@ -393,7 +393,7 @@ def test_throttling_and_answers_of_trouble_are_waited_out_and_nothing_is_lost_or
     assert "tried again later" in caplog.text
 
 
-def test_failures_in_a_row_are_ever_further_apart(twin: TwinKinesis) -> None:
+def test_waits_grow_with_failed_reads_in_a_row(twin: TwinKinesis) -> None:
     twin.fail("read", *(Throttled("Rate exceeded") for _ in range(40)))
     following = Following(twin, reading=StreamReading())
     for _ in range(600):
@@ -440,7 +440,7 @@ def test_a_short_outage_of_aws_is_waited_out_and_a_long_one_ends_the_run(twin: T
         away_until(twin.time.clock() + 400)
 
 
-def test_a_batch_that_takes_long_is_no_silence_of_aws(twin: TwinKinesis) -> None:
+def test_the_duration_of_a_batch_does_not_count_as_an_outage_of_aws(twin: TwinKinesis) -> None:
     twin.put(0, "a")
     following = Following(twin, reading=StreamReading())
     following.drain()
@@ -464,7 +464,9 @@ def test_a_plan_ends_after_a_while_however_many_shards_have_something(twin: Twin
     assert following.data(following.plan())[0] == str(len(first))
 
 
-def test_a_service_that_does_not_answer_at_the_start_is_one_sentence(twin: TwinKinesis) -> None:
+def test_a_service_that_does_not_answer_at_the_start_raises_a_source_error_with_what_to_check(
+    twin: TwinKinesis,
+) -> None:
     twin.fail("describe", *(Unanswered("localhost:1 does not answer") for _ in range(1000)))
     with pytest.raises(
         SourceError, match=r"Kinesis cannot be asked: localhost:1 does not answer; tried .*endpoint_url"
@@ -514,7 +516,7 @@ def test_a_sequence_number_that_the_shard_does_not_know_is_refused(twin: TwinKin
 
 
 @pytest.mark.parametrize("mark", [{"at": "1"}, {"stream": "x", "created_ms": "y"}, {"stream": "x", "created_ms": 1}])
-def test_a_mark_that_is_none_of_this_stream_is_refused(twin: TwinKinesis, mark: dict[str, Any]) -> None:
+def test_a_malformed_mark_or_one_of_another_stream_is_refused(twin: TwinKinesis, mark: dict[str, Any]) -> None:
     twin.put(0, "a")
     with pytest.raises(CheckpointError, match=r"does not say how far|is of stream x"):
         Following(twin, {"shardId-000000000000": Committed(mark=mark)})
@@ -577,7 +579,7 @@ def test_the_ancestors_of_a_shard_are_found_once_each_however_often_it_was_split
     assert lineage.ancestors("60") == {shard.name for shard in shards} - {"60"}
 
 
-def test_a_shard_that_aged_out_when_all_that_was_read_of_it_was_done_is_a_warning(
+def test_a_shard_that_aged_out_after_all_its_read_records_were_done_logs_a_warning(
     twin: TwinKinesis, caplog: pytest.LogCaptureFixture
 ) -> None:
     twin.put(0, "a", "b")
@@ -638,7 +640,7 @@ def test_one_open_record_holds_no_others_in_memory(twin: TwinKinesis) -> None:
         ("held_bytes_max", 0),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_by_its_name(option: str, value: Any) -> None:
+def test_an_error_about_an_invalid_option_names_the_option(option: str, value: Any) -> None:
     options: dict[str, Any] = {"stream": "orders", "name": "orders", option: value}
     with pytest.raises(ValueError, match=f"{option}="):
         Kinesis(**options)

@@ -1,4 +1,5 @@
-"""Outputs: over restarts, replays and failed writes all that is ACKED is there, and no batch takes another's place."""
+"""Outputs: after restarts, replays and failed writes, the output has every acked record once, and no batch overwrites
+another's."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_the_output_of_an_abandoned_batch_is_gone_before_its_records_are_replaye
     assert written(connected, folder) == EACH_ONCE
 
 
-def test_a_write_that_failed_is_tried_again_in_its_place(connected: SparkSession, folder: Path) -> None:
+def test_a_failed_write_may_be_repeated_in_the_same_batch(connected: SparkSession, folder: Path) -> None:
     tries, fails = list[str](), folder / "fails"
     fails.touch()
 
@@ -112,7 +113,7 @@ def test_a_write_that_failed_is_tried_again_in_its_place(connected: SparkSession
     assert written(connected, folder) == EACH_ONCE
 
 
-def test_a_second_write_of_a_batch_has_to_be_named_and_takes_no_place_of_the_first(
+def test_a_second_write_of_a_batch_needs_a_part_name_and_does_not_overwrite_the_first(
     connected: SparkSession, folder: Path
 ) -> None:
     @sink
@@ -169,7 +170,7 @@ def test_a_sink_that_failed_after_its_write_may_be_called_again_in_the_same_batc
     assert written(connected, folder) == EACH_ONCE
 
 
-def test_deltas_versions_rise_within_a_run_and_no_other_run_and_no_other_write_has_its_app() -> None:
+def test_delta_versions_rise_within_a_run_and_each_run_and_named_write_has_its_own_app_id() -> None:
     def batch(session: int, number: int) -> Any:
         return SimpleNamespace(id=f"orders-{session:016x}-{number}")
 

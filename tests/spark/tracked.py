@@ -1,4 +1,5 @@
-"""Steps for tests of the guard: plain mapInArrow nodes that bear the name of a tracked one and touch nothing."""
+"""Steps for tests of the guard: plain mapInArrow nodes that have the function name of a tracked step and pass rows on
+unchanged."""
 
 from __future__ import annotations
 

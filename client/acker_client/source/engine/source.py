@@ -31,8 +31,8 @@ class Source:
         self._is_stopping = False
 
     def input(self) -> tuple[Input[Any], Any]:
-        """Return a fresh input and the Spark schema of its rows. Called when a run begins, because a translation may
-        need Spark."""
+        """Return a fresh input and the Spark schema of its rows. Called when a run begins, and not earlier, because
+        converting a schema may need Spark."""
         raise NotImplementedError
 
     def batches(self, spark: SparkSession) -> Generator[Batch, None, None]:
@@ -62,8 +62,8 @@ class Source:
 
         If ``process`` raises, the batch is abandoned and replayed: once as it is, then in smaller pieces. So a row that
         breaks a whole Spark job ends alone in the dead letters, without its neighbours. If the program is at fault
-        (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or no evidence of a write twice in a row), the
-        run ends at once with that error. Nothing is lost, and no record uses up a retry.
+        (``Refused``, ``OperatorError``, Spark's ``AnalysisException``, or two batches in a row without evidence of a
+        write), the run ends at once with that error. Nothing is lost, and no record uses up a retry.
         """
         if not callable(process):
             raise TypeError(f"run(spark, {process!r}): give a function that takes a Batch, like run(spark, process)")

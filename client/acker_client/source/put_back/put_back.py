@@ -19,10 +19,10 @@ class PutBack(Source):
     """Reads once more the records that ``acker dead-letters --put-back`` has put into files.
 
     ``paths``: those files. ``schema``: leave it out for records that ``Files`` reads as text. Their rows are ``value
-    string, path string, line bigint`` again, with the original path and line. Otherwise give the columns of the
-    original rows; this works for JSON lines and for rows with columns. A record that becomes a dead letter again keeps
-    its first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for ``Files``.
-    ``options``: see ``CommonOptions``.
+    string, path string, line bigint`` again, with the original path and line. For other records give the columns of the
+    original rows: for lines of JSON, and for inputs with columns, such as Parquet. A record that becomes a dead letter
+    again keeps its first origin. ``checkpoint`` is required, so that each record is read once. ``follow_s``: as for
+    ``Files``. ``options``: see ``CommonOptions``.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Rebalance: which partitions one consumer of a group owns, releases and claims, from what it sees. Pure.
 
 Decides from what ZooKeeper shows now, never from earlier states: a decision may be late, or repeated, and the next one
-corrects it. Only the owner's node says who owns a partition, and only one consumer can create it. So two consumers that
-see different states may claim the same partition, and never both own it.
+corrects it. Only a partition's owner node says which consumer owns it, and only one consumer can create that node. So
+two consumers that see different states may claim the same partition, and never both own it.
 
 owned     partitions that are assigned to this source, which may read and commit them
 revoked   partitions that this source has to release, and owns until then
@@ -29,8 +29,9 @@ class GroupSeen:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next steps. ``lost``, ``revoked``: tell the source. ``found``: owned already, because the answer to a claim
-    was lost. ``claim``: free partitions to claim in one transaction. ``surplus``: own nodes to delete."""
+    """The next steps. ``lost``, ``revoked``: tell the source. ``found``: partitions that an earlier claim has won,
+    although its answer was lost; owned from now on. ``claim``: free partitions to claim in one transaction.
+    ``surplus``: own nodes to delete."""
 
     lost: tuple[str, ...] = ()
     revoked: tuple[str, ...] = ()
@@ -62,7 +63,8 @@ class Rebalance:
         return frozenset(self._released)
 
     def decide(self, seen: GroupSeen, partitions: Iterable[str]) -> Decision:
-        """Decide what to do, and count the lost, revoked and found partitions as such from now on.
+        """Return the next steps, and update the state: forget lost partitions, mark revoked ones, and add found ones to
+        the owned.
 
         ``partitions``: all partitions of this source's input. Partitions that others own count too, even if this input
         has not found them yet. Otherwise consumers would share out different sets, and some partitions would stay
@@ -81,7 +83,7 @@ class Rebalance:
         unknown = seen.own - self.held - self._released - lost
         found = unknown & share
         self._owned |= found
-        # Lost partitions are claimed next time, because the source hears of one change at a time.
+        # A handover names a partition in one list only, so lost partitions are claimed in the next decision.
         claim = share - self.held - seen.owners.keys() - lost
         return Decision(
             _sorted(lost),
@@ -96,7 +98,7 @@ class Rebalance:
         self._owned.update(partitions)
 
     def release_partitions(self, partitions: Iterable[str]) -> None:
-        """Count partitions as released that the source has let go of, except those that it has lost already."""
+        """Mark partitions as released after the source has let go of them. Ignores partitions that are lost already."""
         released = set(partitions) & self.held
         self._forget_partitions(released)
         self._released |= released

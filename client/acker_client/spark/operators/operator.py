@@ -71,8 +71,8 @@ class Operator:
 
         A Row gives a list of Rows, a ``pandas.DataFrame`` gives a frame, a RecordBatch or Table gives a Table. Raises
         what the function raises, :class:`~acker_client.spark.worker.rows.Mismatch` or :class:`OperatorError` if its
-        result does not fit the schema, and ValueError if ``given`` lacks a column to keep. DDL beyond the usual types
-        needs a session.
+        result does not fit the schema, and ValueError if ``given`` lacks a column to keep. DDL with unusual types can
+        only be read with a Spark session.
         """
         schema = self._declared.fields(self.name)
         if self._kind == "row":
@@ -151,8 +151,8 @@ def operator(
 
     ``schema``: the schema of its output, as DDL or StructType. ``keep``: the input columns to add to the output, or
     ``"*"``. An output row may be a tuple, a Row, a dict, or the bare value if the schema has one column. ``name`` (by
-    default the function's) goes into edges and reports, so keep it when you move the function. ``on_error``: ``"fail"``
-    fails the record of a row that raises and goes on, ``"raise"`` fails the task.
+    default the function's) goes into edges and reports, so keep it when you move the function. ``on_error``: if a row
+    raises, ``"fail"`` fails its record and goes on with the other rows; ``"raise"`` fails the task.
     """
     declaration = declared("row", schema, keep, name, on_error, True)
     if function is not None:
@@ -174,9 +174,9 @@ def pandas_operator(
     where ``parents[j]`` is the position of the input row that row j descends from. The input has a RangeIndex, so after
     ``explode`` or a selection the index of the result is ``parents``.
 
-    The values of the output enter its edges, so that two runs with different output are never taken for the same.
-    ``deterministic=True`` promises that a repeated task gives the same output, and saves the hashing where Spark checks
-    the promise. The other arguments are those of :func:`operator`.
+    Edges depend on the output's values, so two runs with different output get different edges. ``deterministic=True``
+    promises that a repeated task gives the same output. Values are then not hashed if Spark itself checks re-run tasks.
+    The other arguments are those of :func:`operator`.
     """
     declaration = declared("pandas", schema, keep, name, on_error, deterministic)
     return lambda function: Operator(function, declaration, "pandas")

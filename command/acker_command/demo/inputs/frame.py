@@ -1,4 +1,5 @@
-"""Frame: the lines as rows of a streaming query over Parquet files, whose foreachBatch is ``tracked``."""
+"""Frame: writes the demo's lines to Parquet files, and reads them by a streaming query with ``tracked`` as
+foreachBatch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from acker_command.demo import DemoError
 from acker_command.demo.corpus import Corpus
 from acker_command.demo.inputs import DemoInput
 
-# Each core has rows in a batch, and a micro-batch has more than one batch.
+# Two files per batch, so that both cores get rows. Four per micro-batch, so that it has more than one batch.
 FILES_PER_BATCH = 2
 FILES_PER_MICRO_BATCH = 4
 SCHEMA = pa.schema([("path", pa.string()), ("line", pa.int64()), ("value", pa.binary())])
@@ -54,19 +55,21 @@ class FrameLines(DemoInput):
             query.stop()
 
     def is_at_end(self) -> bool:
-        """Return whether Spark has committed the last micro-batch. They are numbered from 0, and Spark keeps few."""
+        """Return whether Spark has committed the last micro-batch."""
+        # Spark numbers micro-batches from 0 and keeps only the newest commit files, so the highest number counts.
         commits = (self.folder / "checkpoint" / "commits").glob("*")
         return max((int(path.name) for path in commits if path.name.isdecimal()), default=-1) + 1 == self._micro_batches
 
     def _keep_failure(self, function: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """Return ``function`` with its error kept: the query's own error has only its text."""
+        """Wrap ``function`` to keep the error that it raises, because the query's exception contains only the text of
+        that error."""
 
         def micro_batch(df: Any, number: int) -> None:
             try:
                 function(df, number)
             except BaseException as error:
                 self._failure = error
-                # Py4J passes on an Exception alone; with any other error Spark would wait forever.
+                # Py4J passes on only subclasses of Exception. After any other BaseException Spark would wait forever.
                 raise DemoError(str(error)) from error
 
         return micro_batch
